@@ -1,0 +1,50 @@
+# Everything goes through the project's own environment in .venv; no target needs anything before it.
+# `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready
+TORCH_VERSION ?=
+
+.PHONY: help setup quickstart test unit check format ranks gpu golden interop soak bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## install everything that is pinned into .venv
+
+$(READY): requirements.lock pyproject.toml
+	PYTHON=$(PYTHON) VENV=$(VENV) ./scripts/setup
+	@touch $@
+
+quickstart: $(READY)  ## draw a synthetic dataset, train on it, show what was learned
+	$(BIN)/facetrain train --config configs/quickstart.yaml
+
+test: $(READY)  ## every test that this machine can run
+	$(BIN)/pytest
+
+unit: $(READY)  ## the fast tests only
+	$(BIN)/pytest tests/unit -m "not slow"
+
+ranks: $(READY)  ## tests with real gloo processes
+	$(BIN)/pytest tests/ranks
+
+gpu: $(READY)  ## tests that need a CUDA device
+	$(BIN)/pytest -m gpu
+
+golden: $(READY)  ## parity with numbers that other programs computed
+	$(BIN)/pytest tests/golden
+
+check: $(READY)  ## formatting, lint, types, who may import whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_layers.py
+
+format: $(READY)  ## rewrite the sources in the project's style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what can be made again, never a run or a dataset
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

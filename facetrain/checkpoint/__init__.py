@@ -1,0 +1,1 @@
+"""Checkpoints: every rank its shard, complete or absent, loadable on any number of ranks."""

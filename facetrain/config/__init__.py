@@ -1,0 +1,1 @@
+"""What a run description may say, and how one is read."""

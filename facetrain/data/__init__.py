@@ -1,0 +1,1 @@
+"""From a dataset folder to batches on the device."""

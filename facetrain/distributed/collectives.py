@@ -1,0 +1,163 @@
+"""What the ranks say to one another. Every function is a collective: all ranks call it, in the same order.
+
+With one process, or without a process group, each function is the identity that the mathematics says
+it is; callers never ask how many they are.
+"""
+
+# B local batch   G gathered batch (B times the world size)   D embedding   W world size
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renamed these two and warns about the old names; 2.11 and 2.12 know only the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_traffic: list[Counter[str]] = []
+
+
+def world_size() -> int:
+    """Return how many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return which rank this is."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@contextmanager
+def measured_traffic() -> Iterator[Counter[str]]:
+    """Count the bytes that this rank hands to each kind of collective inside the block.
+
+    DDP's own all-reduce does not pass through here.
+    """
+    counter: Counter[str] = Counter()
+    _traffic.append(counter)
+    try:
+        yield counter
+    finally:
+        _traffic.remove(counter)
+
+
+def _record(kind: str, tensor: Tensor) -> None:
+    for counter in _traffic:
+        counter[kind] += tensor.numel() * tensor.element_size()
+
+
+def gather_rows(x_BD: Tensor) -> Tensor:
+    """Stack every rank's rows in rank order, with gradient: (B, D) -> (G, D).
+
+    All ranks must call it with the same B. The gradient of a row comes back summed over the ranks
+    and times the world size, because DDP will divide by it.
+    """
+    return _GatherRows.apply(x_BD) if world_size() > 1 else x_BD
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BD: Tensor) -> Tensor:
+        return gather(x_BD).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_GD: Tensor) -> Tensor:
+        grad_BD = reduce_scatter_rows(grad_GD)
+        # The loss is one number for all ranks, not a mean of per-rank losses. DDP averages the
+        # backbone's gradients over the ranks as if it were the latter; this factor undoes that.
+        return grad_BD * world_size()
+
+
+def gather(x: Tensor) -> Tensor:
+    """Stack every rank's tensor in rank order, without gradient: (...) -> (W, ...)."""
+    if world_size() == 1:
+        return x.detach().unsqueeze(0)
+    x = x.detach().contiguous()
+    _record("all_gather", x)
+    stacked = x.new_empty((world_size(), *x.shape))
+    _all_gather(stacked, x)
+    return stacked
+
+
+def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
+    """Sum over the ranks, and keep this rank's rows: (G, D) -> (B, D). G must be a multiple of W."""
+    if world_size() == 1:
+        return x_GD
+    x_GD = x_GD.contiguous()
+    _record("reduce_scatter", x_GD)
+    kept_BD = x_GD.new_empty((x_GD.shape[0] // world_size(), *x_GD.shape[1:]))
+    _reduce_scatter(kept_BD, x_GD)
+    return kept_BD
+
+
+def sum_(x: Tensor) -> Tensor:
+    """Replace x by its sum over the ranks, and return it."""
+    return _all_reduce_(x, dist.ReduceOp.SUM)
+
+
+def max_(x: Tensor) -> Tensor:
+    """Replace x by its largest value over the ranks, element by element, and return it."""
+    return _all_reduce_(x, dist.ReduceOp.MAX)
+
+
+def _all_reduce_(x: Tensor, op: Any) -> Tensor:
+    if world_size() > 1:
+        _record("all_reduce", x)
+        dist.all_reduce(x, op)
+    return x
+
+
+def mean_all_(tensors: Iterable[Tensor]) -> None:
+    """Replace each floating-point tensor by its mean over the ranks, in one message per dtype."""
+    if world_size() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        flat = sum_(torch.cat([tensor.detach().reshape(-1) for tensor in group])) / world_size()
+        for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+            tensor.detach().copy_(mean.view_as(tensor))
+
+
+def agree(flag: bool) -> bool:
+    """Whether the flag is set on every rank."""
+    return not any_rank(not flag)
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is set on at least one rank."""
+    # int32 on the host, not bool: no backend reduces bool, and gloo spares the GPU a synchronisation.
+    return bool(max_(torch.tensor([flag], dtype=torch.int32)).item())
+
+
+def gather_json(value: Any) -> list[Any]:
+    """Return every rank's value, in rank order. Values travel as JSON, never as pickles."""
+    if world_size() == 1:
+        return [value]
+    encoded = json.dumps(value).encode()
+    lengths = gather(torch.tensor([len(encoded)])).flatten().tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    return [
+        json.loads(bytes(row[:length].numpy())) for row, length in zip(gather(padded), lengths, strict=True)
+    ]
+
+
+def broadcast_json(value: Any, source: int = 0) -> Any:
+    """Return the source rank's value on every rank."""
+    return gather_json(value if rank() == source else None)[source]
+
+
+def barrier() -> None:
+    """Wait until every rank has come here."""
+    sum_(torch.zeros(1, dtype=torch.int32))

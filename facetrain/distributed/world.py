@@ -1,0 +1,101 @@
+"""Which of how many processes this is, and the device it drives: the only reader of torchrun's environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from facetrain.errors import RunError, UsageError
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is, and the device it drives.
+
+    `rank` counts over all nodes and decides who owns which classes and files; `local_rank` counts on
+    this node and does nothing but pick the device.
+    """
+
+    rank: int
+    local_rank: int
+    size: int
+    local_size: int
+    device: torch.device
+    restarts: int = 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the one rank that writes what must be written once."""
+        return self.rank == 0
+
+
+def started_by_torchrun() -> bool:
+    """Whether an elastic agent started this process and expects it to join a group."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+
+
+def pick_device(name: str, local_rank: int) -> torch.device:
+    """Return the device for a local rank; `auto` is CUDA where there is one.
+
+    Raises:
+        UsageError: CUDA was asked for and is not there, or has fewer devices than local ranks.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name != "cuda":
+        return torch.device(name)
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UsageError(
+            f"local rank {local_rank} has no GPU: this machine shows {count}; "
+            f"start at most {count} processes on it, or choose --device cpu"
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
+    """Join the process group that torchrun prepared, or stand alone where there is none.
+
+    CPU tensors travel over gloo and CUDA tensors over NCCL, so that the host can agree with other
+    hosts without waiting for the GPU. A collective that a rank does not join within `timeout_s`
+    seconds fails on the others.
+
+    Raises:
+        RunError: the group could not be formed.
+    """
+    if not started_by_torchrun():
+        yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
+        return
+    environment = os.environ
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    chosen = _use(pick_device(device, local_rank))
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
+        raise RunError(f"rank {environment.get('RANK')} could not join its group at {where}: {error}") from error
+    try:
+        yield World(
+            rank=dist.get_rank(),
+            local_rank=local_rank,
+            size=dist.get_world_size(),
+            local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            device=chosen,
+            restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def _use(device: torch.device) -> torch.device:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

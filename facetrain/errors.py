@@ -1,0 +1,75 @@
+"""Every error that facetrain raises on purpose, and the exit code that each one ends the command with.
+
+    FacetrainError                    1
+    ├── UsageError                    2   what the user gave cannot be used
+    │   ├── ConfigError               2   a run description: unknown key, value out of range, parts that disagree
+    │   ├── DataError                 2   a dataset or verification set
+    │   │   ├── RecordError           2   a RecordIO file: framing, header, index
+    │   │   ├── ImageError            2   bytes that are no picture, or not one that we accept
+    │   │   └── PairsError            2   a .bin verification set or a list of pairs
+    │   └── ModelError                2   weights, a backbone's name, a model file
+    └── RunError                      1   what was given was right, and the run failed
+        ├── CheckpointError           1   a save that failed, or a checkpoint that is not whole
+        ├── DivergedError             1   loss or gradients are not finite, step after step
+        ├── RankError                 1   another rank failed, or does not answer
+        └── LaunchError               1   the processes could not be started
+
+A message says what is wrong, where, what was found, and what to do. It is one line: the command line
+prints it after `error: `, and a traceback only with `--debug`.
+"""
+
+
+class FacetrainError(Exception):
+    """The root: anything that facetrain itself has recognised as wrong."""
+
+    exit_code = 1
+
+
+class UsageError(FacetrainError):
+    """What the user gave cannot be used as it is."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A run description that cannot be followed."""
+
+
+class DataError(UsageError):
+    """A dataset that cannot be read, or does not agree with the config."""
+
+
+class RecordError(DataError):
+    """A RecordIO file whose framing, header or index is wrong."""
+
+
+class ImageError(DataError):
+    """Bytes that do not decode to a picture that facetrain accepts."""
+
+
+class PairsError(DataError):
+    """A verification set that is not what its format says."""
+
+
+class ModelError(UsageError):
+    """Weights or a model name that do not fit."""
+
+
+class RunError(FacetrainError):
+    """The run failed although what was given was right."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written, or is not whole."""
+
+
+class DivergedError(RunError):
+    """The loss or the gradients were not finite for too many steps in a row."""
+
+
+class RankError(RunError):
+    """Another rank failed, or did not answer in time."""
+
+
+class LaunchError(RunError):
+    """The worker processes could not be started."""

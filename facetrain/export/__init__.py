@@ -1,0 +1,1 @@
+"""Models that leave the house: safetensors, ONNX, torch.export."""

@@ -1,0 +1,1 @@
+"""The margin-softmax head, whose class centres are split over the ranks."""

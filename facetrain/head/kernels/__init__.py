@@ -1,0 +1,1 @@
+"""The head's sweep as Triton kernels."""

@@ -1,0 +1,1 @@
+"""What a run tells about itself: console, metrics.jsonl, TensorBoard, log.txt."""

@@ -1,0 +1,1 @@
+"""The training state, one step, and the loop."""

@@ -1,0 +1,1 @@
+"""Face verification: pairs, embeddings, metrics, reports."""
