@@ -1,0 +1,128 @@
+import pytest
+import torch
+from torch import nn
+
+from facetrain.errors import ConfigError
+from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
+from facetrain.optim.scaler import LossScale
+from facetrain.optim.stepper import Stepper
+
+
+class CountingHead:
+    """A head with nothing to update, that counts what it was told to do."""
+
+    fused = False
+
+    def __init__(self):
+        self.lr = 0.0
+        self.began, self.scales, self.discarded = [], [], 0
+
+    def begin_step(self, step):
+        self.began.append(step)
+
+    def step(self, grad_scale=1.0):
+        self.scales.append(grad_scale)
+
+    def discard(self):
+        self.discarded += 1
+
+
+def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
+    optimizer = build_optimizer(
+        parameter_groups(net, lr_factors or {}),
+        name,
+        momentum=0.9,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.01,
+    )
+    scale = LossScale(torch.device("cpu"), enabled=enabled)
+    return Stepper(net, optimizer, CountingHead(), scale, schedule=lambda t: 0.1, clip_grad_norm=clip)
+
+
+def clone_of(net):
+    other = nn.Linear(net.in_features, net.out_features)
+    other.load_state_dict(net.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_scaled_and_clipped_steps_equal_plain_sgd_after_torchs_own_clipping(enabled, clip):
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    plain = clone_of(net)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    stepper = make_stepper(net, clip=clip, enabled=enabled)
+    for t in range(4):
+        x = torch.randn(7, 5)
+        stepper.begin(t)
+        (net(x).pow(2).mean() * stepper.scale.value).backward()
+        stepped = stepper.finish()
+        plain(x).pow(2).mean().backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), clip or float("inf"))
+        reference.step()
+        reference.zero_grad()
+        assert stepped.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        torch.testing.assert_close(net.weight, plain.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_gradient_that_is_not_finite_changes_nothing_not_even_on_the_first_step(name):
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    plain = clone_of(net)
+    stepper = make_stepper(net, name=name)
+    (net(torch.full((2, 5), float("inf"))).sum()).backward()
+    assert stepper.finish().skipped == 1
+    torch.testing.assert_close(net.weight, plain.weight, rtol=0, atol=0)
+    assert stepper._head.discarded == 1
+
+    other = make_stepper(plain, name=name)
+    x = torch.randn(2, 5)
+    for model, one in ((net, stepper), (plain, other)):
+        one.begin(1)
+        model(x).sum().backward()
+        assert one.finish().skipped == 0
+    torch.testing.assert_close(net.weight, plain.weight, rtol=0, atol=0)
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_streak():
+    scale = LossScale(torch.device("cpu"), enabled=True, start=8.0, growth_interval=3)
+    fine, overflow = torch.tensor(0.0), torch.tensor(1.0)
+    seen = []
+    for flag in (overflow, fine, fine, fine, fine, overflow, fine):
+        scale.update(flag)
+        seen.append(scale.value.item())
+    assert seen == [4, 4, 4, 8, 8, 4, 4]
+
+
+def test_the_loss_scale_goes_on_from_its_saved_state():
+    first = LossScale(torch.device("cpu"), enabled=True, start=8.0, growth_interval=3)
+    first.update(torch.tensor(0.0))
+    second = LossScale(torch.device("cpu"), enabled=True, start=1.0, growth_interval=3)
+    second.load_state(first.state())
+    for scale in (first, second):
+        scale.update(torch.tensor(0.0))
+        scale.update(torch.tensor(0.0))
+    assert first.value == second.value == 16
+
+
+def test_the_head_is_told_the_rate_the_step_and_the_factor_on_its_gradient():
+    net = nn.Linear(2, 2)
+    stepper = make_stepper(net, enabled=True)
+    assert stepper.begin(7) == 0.1
+    (net(torch.ones(1, 2)).sum() * stepper.scale.value).backward()
+    stepper.finish()
+    assert stepper._head.lr == 0.1
+    assert stepper._head.began == [7]
+    assert stepper._head.scales == [65536.0]
+
+
+def test_frozen_parameters_stay_and_factors_set_the_rate_of_the_longest_prefix():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    freeze(net, ["0."])
+    groups = parameter_groups(net, {"1": 0.1, "1.bias": 0.5})
+    assert {group["lr_factor"]: len(group["params"]) for group in groups} == {0.1: 1, 0.5: 1, 1.0: 2}
+    with pytest.raises(ConfigError, match="starts with 'layer9'"):
+        freeze(net, ["layer9"])
