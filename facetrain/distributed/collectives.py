@@ -83,7 +83,7 @@ def gather(x: Tensor) -> Tensor:
     x = x.detach().contiguous()
     _record("all_gather", x)
     stacked = x.new_empty((world_size(), *x.shape))
-    _all_gather(stacked, x)
+    _all_gather(stacked.view(-1), x.view(-1))
     return stacked
 
 

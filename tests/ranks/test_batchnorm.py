@@ -1,0 +1,52 @@
+import torch
+from torch import nn
+
+from facetrain.distributed import collectives
+from facetrain.distributed.batchnorm import synchronise_batchnorm
+from tests.support.ranks import run_ranks
+
+
+def make_net():
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.Flatten(), nn.BatchNorm1d(4 * 16)).double()
+    net[3].weight.requires_grad_(False)
+    return net
+
+
+def images(world_size):
+    return torch.randn(4 * world_size, 5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def run_net(net, x_BCHW, target):
+    y = net(x_BCHW)
+    (y * target).sum().backward()
+    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    return {"y": y.detach(), "gradients": gradients, "state": net.state_dict()}
+
+
+def one_rank():
+    world_size, rank = collectives.world_size(), collectives.rank()
+    net = synchronise_batchnorm(make_net(), torch.device("cpu"))
+    x = images(world_size)
+    target = torch.linspace(-1, 1, x.shape[0] * 64, dtype=torch.float64).view(-1, 64)
+    mine = slice(rank * 4, rank * 4 + 4)
+    result = run_net(net, x[mine], target[mine])
+    result["gradients"] = {name: collectives.sum_(g) for name, g in result["gradients"].items()}
+    return result
+
+
+def test_batch_norm_over_ranks_equals_one_process_with_the_whole_batch():
+    for world_size in (2, 3):
+        x = images(world_size)
+        target = torch.linspace(-1, 1, x.shape[0] * 64, dtype=torch.float64).view(-1, 64)
+        expected = run_net(make_net(), x, target)
+        results = run_ranks(world_size, one_rank)
+        torch.testing.assert_close(torch.cat([r["y"] for r in results]), expected["y"])
+        for result in results:
+            torch.testing.assert_close(result["gradients"], expected["gradients"])
+            torch.testing.assert_close(result["state"], expected["state"])
+
+
+def test_with_one_process_the_networks_norms_are_left_as_they_are():
+    net = make_net()
+    assert type(synchronise_batchnorm(net, torch.device("cpu"))[0]) is nn.BatchNorm2d
