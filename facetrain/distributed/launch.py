@@ -1,0 +1,141 @@
+"""Start this program once per device under torchrun's elastic agent, and report how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from facetrain.errors import LaunchError, UsageError
+
+# Long enough for a checkpoint of several GiB to be written after SIGTERM. The run prints the same bound.
+GRACE_S = 300
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How many processes on how many nodes, and where they meet."""
+
+    nproc_per_node: int
+    min_nodes: int = 1
+    max_nodes: int = 1
+    endpoint: str = ""
+    max_restarts: int = 0
+
+
+def topology(
+    nproc_per_node: str, nnodes: str, rdzv_endpoint: str | None, max_restarts: int, device: str
+) -> Topology:
+    """Check the launch options of the command line.
+
+    Raises:
+        UsageError: an option cannot be followed; the message names it.
+    """
+    least, most = _node_range(nnodes)
+    if most > 1 and not rdzv_endpoint:
+        raise UsageError(
+            f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one host and a free port on it, the same on every node"
+        )
+    return Topology(
+        nproc_per_node=_processes(nproc_per_node, device),
+        min_nodes=least,
+        max_nodes=most,
+        endpoint=rdzv_endpoint or "",
+        max_restarts=max_restarts,
+    )
+
+
+def _node_range(nnodes: str) -> tuple[int, int]:
+    try:
+        least, _, most = nnodes.partition(":")
+        low, high = int(least), int(most or least)
+    except ValueError:
+        low = high = 0
+    if not 1 <= low <= high:
+        raise UsageError(f"--nnodes {nnodes}: give a number of nodes, or MIN:MAX")
+    return low, high
+
+
+def _processes(nproc_per_node: str, device: str) -> int:
+    if nproc_per_node == "auto":
+        import torch
+
+        return max(torch.cuda.device_count(), 1) if device != "cpu" else 1
+    if not nproc_per_node.isdigit() or int(nproc_per_node) == 0:
+        raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")
+    return int(nproc_per_node)
+
+
+def launch(arguments: list[str], where: Topology, run_id: str) -> int:
+    """Run `python -m facetrain ARGUMENTS` on every local rank; return the exit code of the whole.
+
+    That is 0, the exit code of the first worker that failed, or 128 plus the number of the signal
+    that stopped the agent.
+
+    Raises:
+        LaunchError: the processes could not be started, or one of them died without a word.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import elastic_launch
+
+    _quieten()
+    _share_cores(where.nproc_per_node)
+    with tempfile.TemporaryDirectory(prefix="facetrain-") as log_dir:
+        try:
+            elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
+        except ChildFailedError as error:
+            return _explain(error)
+        except SignalException as error:
+            return 128 + int(error.sigval)
+        except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
+            at = f" at {where.endpoint}" if where.endpoint else ""
+            raise LaunchError(f"the processes could not meet{at}: {error}; is the port free and reachable?") from error
+    return 0
+
+
+def _config(where: Topology, run_id: str, log_dir: str) -> Any:
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    return LaunchConfig(
+        min_nodes=where.min_nodes,
+        max_nodes=where.max_nodes,
+        nproc_per_node=where.nproc_per_node,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        # Port 0: one machine meets itself on any free port.
+        rdzv_endpoint=where.endpoint or "localhost:0",
+        max_restarts=where.max_restarts,
+        local_addr=None if where.endpoint else "localhost",
+        logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+        # SIGUSR1 is how Slurm announces the end of an allocation.
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    )
+
+
+def _quieten() -> None:
+    import logging
+
+    # The agent retells every failure with a table; we say it in one line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+
+
+def _share_cores(processes: int) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
+
+
+def _explain(error: Any) -> int:
+    rank, failure = error.get_first_failure()
+    if failure.exitcode >= 0:
+        # The worker has said why on its own standard error.
+        return int(failure.exitcode)
+    name = signal.Signals(-failure.exitcode).name
+    hint = "; the kernel may have ended it for lack of memory" if name == "SIGKILL" else ""
+    raise LaunchError(f"rank {rank} (process {failure.pid}) was ended by {name}{hint}")

@@ -1,0 +1,53 @@
+"""metrics.jsonl: one JSON object a line, for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """Append records to a file; each is on disk as a whole line or not at all."""
+
+    def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
+        """Open for appending. With `resume_at`, forget what was recorded of later steps: they come again."""
+        if resume_at is None:
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            _keep_until(path, resume_at)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Write one record. A number that JSON cannot hold (NaN, infinity) is written as a string."""
+        record = {"step": step} | {name: _plain(value) for name, value in values.items()}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file, leaving out a last line that a crash has cut."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def _keep_until(path: Path, step: int) -> None:
+    kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
