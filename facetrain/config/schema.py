@@ -1,0 +1,290 @@
+"""Every key that a run description may have, with its bounds and its default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A part of a run description: unknown keys are refused, and nothing changes once it is read."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        populate_by_name=True,
+    )
+
+
+class RunConfig(Section):
+    """Where a run keeps what it makes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """The run's folder is `dir/name`."""
+    dir: str = "runs"
+    """The folder of all runs."""
+
+
+class AugmentConfig(Section):
+    """How likely an image is changed in which way, each drawn for itself."""
+
+    flip: Probability = 0.5
+    """Mirror left and right."""
+    low_resolution: Probability = 0.0
+    """Shrink to 50–80 % and back."""
+    blur: Probability = 0.0
+    """Gaussian blur."""
+    gray: Probability = 0.0
+    """Take the colour away."""
+    color: Probability = 0.0
+    """Change brightness, contrast and saturation."""
+    crop: Probability = 0.0
+    """Cut out a part and enlarge it."""
+    erase: Probability = 0.0
+    """Cover a rectangle."""
+
+
+class SyntheticConfig(Section):
+    """The dataset of people who do not exist, drawn where `data.train` is not there yet."""
+
+    identities: Positive = 400
+    """People to train on."""
+    images_per_identity: Positive = 20
+    """Pictures of each of them."""
+    eval_identities: Annotated[int, Field(ge=2)] = 100
+    """Further people, whom training never sees, for the verification set."""
+    eval_pairs: Annotated[int, Field(ge=20, multiple_of=20)] = 1000
+    """Pairs in the verification set, half of them of the same person."""
+    seed: int = 0
+    """Another seed draws other people."""
+
+
+class DataConfig(Section):
+    """What is learned from."""
+
+    train: str
+    """A folder with train.rec and train.idx, or with one folder per identity."""
+    image_size: Annotated[int, Field(ge=16, le=1024)] = 112
+    """Width and height in pixels that the network sees."""
+    num_classes: Positive | None = None
+    """Read from the data; if given, it must agree."""
+    num_images: Positive | None = None
+    """Read from the data; if given, it must agree."""
+    min_images_per_identity: Positive = 1
+    """Leave out identities with fewer images."""
+    workers: NotNegative | Literal["auto"] = "auto"
+    """Threads that read and decode, on each rank; auto takes the cores that the rank has."""
+    shuffle: Literal["full", "blocks"] = "full"
+    """full: any image may follow any other. blocks: for slow disks, read in stretches, shuffle within a window."""
+    bad_records: Literal["error", "skip"] = "error"
+    """What to do with an image that cannot be decoded."""
+    augment: AugmentConfig = AugmentConfig()
+    synthetic: SyntheticConfig | None = None
+
+
+class ModelConfig(Section):
+    """The network that turns a face into an embedding."""
+
+    backbone: str = "r50"
+    """r18 r34 r50 r100 r200, mbf mbf_large, vit_t …, torchvision's resnet18 …, or iresnet with layers and widths."""
+    embedding_size: Positive = 512
+    """Length of an embedding."""
+    layers: tuple[Positive, ...] | None = None
+    """For iresnet: blocks in each stage."""
+    widths: tuple[Positive, ...] | None = None
+    """For iresnet: channels in each stage."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of features dropped before the last layer."""
+    checkpoint_activations: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third slower."""
+    batch_norm: Literal["auto", "local", "sync"] = "auto"
+    """Statistics of each rank, or of all; auto: of all where global_batch_size is given, so that the result does not
+    depend on the number of ranks; of each where batch_size is, as the published recipes have it."""
+    init_from: str | None = None
+    """Weights to start from: ours, or arcface_torch's .pt."""
+    freeze: tuple[str, ...] = ()
+    """Parameters whose name starts with one of these are not trained."""
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Prefix of parameter names → factor on the learning rate."""
+
+    @model_validator(mode="after")
+    def _layers_and_widths_are_for_iresnet(self) -> Self:
+        own = self.backbone == "iresnet"
+        if own and (self.layers is None or self.widths is None):
+            raise ValueError("backbone iresnet needs layers and widths, four numbers each")
+        if own and not len(self.layers or ()) == len(self.widths or ()) == 4:
+            raise ValueError("layers and widths are four numbers each")
+        if not own and (self.layers or self.widths):
+            raise ValueError(f"layers and widths are for backbone iresnet; {self.backbone} has its own")
+        return self
+
+
+class MarginConfig(Section):
+    """What makes the softmax demand more than being right."""
+
+    type: Literal["arcface", "cosface", "combined", "softmax"] = "arcface"
+    """arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3. softmax: no margin."""
+    scale: Annotated[float, Field(gt=0)] = 64.0
+    """s, by which cosines are multiplied."""
+    m1: Annotated[float, Field(ge=1)] = 1.0
+    """Multiplies the angle (SphereFace)."""
+    m2: Annotated[float, Field(ge=0)] = 0.5
+    """Added to the angle, in radians (ArcFace)."""
+    m3: Annotated[float, Field(ge=0)] = 0.0
+    """Subtracted from the cosine (CosFace)."""
+    gradient: Literal["exact", "straight_through"] = "exact"
+    """straight_through: arcface_torch's present code, which does not differentiate the margin."""
+    beyond_pi: Literal["none", "linear"] = "linear"
+    """Where θ + m2 > π: go on with cos(θ + m2), or with cos θ − m2·sin m2, as the paper's code does."""
+    filter_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Negatives with a cosine above this are taken for label noise and count as 0; 0 switches it off."""
+
+    @model_validator(mode="after")
+    def _margins_belong_to_the_type(self) -> Self:
+        if self.type == "cosface" and self.m3 == 0:
+            raise ValueError("cosface needs m3 > 0 (0.4 in the published configs)")
+        return self
+
+
+class HeadConfig(Section):
+    """The class centres, split over the ranks."""
+
+    margin: MarginConfig = MarginConfig()
+    sample_rate: Probability = 1.0
+    """Share of the classes that take part in a step (Partial FC); 1: all; 0: only those in the batch."""
+    weight_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How centres are stored."""
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How their momentum is stored."""
+    placement: Literal["device", "host", "disk"] = "device"
+    """Where centres and momentum live; only the sampled rows come to the device."""
+    chunk_size: Positive | Literal["auto"] = "auto"
+    """Classes whose logits exist at a time."""
+
+
+class OptimConfig(Section):
+    """How weights move."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """The highest learning rate, for the whole global batch."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    """Applies to every parameter and to the centres of a step's sample."""
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
+    """Bound on the L2 norm of the backbone's gradient; null: none."""
+    accumulate: Positive = 1
+    """Micro-batches per step."""
+    schedule: Literal["polynomial"] = "polynomial"
+    power: Annotated[float, Field(gt=0)] = 2.0
+    """Of the polynomial by which the rate falls to 0."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    """May be a fraction."""
+
+
+class TrainConfig(Section):
+    """How long, how much at once, and with which numbers."""
+
+    batch_size: Positive | None = None
+    """Images per rank and micro-batch; 128 where neither this nor global_batch_size is given."""
+    global_batch_size: Positive | None = None
+    """Images per step, over all ranks and micro-batches."""
+    epochs: Positive = 20
+    max_steps: Positive | None = None
+    """Stop here, whatever the epochs; the schedule ends here too."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the backbone; the last layer and the loss are always computed in float32."""
+    compile: bool = False
+    """torch.compile on the backbone."""
+    channels_last: bool = True
+    """Memory layout of images and activations."""
+    compress_gradients: Literal["none", "fp16", "bf16"] = "none"
+    """Send the backbone's gradients in 16 bits."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """How long a rank waits for the others before it calls them lost."""
+    max_skipped_steps: Positive = 10
+    """Stop after so many steps in a row whose loss or gradient is not finite."""
+
+    @model_validator(mode="after")
+    def _one_batch_size(self) -> Self:
+        if self.batch_size and self.global_batch_size:
+            raise ValueError("give batch_size (per rank) or global_batch_size (of all ranks), not both")
+        return self
+
+
+class EvalConfig(Section):
+    """Verification while training."""
+
+    targets: tuple[str, ...] = ("lfw", "cfp_fp", "agedb_30")
+    """Names of .bin sets in `dir`, or paths."""
+    dir: str | None = None
+    """null: the folder of data.train."""
+    every_steps: Positive = 2000
+    batch_size: Positive = 256
+
+
+class CheckpointConfig(Section):
+    """What is saved, and when."""
+
+    every_steps: Positive = 2000
+    every_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Save also when so much time has passed."""
+    keep: Positive = 3
+    """How many checkpoints stay."""
+    best_metric: str | None = None
+    """Keep also the checkpoint with the highest of this: lfw/accuracy, say."""
+    asynchronous: bool = Field(default=True, alias="async")
+    """Write in the background."""
+
+
+class LogConfig(Section):
+    """What is told."""
+
+    every_steps: Positive = 10
+    tensorboard: bool = True
+
+
+class Config(Section):
+    """A run description, complete."""
+
+    recipe: Literal["arcface2022", "head"] = "arcface2022"
+    """Defaults where the file is silent. arcface2022: the recipe of arcface_torch's published numbers (power 2,
+    exact margin gradient, linear beyond π). head: its present code (power 1, straight-through, cos beyond π)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 2048
+    run: RunConfig = RunConfig()
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    head: HeadConfig = HeadConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def eval_dir(self) -> str:
+        """Where verification sets are looked for."""
+        return self.eval.dir or self.data.train
+
+
+RECIPES: dict[str, dict[str, object]] = {
+    "arcface2022": {
+        "optim": {"power": 2.0},
+        "head": {"margin": {"gradient": "exact", "beyond_pi": "linear"}},
+    },
+    "head": {
+        "optim": {"power": 1.0},
+        "head": {"margin": {"gradient": "straight_through", "beyond_pi": "none"}},
+    },
+}
