@@ -94,7 +94,9 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
             at = f" at {where.endpoint}" if where.endpoint else ""
-            raise LaunchError(f"the processes could not meet{at}: {error}; is the port free and reachable?") from error
+            raise LaunchError(
+                f"the processes could not meet{at}: {error}; is the port free and reachable?"
+            ) from error
     return 0
 
 

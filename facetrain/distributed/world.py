@@ -81,7 +81,9 @@ def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError) as error:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
-        raise RunError(f"rank {environment.get('RANK')} could not join its group at {where}: {error}") from error
+        raise RunError(
+            f"rank {environment.get('RANK')} could not join its group at {where}: {error}"
+        ) from error
     try:
         yield World(
             rank=dist.get_rank(),

@@ -29,9 +29,7 @@ class LossScale:
         grow = streak >= self._growth_interval
         # Below 1 a gradient that still overflows is not a matter of scale.
         shrunk = (self.value * 0.5).clamp_min(1.0)
-        self.value = torch.where(
-            overflowed > 0, shrunk, torch.where(grow, self.value * 2, self.value)
-        )
+        self.value = torch.where(overflowed > 0, shrunk, torch.where(grow, self.value * 2, self.value))
         self.streak = torch.where(grow, torch.zeros_like(streak), streak)
 
     def state(self) -> dict[str, Tensor]:

@@ -19,7 +19,10 @@ class Console:
         self._bar: Progress | None = None
         if self._terminal.is_terminal:
             self._bar = Progress(
-                BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"), console=self._terminal
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.description}"),
+                console=self._terminal,
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=total_steps, completed=start_step)

@@ -14,7 +14,9 @@ def make_net():
 
 
 def images(world_size):
-    return torch.randn(4 * world_size, 5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        4 * world_size, 5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def run_net(net, x_BCHW, target):

@@ -23,7 +23,9 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world_size)]
 
 
-def _worker(rank: int, world_size: int, function: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
+def _worker(
+    rank: int, world_size: int, function: Callable[..., Any], args: tuple[Any, ...], folder: str
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     try:

@@ -33,7 +33,9 @@ def test_the_recipe_fills_in_what_the_file_leaves_open_and_nothing_else(tmp_path
 
 
 def test_every_fault_is_told_at_once_with_what_was_given(tmp_path):
-    path = write(tmp_path, "data: {train: x}\noptim: {weight_decy: 1, lr: -1}\nhead: {sample_rate: 2}\nepochs: 3\n")
+    path = write(
+        tmp_path, "data: {train: x}\noptim: {weight_decy: 1, lr: -1}\nhead: {sample_rate: 2}\nepochs: 3\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     said = str(caught.value)
@@ -79,7 +81,9 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path):
 
 
 def test_a_dumped_config_reads_back_the_same(tmp_path):
-    config = load_config(write(tmp_path, "data: {train: x}"), ["checkpoint.async=false", "eval.targets=[a, b]"])
+    config = load_config(
+        write(tmp_path, "data: {train: x}"), ["checkpoint.async=false", "eval.targets=[a, b]"]
+    )
     again = load_config(write(tmp_path, dump_config(config), "again.yaml"))
     assert again == config
     assert again.checkpoint.asynchronous is False

@@ -1,0 +1,187 @@
+"""Where images and their identities come from, behind one small interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from facetrain.data.index import load_catalogue
+from facetrain.data.recordio import RecordReader, decode_record
+from facetrain.errors import DataError
+
+PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
+
+
+class FaceSource(Protocol):
+    """Numbered images, each of one identity. Reading is safe from any number of threads."""
+
+    @property
+    def num_images(self) -> int:
+        """How many images there are; they are numbered from 0."""
+
+    @property
+    def num_classes(self) -> int:
+        """How many identities there are; labels are below it."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The identity of every image, int64 (num_images,)."""
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+
+    def where(self, number: int) -> str:
+        """Say where an image lies, for messages."""
+
+
+class RecordSource:
+    """A folder with train.rec and, if it is not to be rebuilt, train.idx; `property` may stand beside them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rec_path = folder / "train.rec"
+        self._catalogue = load_catalogue(self._rec_path, folder / "train.idx")
+        self._reader = RecordReader(self._rec_path)
+        self.labels = self._catalogue.label
+        self.num_images = len(self.labels)
+        if not self.num_images:
+            raise DataError(f"{self._rec_path}: holds no images")
+        self._check_announced()
+        self.num_classes = _agreed_classes(folder / "property", int(self.labels.max()) + 1)
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+        payload = self._reader.read_at(int(self._catalogue.offset[number]), int(self._catalogue.key[number]))
+        return decode_record(payload, self.where(number))[1]
+
+    def where(self, number: int) -> str:
+        """Name the file, the key and the byte."""
+        return (
+            f"{self._rec_path}: key {self._catalogue.key[number]} at byte {self._catalogue.offset[number]:,}"
+        )
+
+    def _check_announced(self) -> None:
+        if self._catalogue.announced is None:
+            return
+        past_images = self._catalogue.announced[0]
+        found = int(self._catalogue.key.max()) + 1
+        # Record 0 speaks in float32: above 2^24 it may be off by half the distance of two such numbers.
+        if abs(found - past_images) > np.spacing(np.float32(past_images)):
+            raise DataError(
+                f"{self._rec_path}: record 0 announces images up to key {int(past_images) - 1:,}, the last one is "
+                f"{found - 1:,}; the file or its index is not whole: download it again, or remove the .idx"
+            )
+
+
+class FolderSource:
+    """A folder with one subfolder of pictures per identity; identities are numbered in the order of their names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.names = sorted(
+            entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."
+        )
+        files = [(label, path) for label, name in enumerate(self.names) for path in _pictures(folder / name)]
+        if not files:
+            raise DataError(
+                f"{folder}: holds neither train.rec nor pictures in one subfolder per identity "
+                f"({', '.join(sorted(PICTURE_SUFFIXES))})"
+            )
+        self._paths = [path for _, path in files]
+        self.labels = np.array([label for label, _ in files], dtype=np.int64)
+        self.num_images = len(files)
+        self.num_classes = len(self.names)
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+        try:
+            return self._paths[number].read_bytes()
+        except OSError as error:
+            raise DataError(f"{self._paths[number]}: {error.strerror or error}") from error
+
+    def where(self, number: int) -> str:
+        """Name the file."""
+        return str(self._paths[number])
+
+
+class SubsetSource:
+    """Some identities of another source, numbered anew without gaps and in their old order."""
+
+    def __init__(self, source: FaceSource, identities: Iterable[int]) -> None:
+        self._source = source
+        self.identities = np.unique(np.fromiter(identities, dtype=np.int64))
+        kept = np.isin(source.labels, self.identities)
+        self._numbers = np.flatnonzero(kept)
+        self.labels = np.searchsorted(self.identities, source.labels[kept])
+        self.num_images = len(self._numbers)
+        self.num_classes = len(self.identities)
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+        return self._source.read(int(self._numbers[number]))
+
+    def where(self, number: int) -> str:
+        """Say where the other source has it."""
+        return self._source.where(int(self._numbers[number]))
+
+
+def open_source(folder: Path, *, min_images_per_identity: int = 1) -> FaceSource:
+    """Open a dataset folder of any layout that is known.
+
+    Raises:
+        DataError: there is no such folder, it holds no dataset, or the dataset contradicts itself.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}: no such folder; data.train names a folder with train.rec, or with one subfolder per identity"
+        )
+    source: FaceSource = RecordSource(folder) if (folder / "train.rec").exists() else FolderSource(folder)
+    if min_images_per_identity == 1:
+        return source
+    counts = np.bincount(source.labels, minlength=source.num_classes)
+    enough = np.flatnonzero(counts >= min_images_per_identity)
+    if not len(enough):
+        raise DataError(
+            f"{folder}: no identity has {min_images_per_identity} images or more; the most is {counts.max():,}"
+        )
+    return source if len(enough) == source.num_classes else SubsetSource(source, enough)
+
+
+def check_counts(
+    source: FaceSource, folder: Path, *, num_classes: int | None, num_images: int | None
+) -> None:
+    """Compare a source with what a config says of it.
+
+    Raises:
+        DataError: they disagree.
+    """
+    for name, given, found in (
+        ("num_classes", num_classes, source.num_classes),
+        ("num_images", num_images, source.num_images),
+    ):
+        if given is not None and given != found:
+            raise DataError(
+                f"data.{name} is {given:,}, and {folder} holds {found:,}; correct the number, leave it out, "
+                "or look whether this is the right dataset"
+            )
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES)
+
+
+def _agreed_classes(property_path: Path, counted: int) -> int:
+    if not property_path.exists():
+        return counted
+    text = property_path.read_text(encoding="utf-8", errors="replace").strip()
+    first = text.split(",")[0].strip()
+    if not first.isdigit():
+        raise DataError(f"{property_path}: holds {text[:60]!r}, not `identities,height,width`")
+    if int(first) < counted:
+        raise DataError(
+            f"{property_path}: says {int(first):,} identities, and there are labels up to {counted - 1:,}; "
+            "correct it, or remove it to have the identities counted"
+        )
+    return int(first)

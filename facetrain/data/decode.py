@@ -1,0 +1,87 @@
+"""From the bytes of a picture to pixels, and back."""
+
+from __future__ import annotations
+
+import struct
+
+import cv2
+import numpy as np
+
+from facetrain.errors import ImageError
+
+MAX_PIXELS = 1 << 26
+"""64 megapixels. A file of a few bytes can claim 100,000 × 100,000; it is refused before it is decoded."""
+
+_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+# Start-of-frame markers: 0xC0 to 0xCF without DHT, JPG and DAC.
+_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+def decode_rgb(data: bytes, *, where: str) -> np.ndarray:
+    """Decode a JPEG, PNG or BMP: uint8 (height, width, 3), RGB. Orientation tags are left alone, as MXNet does.
+
+    Raises:
+        ImageError: not such a picture, damaged, or larger than `MAX_PIXELS`; the message begins with `where`.
+    """
+    size = picture_size(data)
+    if size is None:
+        raise ImageError(f"{where}: {len(data):,} bytes that are no JPEG, PNG or BMP picture")
+    width, height = size
+    if not 0 < width * height <= MAX_PIXELS:
+        raise ImageError(
+            f"{where}: a picture of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read"
+        )
+    try:
+        image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), _FLAGS)
+    except cv2.error as error:
+        raise ImageError(f"{where}: the picture cannot be decoded ({error.err})") from error
+    if image is None:
+        raise ImageError(f"{where}: the picture cannot be decoded; its {len(data):,} bytes are damaged")
+    return np.asarray(image)
+
+
+def resize_square(image: np.ndarray, size: int) -> np.ndarray:
+    """Bring an image to (size, size, 3): the short side to `size`, then the middle, as InsightFace evaluates."""
+    height, width = image.shape[:2]
+    if (height, width) == (size, size):
+        return image
+    factor = size / min(height, width)
+    resized = max(size, round(width * factor)), max(size, round(height * factor))
+    image = cv2.resize(image, resized, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
+    top, left = (resized[1] - size) // 2, (resized[0] - size) // 2
+    return image[top : top + size, left : left + size]
+
+
+def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
+    """Encode uint8 RGB (height, width, 3) as JPEG."""
+    _, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    return data.tobytes()
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """Return (width, height) as the picture's own header says, or None if it is none of the three formats."""
+    if data[:2] == b"\xff\xd8":
+        return _jpeg_size(data)
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
+        width, height = struct.unpack(">II", data[16:24])
+        return width, height
+    if data[:2] == b"BM" and len(data) >= 26:
+        width, height = struct.unpack("<ii", data[18:26])
+        return abs(width), abs(height)
+    return None
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    position = 2
+    while position + 9 <= len(data):
+        if data[position] != 0xFF:
+            return None
+        marker = data[position + 1]
+        if marker == 0xFF:  # filler
+            position += 1
+        elif marker in _SOF:
+            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
+            return width, height
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None

@@ -1,0 +1,302 @@
+"""MXNet's RecordIO, read and written without MXNet.
+
+A file is a chain of parts, each padded to four bytes:
+
+    uint32 magic 0xced7230a | uint32: 3 bits place, 29 bits length | payload | padding
+
+A payload that holds the magic at a multiple of four is cut there: the parts carry the place 1
+(first), 2 (middle) and 3 (last), and the magic between them is left out. A payload in one part has
+place 0. (dmlc-core, recordio.h.)
+
+A payload is a header, little-endian, with `flag` further float32 labels behind it, and a picture:
+
+    uint32 flag | float32 label | uint64 id | uint64 id2 | float32 labels[flag] | encoded image
+
+float32 holds labels exactly only to 2^24. Our writer puts the exact one into `id2`, behind a mark in
+its upper 16 bits; MXNet and InsightFace do not look at that field.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from facetrain.errors import RecordError
+
+MAGIC = 0xCED7230A
+MAX_LENGTH = (1 << 29) - 1
+LABEL_MARK = 0x4654 << 48
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
+_FRAME = struct.Struct("<II")
+_HEADER = struct.Struct("<IfQQ")
+WHOLE, FIRST, MIDDLE, LAST = range(4)
+
+
+@dataclass(frozen=True)
+class RecordHeader:
+    """What stands before a picture. `labels` has one number where flag is 0, else `flag` numbers."""
+
+    flag: int
+    labels: tuple[float, ...]
+    id: int = 0
+    id2: int = 0
+
+    @classmethod
+    def of_image(cls, label: int, key: int) -> RecordHeader:
+        """Build the header of a picture of identity `label`."""
+        return cls(flag=0, labels=(float(label),), id=key, id2=LABEL_MARK | label)
+
+    @property
+    def label(self) -> float:
+        """The identity: exact where our writer kept it, else the float32 that the format has."""
+        if self.id2 & (0xFFFF << 48) == LABEL_MARK:
+            return self.id2 & ~(0xFFFF << 48)
+        return self.labels[0]
+
+
+def encode_record(header: RecordHeader, image: bytes) -> bytes:
+    """Put a header before a picture."""
+    first = 0.0 if header.flag else header.labels[0]
+    packed = _HEADER.pack(header.flag, first, header.id, header.id2)
+    return packed + struct.pack(f"<{header.flag}f", *(header.labels if header.flag else ())) + image
+
+
+def decode_record(payload: bytes, where: str) -> tuple[RecordHeader, bytes]:
+    """Take a payload apart into its header and the picture, which may be empty.
+
+    Raises:
+        RecordError: the payload is shorter than the header says.
+    """
+    if len(payload) < _HEADER.size:
+        raise RecordError(
+            f"{where}: {len(payload)} bytes are too few for a record's header of {_HEADER.size}"
+        )
+    flag, label, id_, id2 = _HEADER.unpack_from(payload)
+    end = _HEADER.size + 4 * flag
+    if end > len(payload):
+        raise RecordError(
+            f"{where}: the header speaks of {flag:,} labels, the record has {len(payload):,} bytes"
+        )
+    labels = struct.unpack_from(f"<{flag}f", payload, _HEADER.size) if flag else (label,)
+    return RecordHeader(flag, labels, id_, id2), payload[end:]
+
+
+class RecordReader:
+    """Read records by their offset, or one after the other. Any number of threads may read at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise RecordError(f"{path}: {error.strerror or error}") from error
+        self.close = weakref.finalize(self, os.close, self._file)
+        """Close the file; also done when nobody holds the reader any more."""
+        self.size = os.fstat(self._file).st_size
+
+    def read_at(self, offset: int, key: int | None = None) -> bytes:
+        """Return the payload of the record at a byte offset; `key` is for the message of an error.
+
+        Raises:
+            RecordError: no whole record stands there. Nothing larger than the file is ever allocated.
+        """
+        return self._read(offset, self._name(offset, key))[0]
+
+    def scan(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, payload) of every record from the start, without an index."""
+        offset = 0
+        while offset < self.size:
+            payload, end = self._read(offset, self._name(offset, None))
+            yield offset, payload
+            offset = end
+
+    def scan_offsets(self) -> Iterator[int]:
+        """Yield the offset of every record, reading no payloads."""
+        offset = 0
+        while offset < self.size:
+            start, where = offset, self._name(offset, None)
+            place = WHOLE
+            while True:
+                place, length = self._frame(offset, where, expected_first=offset == start)
+                offset += _FRAME.size + length + -length % 4
+                if place in (WHOLE, LAST):
+                    break
+            yield start
+
+    def _read(self, offset: int, where: str) -> tuple[bytes, int]:
+        parts: list[bytes] = []
+        while True:
+            place, length = self._frame(offset, where, expected_first=not parts)
+            parts.append(os.pread(self._file, length, offset + _FRAME.size))
+            if len(parts[-1]) < length:
+                raise RecordError(f"{where}: the file ends inside the record; it has shrunk while being read")
+            offset += _FRAME.size + length + -length % 4
+            if place in (WHOLE, LAST):
+                return (parts[0] if place == WHOLE else _MAGIC_BYTES.join(parts)), offset
+
+    def _frame(self, offset: int, where: str, *, expected_first: bool) -> tuple[int, int]:
+        if not 0 <= offset <= self.size - _FRAME.size:
+            raise RecordError(
+                f"{where}: byte {offset:,} is past the end of the file, which has {self.size:,}; "
+                "the file is cut off or the index belongs to another: download it again, or remove the .idx"
+            )
+        magic, word = _FRAME.unpack(os.pread(self._file, _FRAME.size, offset))
+        place, length = word >> 29, word & MAX_LENGTH
+        if magic != MAGIC:
+            raise RecordError(
+                f"{where}: no record starts at byte {offset:,} (found {magic:#010x}, not {MAGIC:#010x}); "
+                "the index belongs to another file, or the file is damaged: remove the .idx to have it rebuilt"
+            )
+        if (place in (WHOLE, FIRST)) != expected_first or place > LAST:
+            raise RecordError(
+                f"{where}: part of kind {place} at byte {offset:,} is out of order; the file is damaged"
+            )
+        if offset + _FRAME.size + length > self.size:
+            raise RecordError(
+                f"{where}: the record ends at byte {offset + _FRAME.size + length:,}, the file at {self.size:,}; "
+                "the file is cut off: download it again"
+            )
+        return place, length
+
+    def _name(self, offset: int, key: int | None) -> str:
+        return (
+            f"{self.path}: record at byte {offset:,}"
+            if key is None
+            else f"{self.path}: key {key} at byte {offset:,}"
+        )
+
+
+class RecordWriter:
+    """Write a .rec and its .idx; they appear under their names when all is written, or not at all."""
+
+    def __init__(self, rec_path: Path, idx_path: Path | None = None) -> None:
+        self._paths = [rec_path, idx_path or rec_path.with_suffix(".idx")]
+        self._scratch = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._paths]
+        self._rec = self._scratch[0].open("wb")
+        self._idx = self._scratch[1].open("w", encoding="ascii")
+
+    def write(self, key: int, header: RecordHeader, image: bytes) -> None:
+        """Append a record.
+
+        Raises:
+            RecordError: a part is longer than the format can say (512 MiB).
+        """
+        offset = self._rec.tell()
+        parts = split_payload(encode_record(header, image))
+        for number, part in enumerate(parts):
+            if len(part) > MAX_LENGTH:
+                raise RecordError(
+                    f"{self._paths[0]}: key {key}: {len(part):,} bytes are more than a record can hold"
+                )
+            self._rec.write(_FRAME.pack(MAGIC, _place(number, len(parts)) << 29 | len(part)))
+            self._rec.write(part + bytes(-len(part) % 4))
+        self._idx.write(f"{key}\t{offset}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._rec, self._idx):
+            if kind is None:
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+        for scratch, path in zip(self._scratch, self._paths, strict=True):
+            if kind is None:
+                os.replace(scratch, path)
+            else:
+                scratch.unlink(missing_ok=True)
+
+
+def split_payload(payload: bytes) -> list[bytes]:
+    """Cut a payload at every magic that stands at a multiple of four; the magic falls away."""
+    parts, start, found = [], 0, payload.find(_MAGIC_BYTES)
+    while found != -1:
+        if found % 4 == 0:
+            parts.append(payload[start:found])
+            start = found + 4
+            found = payload.find(_MAGIC_BYTES, start)
+        else:
+            found = payload.find(_MAGIC_BYTES, found + 1)
+    return [*parts, payload[start:]]
+
+
+def _place(number: int, count: int) -> int:
+    if count == 1:
+        return WHOLE
+    return FIRST if number == 0 else LAST if number == count - 1 else MIDDLE
+
+
+@dataclass(frozen=True)
+class HeaderFields:
+    """The headers of many records at once, one entry each."""
+
+    label: np.ndarray
+    """float64: label, or the first of several; exact where our writer kept it."""
+    image_bytes: np.ndarray
+    """int64: length of the picture; 0 for a record that only describes others."""
+
+
+def read_headers(path: Path, offsets: np.ndarray, keys: np.ndarray) -> HeaderFields:
+    """Read the headers of records at int64 offsets (N,), without reading the pictures.
+
+    Raises:
+        RecordError: an offset where no record starts; the message names its key.
+    """
+    # A record that holds only a header ends the file 32 bytes after its offset.
+    size, need = path.stat().st_size, _FRAME.size + _HEADER.size
+    bytes_at = np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
+    outside = (offsets < 0) | (offsets > size - need)
+    if outside.any():
+        bad = int(np.flatnonzero(outside)[0])
+        raise RecordError(
+            f"{path}: key {keys[bad]} at byte {offsets[bad]:,}: past the end of the file, which has {size:,} bytes; "
+            "the file is cut off or the index belongs to another: download it again, or remove the .idx"
+        )
+    raw = np.ascontiguousarray(bytes_at[offsets[:, None] + np.arange(need)])
+    head = raw.view(_RAW_HEADER)[:, 0]
+    wrong = head["magic"] != MAGIC
+    if wrong.any():
+        bad = int(np.flatnonzero(wrong)[0])
+        raise RecordError(
+            f"{path}: key {keys[bad]} at byte {offsets[bad]:,}: no record starts there; the index belongs to "
+            "another file, or the file is damaged: remove the .idx to have it rebuilt"
+        )
+    label = head["label"].astype(np.float64)
+    flag = head["flag"].astype(np.int64)
+    length = (head["word"] & MAX_LENGTH).astype(np.int64)
+    several = np.flatnonzero((flag > 0) & (offsets <= size - need - 4))
+    first = np.ascontiguousarray(bytes_at[offsets[several][:, None] + np.arange(need, need + 4)])
+    label[several] = first.view("<f4")[:, 0]
+    kept = head["id2"] >> np.uint64(48) == LABEL_MARK >> 48
+    label[kept] = (head["id2"][kept] & np.uint64((1 << 48) - 1)).astype(np.float64)
+    fields = HeaderFields(label, np.maximum(length - _HEADER.size - 4 * flag, 0))
+    _read_split_records(path, offsets, keys, np.flatnonzero(head["word"] >> 29 != WHOLE), fields)
+    return fields
+
+
+def _read_split_records(
+    path: Path, offsets: np.ndarray, keys: np.ndarray, rows: np.ndarray, fields: HeaderFields
+) -> None:
+    # Rare, and the cut may go through the header itself: read those whole.
+    reader = RecordReader(path)
+    for row in rows:
+        offset, key = int(offsets[row]), int(keys[row])
+        header, image = decode_record(reader.read_at(offset, key), f"{path}: key {key} at byte {offset:,}")
+        fields.label[row], fields.image_bytes[row] = header.label, len(image)
+    reader.close()
+
+
+_RAW_HEADER = np.dtype(
+    [("magic", "<u4"), ("word", "<u4"), ("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8")]
+)

@@ -1,0 +1,65 @@
+"""Files that MXNet 1.9.1 wrote, read as its own notes say they should be."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import decode_rgb
+from facetrain.data.index import read_index
+from facetrain.data.recordio import RecordReader, RecordWriter, decode_record
+from tests.support.shared import shared_path
+
+NAMES = ["insightface", "im2rec", "vector_labels", "magic_inside", "no_index"]
+
+
+def expected_records(name):
+    return json.loads(shared_path("golden/recordio/recordio.json").read_text())[name]["records"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_record_reads_as_mxnet_wrote_it(name):
+    path = shared_path(f"golden/recordio/{name}.rec")
+    keys, offsets = read_index(path, path.with_suffix(".idx"))
+    reader = RecordReader(path)
+    expected = {record["key"]: record for record in expected_records(name)}
+    assert len(keys) == len(expected)
+    for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
+        header, payload = decode_record(reader.read_at(offset, key), str(path))
+        record = expected[key]
+        assert (header.flag, header.id, header.id2) == (record["flag"], record["id"], record["id2"])
+        assert list(header.labels) == pytest.approx(np.float32(record["label"]).tolist())
+        assert (len(payload), hashlib.sha256(payload).hexdigest()) == (record["bytes"], record["sha256"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_writing_the_same_records_again_gives_the_same_bytes(name, tmp_path):
+    path = shared_path(f"golden/recordio/{name}.rec")
+    reader = RecordReader(path)
+    keys, offsets = read_index(path, path.with_suffix(".idx"))
+    by_offset = dict(zip(offsets.tolist(), keys.tolist(), strict=True))
+    with RecordWriter(tmp_path / "again.rec") as writer:
+        for offset, payload in reader.scan():
+            writer.write(by_offset[offset], *decode_record(payload, str(path)))
+    assert (tmp_path / "again.rec").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["insightface", "im2rec", "vector_labels"])
+def test_a_dataset_has_the_images_and_identities_that_mxnet_put_in(name, tmp_path):
+    for suffix in ("rec", "idx"):
+        shutil.copy(shared_path(f"golden/recordio/{name}.{suffix}"), tmp_path / f"train.{suffix}")
+    source = open_source(tmp_path)
+    pictures = [record for record in expected_records(name) if record["bytes"] > 0]
+    assert source.num_images == len(pictures)
+    assert sorted(source.labels.tolist()) == sorted(int(record["label"][0]) for record in pictures)
+
+
+def test_pictures_have_the_colours_that_mxnets_decoder_saw():
+    means = json.loads(shared_path("golden/recordio/recordio.json").read_text())["decoded_rgb_mean"]
+    path = shared_path("golden/recordio/insightface.rec")
+    pictures = [decode_record(payload, "")[1] for _, payload in RecordReader(path).scan()]
+    for expected, picture in zip(means, [p for p in pictures if p], strict=False):
+        assert decode_rgb(picture, where="x").mean((0, 1)) == pytest.approx(expected, abs=0.5)

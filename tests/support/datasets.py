@@ -1,0 +1,32 @@
+"""Small datasets for tests, made of coloured noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from facetrain.data.recordio import RecordHeader, RecordWriter
+
+
+def picture(number: int, size: int = 16) -> bytes:
+    """Return a small PNG that differs from number to number."""
+    image = np.random.default_rng(number).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    return bytes(cv2.imencode(".png", image)[1])
+
+
+def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
+    """Write train.rec and train.idx in InsightFace's layout: header, images from key 1, identity records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    past = len(labels) + 1
+    identities = sorted(set(labels))
+    with RecordWriter(folder / "train.rec") as writer:
+        writer.write(0, RecordHeader(flag=2, labels=(float(past), float(past + len(identities)))), b"")
+        for key, label in enumerate(labels, start=1):
+            writer.write(key, RecordHeader.of_image(label, key), picture(key, size))
+        for number, label in enumerate(identities):
+            keys = [key for key, other in enumerate(labels, start=1) if other == label]
+            header = RecordHeader(flag=2, labels=(float(keys[0]), float(keys[-1] + 1)))
+            writer.write(past + number, header, b"")
+    return folder
