@@ -1,0 +1,96 @@
+"""IResNet, the improved ResNet of face recognition (Duta et al., arXiv 2004.04989, as in arcface_torch).
+
+Parameter names and their order are those of arcface_torch, so that published weights load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone, run_block
+
+LAYERS: dict[str, tuple[int, int, int, int]] = {
+    "r18": (2, 2, 2, 2),
+    "r34": (3, 4, 6, 3),
+    "r50": (3, 4, 14, 3),
+    "r100": (3, 13, 30, 3),
+    "r200": (6, 26, 60, 6),
+    "r2060": (3, 128, 896, 3),
+}
+WIDTHS = (64, 128, 256, 512)
+
+
+class IBasicBlock(nn.Module):
+    """BN – conv – BN – PReLU – conv – BN, plus the shortcut."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels_in)
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.prelu = nn.PReLU(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels_in != channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
+        y = self.prelu(self.bn2(self.conv1(self.bn1(x))))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.bn3(self.conv2(y)) + shortcut
+
+
+class IResNet(Backbone):
+    """Stem, four stages that each halve the sides, and a linear layer between two batch norms."""
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        widths: Sequence[int] = WIDTHS,
+        *,
+        embedding_size: int = 512,
+        image_size: int = 112,
+        dropout: float = 0.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding_size = embedding_size
+        self._again = checkpoint_activations
+        self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.prelu = nn.PReLU(widths[0])
+        side, channels = image_size, widths[0]
+        for number, (depth, width) in enumerate(zip(layers, widths, strict=True), start=1):
+            blocks = [
+                IBasicBlock(channels if n == 0 else width, width, 2 if n == 0 else 1) for n in range(depth)
+            ]
+            self.add_module(f"layer{number}", nn.Sequential(*blocks))
+            side, channels = (side + 1) // 2, width
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(channels * side * side, embedding_size)
+        self.features = nn.BatchNorm1d(embedding_size)
+        # Its scale would be undone by the head, which looks at directions only.
+        nn.init.ones_(self.features.weight)
+        self.features.weight.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, 0, 0.1)
+
+    def trunk(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalised images (B, 3, H, W) to flat features."""
+        x = self.prelu(self.bn1(self.conv1(image_BCHW)))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage:
+                x = run_block(block, x, again=self._again)
+        return self.dropout(self.bn2(x).flatten(1))
+
+    def neck(self, feature: Tensor) -> Tensor:
+        """Map flat features to embeddings (B, D)."""
+        return self.features(self.fc(feature))

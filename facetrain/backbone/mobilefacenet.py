@@ -1,0 +1,139 @@
+"""MobileFaceNet (Chen et al., arXiv 1804.07573), in the two sizes that arcface_torch has, names included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone, run_block
+from facetrain.errors import ModelError
+
+
+class ConvBlock(nn.Module):
+    """Convolution, batch norm and, unless it is linear, PReLU."""
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels: int,
+        kernel: int = 1,
+        stride: int = 1,
+        padding: int = 0,
+        groups: int = 1,
+        *,
+        linear: bool = False,
+    ) -> None:
+        super().__init__()
+        conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, groups=groups, bias=False)
+        act = [] if linear else [nn.PReLU(channels)]
+        self.layers = nn.Sequential(conv, nn.BatchNorm2d(channels), *act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels_in, H, W) to (B, channels, …)."""
+        return self.layers(x)
+
+
+class DepthWise(nn.Module):
+    """Widen, look at each channel's neighbourhood, narrow; with a shortcut where asked."""
+
+    def __init__(self, channels_in: int, channels: int, inner: int, stride: int, *, residual: bool) -> None:
+        super().__init__()
+        self._residual = residual
+        self.layers = nn.Sequential(
+            ConvBlock(channels_in, inner),
+            ConvBlock(inner, inner, 3, stride, 1, groups=inner),
+            ConvBlock(inner, channels, linear=True),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
+        y = self.layers(x)
+        return x + y if self._residual else y
+
+
+class Residual(nn.Module):
+    """Some depth-wise blocks with shortcuts."""
+
+    def __init__(self, channels: int, depth: int, inner: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(DepthWise(channels, channels, inner, 1, residual=True) for _ in range(depth))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, H, W) to the same shape."""
+        return self.layers(x)
+
+
+class GlobalDepthWise(nn.Module):
+    """Weigh every place of every channel, then mix the channels."""
+
+    def __init__(self, channels: int, side: int, embedding_size: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            ConvBlock(channels, channels, side, groups=channels, linear=True),
+            nn.Flatten(),
+            nn.Linear(channels, embedding_size, bias=False),
+            nn.BatchNorm1d(embedding_size),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, side, side) to (B, embedding_size)."""
+        return self.layers(x)
+
+
+class MobileFaceNet(Backbone):
+    """The network for phones: 2 or 6 million parameters."""
+
+    def __init__(
+        self,
+        depths: Sequence[int],
+        scale: int,
+        *,
+        embedding_size: int = 512,
+        image_size: int = 112,
+        dropout: float = 0.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        if dropout:
+            raise ModelError("model.dropout: MobileFaceNet has no dropout; set it to 0")
+        self.embedding_size = embedding_size
+        self._again = checkpoint_activations
+        narrow, wide, side = 64 * scale, 128 * scale, image_size
+        for _ in range(4):
+            side = (side + 1) // 2
+        second = (
+            ConvBlock(narrow, narrow, 3, 1, 1, groups=64)
+            if depths[0] == 1
+            else Residual(narrow, depths[0], 128)
+        )
+        self.layers = nn.ModuleList(
+            [
+                ConvBlock(3, narrow, 3, 2, 1),
+                second,
+                DepthWise(narrow, narrow, 128, 2, residual=False),
+                Residual(narrow, depths[1], 128),
+                DepthWise(narrow, wide, 256, 2, residual=False),
+                Residual(wide, depths[2], 256),
+                DepthWise(wide, wide, 512, 2, residual=False),
+                Residual(wide, depths[3], 256),
+            ]
+        )
+        self.conv_sep = ConvBlock(wide, 512)
+        self.features = GlobalDepthWise(512, side, embedding_size)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def trunk(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalised images (B, 3, H, W) to (B, channels, H / 16, W / 16)."""
+        x = image_BCHW
+        for layer in self.layers:
+            x = run_block(layer, x, again=self._again)
+        return x
+
+    def neck(self, feature: Tensor) -> Tensor:
+        """Map the trunk's features to embeddings (B, D)."""
+        return self.features(self.conv_sep(feature))

@@ -1,0 +1,60 @@
+"""torchvision's ResNets as backbones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone, run_block
+from facetrain.errors import ModelError
+
+NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+
+class TorchvisionResNet(Backbone):
+    """A ResNet whose classifier is replaced by an embedding with batch norm behind it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        embedding_size: int = 512,
+        image_size: int = 112,
+        dropout: float = 0.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        net: Any = _import_models().__dict__[name]()
+        self.embedding_size = embedding_size
+        self._again = checkpoint_activations
+        self.stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
+        self.stages = nn.Sequential(net.layer1, net.layer2, net.layer3, net.layer4)
+        self.pool = net.avgpool
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(net.fc.in_features, embedding_size)
+        self.features = nn.BatchNorm1d(embedding_size)
+        self.features.weight.requires_grad_(False)
+
+    def trunk(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalised images (B, 3, H, W) to flat features."""
+        x = self.stem(image_BCHW)
+        for stage in self.stages:
+            for block in stage:
+                x = run_block(block, x, again=self._again)
+        return self.dropout(self.pool(x).flatten(1))
+
+    def neck(self, feature: Tensor) -> Tensor:
+        """Map flat features to embeddings (B, D)."""
+        return self.features(self.fc(feature))
+
+
+def _import_models() -> Any:
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError) as error:
+        raise ModelError(
+            f"torchvision cannot be imported ({' '.join(str(error).split())}); it must come from the same index as "
+            "torch and fit its version (torch 2.13 with torchvision 0.28): install both in one command"
+        ) from error
+    return models

@@ -1,0 +1,135 @@
+"""The vision transformers of arcface_torch, parameter names included, without timm."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone, run_block
+
+_PATCH, _HEADS = 9, 8
+
+
+class DropPath(nn.Module):
+    """Leave out a block for some samples while training (stochastic depth, arXiv 1603.09382)."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self._probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale or zero each sample of (B, …)."""
+        if not self.training or self._probability == 0:
+            return x
+        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(1 - self._probability)
+        return x * kept / (1 - self._probability)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, _HEADS, width // _HEADS).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv.unbind(0))
+        return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Mlp(nn.Module):
+    """Two linear layers around ReLU6."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape."""
+        return self.fc2(F.relu6(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a norm before and a shortcut around."""
+
+    def __init__(self, width: int, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = Attention(width)
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = Mlp(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    """Squares of nine pixels to tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, _PATCH, _PATCH)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Map images to tokens (B, N, width)."""
+        return self.proj(image_BCHW).flatten(2).transpose(1, 2)
+
+
+class VisionTransformer(Backbone):
+    """Tokens, blocks, and a head over all tokens together."""
+
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        *,
+        drop_path: float,
+        embedding_size: int = 512,
+        image_size: int = 112,
+        dropout: float = 0.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding_size = embedding_size
+        self._again = checkpoint_activations
+        tokens = (image_size // _PATCH) ** 2
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
+        # The peer's masking was switched off in its published recipes; its weights hold the token all the same.
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
+        self.patch_embed = PatchEmbed(width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, drop_path * n / (depth - 1)) for n in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.feature = nn.Sequential(
+            nn.Linear(width * tokens, width, bias=False),
+            nn.BatchNorm1d(width, eps=2e-5),
+            nn.Linear(width, embedding_size, bias=False),
+            nn.BatchNorm1d(embedding_size, eps=2e-5),
+        )
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def trunk(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalised images (B, 3, H, W) to the tokens of each, flat."""
+        x = self.dropout(self.patch_embed(image_BCHW) + self.pos_embed)
+        for block in self.blocks:
+            x = run_block(block, x, again=self._again)
+        return self.norm(x.float()).flatten(1)
+
+    def neck(self, feature: Tensor) -> Tensor:
+        """Map flat tokens to embeddings (B, D)."""
+        return self.feature(feature)
