@@ -60,10 +60,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int, drop_path: float) -> None:
         super().__init__()
+        # Declared in the peer's order, which is that of its checkpoints.
         self.norm1 = nn.LayerNorm(width)
-        self.attn = Attention(width)
-        self.drop_path = DropPath(drop_path)
         self.norm2 = nn.LayerNorm(width)
+        self.drop_path = DropPath(drop_path)
+        self.attn = Attention(width)
         self.mlp = Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,212 @@
+"""The head: one call takes embeddings and labels and gives the loss; the centres update themselves."""
+
+# B local batch   G gathered batch   D embedding   K this rank's classes   S sampled of K
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from facetrain.counter import key_of
+from facetrain.distributed import collectives
+from facetrain.errors import DataError
+from facetrain.head.margin import Margin
+from facetrain.head.rows import RowOptimizer
+from facetrain.head.sampling import sample_classes
+from facetrain.head.shard import shard_classes
+from facetrain.head.storage import Rows, RowTable
+from facetrain.head.sweep import Sweep, sharded_cross_entropy
+
+_INIT_BLOCK = 4096
+_INIT_STD = 0.01
+
+
+class MarginHead:
+    """Margin-softmax over identities whose centres are split over the ranks.
+
+    With `accumulate=1` and no loss scale the centres are updated inside the backward pass, chunk by
+    chunk, and no gradient of all of them ever exists. Otherwise the gradient of the step's rows is
+    collected, and `step` or `discard` ends it.
+    """
+
+    def __init__(
+        self,
+        *,
+        embedding_size: int,
+        num_classes: int,
+        margin: Margin,
+        rank: int = 0,
+        world_size: int = 1,
+        sample_rate: float = 1.0,
+        seed: int = 0,
+        optimizer: str = "sgd",
+        momentum: float = 0.9,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        weight_dtype: torch.dtype = torch.float32,
+        momentum_dtype: torch.dtype = torch.float32,
+        placement: str = "device",
+        folder: Path | None = None,
+        fused: bool = True,
+        chunk_size: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.num_classes, self.embedding_size = num_classes, embedding_size
+        self.shard = shard_classes(num_classes, rank, world_size)
+        self.fused, self.lr = fused, 0.0
+        self._rank, self._margin, self._rate, self._seed = rank, margin, sample_rate, seed
+        self._chunk_size = chunk_size
+        self._device = device or torch.device("cpu")
+        own = folder / f"rank_{rank:05d}" if folder else None
+        self.weight = RowTable(
+            (self.shard.size, embedding_size),
+            weight_dtype,
+            self._device,
+            placement=placement,
+            path=own / "weight.bin" if own else None,
+        )
+        self._optimizer = RowOptimizer(
+            self.weight,
+            name=optimizer,
+            momentum=momentum,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum_dtype=momentum_dtype,
+            placement=placement,
+            folder=own,
+            seed=key_of(seed, 1),
+        )
+        self._step = 0
+        self._gradient = _GradientRows()
+        self._initialise()
+
+    def begin_step(self, step: int) -> None:
+        """Choose the sample of a step: it depends on (seed, step, class), not on the number of ranks."""
+        self._step = step
+        self._optimizer.begin_step(step, self._rank)
+
+    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        """Return the mean loss over the global batch; a scalar, the same on every rank.
+
+        Collective: every rank brings as many rows. `label_B` is int64, classes of the whole head.
+
+        Raises:
+            DataError: a label lies outside [0, num_classes). On CUDA that is left to `check_labels`,
+                which does not wait for the device at every step.
+        """
+        if label_B.device.type == "cpu":
+            self.check_labels(label_B.numpy())
+        compute = torch.promote_types(embedding_BD.dtype, torch.float32)
+        unit_GD = collectives.gather_rows(F.normalize(embedding_BD.to(compute)))
+        label_G = collectives.gather(label_B).flatten()
+        index_S, target_G = self._place(label_G)
+        sweep = Sweep(
+            weight=self.weight,
+            index_S=index_S,
+            target_G=target_G,
+            margin=self._margin,
+            chunk_size=self._chunk_size or _chunk_for(len(unit_GD), self._device),
+            take_gradient=self._update_now if self.fused else self._gradient.add,
+        )
+        return sharded_cross_entropy(unit_GD, sweep)
+
+    def step(self, grad_scale: float = 1.0) -> None:
+        """Update the centres by the gradient collected since the last step, which is `grad_scale` too large."""
+        valid = torch.ones((), dtype=torch.bool, device=self._device)
+        for rows, gradient in self._gradient.take():
+            self._optimizer.update(rows, gradient / grad_scale, self.lr, valid)
+
+    def discard(self) -> None:
+        """Forget the gradient collected since the last step."""
+        self._gradient.take()
+
+    def check_labels(self, labels: np.ndarray) -> None:
+        """Make sure that every label is a class.
+
+        Raises:
+            DataError: one is not; it would have no centre, and its loss no gradient.
+        """
+        if len(labels) and not (0 <= labels.min() and labels.max() < self.num_classes):
+            wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+            raise DataError(
+                f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
+                f"{self.num_classes - 1:,}); {len(wrong):,} such labels: check data.num_classes and the dataset"
+            )
+
+    def row_state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
+        return {"weight": self.weight.data} | {name: t.data for name, t in self._optimizer.tables.items()}
+
+    def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
+        """Take over saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
+        for name, table in self.row_state().items():
+            for start in range(self.shard.start, self.shard.stop, 1 << 16):
+                stop = min(start + (1 << 16), self.shard.stop)
+                table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
+
+    def _place(self, label_G: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return the sample, and where in it each label of this rank lies (−1: on another rank)."""
+        here_G = (label_G >= self.shard.start) & (label_G < self.shard.stop)
+        local_G = torch.where(here_G, label_G - self.shard.start, -1)
+        if self._rate >= 1:
+            return None, local_G
+        index_S = sample_classes(self.shard, local_G[here_G], self._rate, seed=self._seed, step=self._step)
+        return index_S, torch.where(here_G, torch.searchsorted(index_S, local_G), -1)
+
+    def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
+        self._optimizer.update(rows, gradient, self.lr, finite)
+
+    def _initialise(self) -> None:
+        """Draw centres from N(0, 0.01²): by blocks of classes, so that they do not depend on the shards."""
+        first = self.shard.start // _INIT_BLOCK
+        for block in range(first, -(-self.shard.stop // _INIT_BLOCK)):
+            generator = torch.Generator().manual_seed(key_of(self._seed, 2, block) & (2**63 - 1))
+            rows = torch.empty(_INIT_BLOCK, self.embedding_size).normal_(0, _INIT_STD, generator=generator)
+            start = max(block * _INIT_BLOCK, self.shard.start)
+            stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
+            values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]
+            self.weight.data[start - self.shard.start : stop - self.shard.start].copy_(values)
+
+
+class _GradientRows:
+    """The gradient of some rows, summed over micro-batches whose samples are not the same."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Rows, Tensor]] = []
+
+    def add(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
+        for number, (others, total) in enumerate(self._parts):
+            if _equal(rows, others):
+                self._parts[number] = (others, total.add_(gradient))
+                return
+        self._parts.append((rows, gradient))
+
+    def take(self) -> list[tuple[Rows, Tensor]]:
+        """Return (rows, gradient) with every row at most once, and start anew."""
+        parts, self._parts = self._parts, []
+        if all(isinstance(rows, slice) for rows, _ in parts) or len(parts) <= 1:
+            return parts
+        index = torch.cat([rows for rows, _ in parts if isinstance(rows, Tensor)])
+        unique, place = index.unique(return_inverse=True)
+        total = parts[0][1].new_zeros(len(unique), parts[0][1].shape[1])
+        total.index_add_(0, place, torch.cat([gradient for _, gradient in parts]))
+        return [(unique, total)]
+
+
+def _equal(a: Rows, b: Rows) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    return isinstance(a, slice) and isinstance(b, slice) and a == b
+
+
+def _chunk_for(global_batch: int, device: torch.device) -> int:
+    # Logits of a chunk stay in the processor's cache; a GPU wants enough of them to fill it.
+    logits = 1 << 20 if device.type == "cpu" else 1 << 26
+    return max(logits // global_batch, 128)

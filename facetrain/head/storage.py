@@ -1,0 +1,81 @@
+"""Where the rows of a head live: on the device, in the host's memory, or in a file mapped into it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from facetrain.errors import RunError
+
+Rows = slice | Tensor
+"""Consecutive rows, or chosen ones as an ascending int64 index."""
+
+
+class RowTable:
+    """A table (K, ...) of which a few rows at a time are brought to the device, changed and put back."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        placement: str = "device",
+        path: Path | None = None,
+    ) -> None:
+        self._device = device
+        if placement == "disk":
+            if path is None:
+                raise RunError("head.placement is disk, and the run gave it no folder")
+            self.data = _mapped(path, shape, dtype)
+        elif placement == "host":
+            # Pinned, so that the copy to a GPU runs beside the computation.
+            self.data = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+
+    def fetch(self, rows: Rows) -> Tensor:
+        """Return rows on the device. Consecutive rows may be the table itself: do not change them."""
+        if isinstance(rows, Tensor):
+            rows = rows.to(self.data.device)
+        return self.data[rows].to(self._device, non_blocking=True)
+
+    def store(self, rows: Rows, values: Tensor, generator: torch.Generator | None = None) -> None:
+        """Put rows back; into bfloat16 they are rounded up or down at random, right on average."""
+        if self.data.dtype == torch.bfloat16 and values.dtype != torch.bfloat16:
+            values = round_stochastically(values, generator)
+        if isinstance(rows, Tensor):
+            self.data.index_copy_(0, rows.to(self.data.device), values.to(self.data.device, self.data.dtype))
+        else:
+            self.data[rows].copy_(values)
+
+
+def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Round float32 to bfloat16, up with the probability of what rounding down would lose.
+
+    An update smaller than half a unit in the last place is lost by rounding to nearest, every time;
+    here it survives on average.
+    """
+    bits = x.float().contiguous().view(torch.int32)
+    noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=x.device, generator=generator)
+    rounded = ((bits + noise) & -(1 << 16)).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded, x.float()).to(torch.bfloat16)
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    count = 1
+    for length in shape:
+        count *= length
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as file:
+            # Reserved, not sparse: a disk that fills up later would end the process by SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, max(count * dtype.itemsize, 1))
+    except OSError as error:
+        raise RunError(
+            f"{path}: {count * dtype.itemsize / 2**30:.1f} GiB for class centres cannot be reserved: {error.strerror}"
+        ) from error
+    return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(shape)

@@ -1,0 +1,103 @@
+"""The sharded head on real processes against the dense oracle, in float64."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from facetrain.distributed import collectives
+from facetrain.head.margin import Margin
+from facetrain.head.margin_head import MarginHead
+from facetrain.head.sampling import sample_classes
+from facetrain.head.shard import ClassShard
+from tests.support.dense_head import MARGINS, dense_loss
+from tests.support.ranks import run_ranks
+
+CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 3
+CASES = [(margin, rate) for margin in MARGINS for rate in (1.0, 0.4, 0.0)]
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    image = torch.randn(BATCH, 5, dtype=torch.float64, generator=generator)
+    return image, torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def make_net():
+    torch.manual_seed(0)
+    return nn.Linear(5, SIZE).double()
+
+
+def train_sharded():
+    """Run every case; return losses, the backbone, the centres, and the bytes sent per step."""
+    rank, world_size = collectives.rank(), collectives.world_size()
+    results = []
+    for margin, rate in CASES:
+        net = make_net()
+        wrapped = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        head = MarginHead(
+            embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]), rank=rank, seed=3,
+            world_size=world_size, sample_rate=rate, weight_decay=0.01, chunk_size=4,
+            weight_dtype=torch.float64, momentum_dtype=torch.float64,
+        )  # fmt: skip
+        head.lr = 0.1
+        losses = []
+        for step in range(STEPS):
+            image, label = batch(step)
+            mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
+            head.begin_step(step)
+            with collectives.measured_traffic() as traffic:
+                loss = head(wrapped(image[mine]), label[mine])
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        results.append((losses, net.state_dict(), head.weight.data, sum(traffic.values())))
+    return results
+
+
+def train_dense(margin, rate):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    head = MarginHead(
+        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(), seed=3, weight_dtype=torch.float64
+    )
+    weight = head.weight.data.clone().requires_grad_()
+    momentum = torch.zeros_like(weight)
+    losses = []
+    for step in range(STEPS):
+        image, label = batch(step)
+        sample = None if rate == 1 else sample_classes(ClassShard(0, CLASSES), label, rate, seed=3, step=step)
+        optimizer.zero_grad()
+        loss = dense_loss(net(image), weight, label, MARGINS[margin], sample)
+        loss.backward()
+        optimizer.step()
+        rows = torch.arange(CLASSES) if sample is None else sample
+        with torch.no_grad():
+            momentum[rows] = 0.9 * momentum[rows] + weight.grad[rows] + 0.01 * weight[rows]
+            weight[rows] -= 0.1 * momentum[rows]
+        weight.grad = None
+        losses.append(loss.item())
+    return losses, net.state_dict(), weight.detach()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_training_on_ranks_equals_the_dense_reference_for_every_margin_and_sample_rate(world_size):
+    ranks = run_ranks(world_size, train_sharded)
+    for number, (margin, rate) in enumerate(CASES):
+        losses, state, weight = train_dense(margin, rate)
+        results = [results[number] for results in ranks]
+        for result in results:
+            assert result[0] == pytest.approx(losses, rel=1e-9), (margin, rate)
+            assert result[0] == results[0][0], "the loss must be the same number on every rank"
+            torch.testing.assert_close(result[1], state)
+        torch.testing.assert_close(torch.cat([result[2] for result in results]), weight)
+
+
+def test_bytes_per_step_are_those_of_the_formula_whatever_the_number_of_classes():
+    for result in run_ranks(2, train_sharded):
+        # Embeddings and labels out, three statistics per gathered row, the gathered gradient back.
+        local = BATCH // 2
+        expected = local * SIZE * 8 + local * 8 + 3 * BATCH * 8 + BATCH * SIZE * 8
+        assert {case[3] for case in result} == {expected}

@@ -1,0 +1,45 @@
+"""The head as plain as it can be written: one process, all logits, float64, autograd. The oracle of its tests."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
+    """Logits (G, K) from cosines, written from the papers' equations for autograd to differentiate."""
+    theta = torch.arccos(cos)
+    m1, m2, m3 = margin.get("m1", 1.0), margin.get("m2", 0.0), margin.get("m3", 0.0)
+    target = torch.cos(m1 * theta + m2) - m3
+    if margin.get("linear_beyond_pi") and m1 == 1 and m2:
+        target = torch.where(theta + m2 > math.pi, cos - m2 * math.sin(m2) - m3, target)
+    if margin.get("straight_through"):
+        target = cos + (target - cos).detach()
+    own = torch.nn.functional.one_hot(label, cos.shape[1]).bool()
+    others = cos
+    if margin.get("filter_threshold"):
+        others = torch.where(cos > margin["filter_threshold"], torch.zeros_like(cos), cos)
+    return torch.where(own, target, others) * margin["scale"]
+
+
+def dense_loss(
+    embedding: Tensor, weight: Tensor, label: Tensor, margin: dict, sample: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy over all classes, or over a sample of them (ascending class numbers)."""
+    if sample is not None:
+        weight, label = weight[sample], torch.searchsorted(sample, label)
+    unit, centre = torch.nn.functional.normalize(embedding), torch.nn.functional.normalize(weight)
+    return torch.nn.functional.cross_entropy(margin_logits(unit @ centre.T, label, margin), label)
+
+
+MARGINS = {
+    "softmax": {"scale": 16.0},
+    "cosface": {"scale": 64.0, "m3": 0.4},
+    "arcface": {"scale": 64.0, "m2": 0.5},
+    "arcface past pi": {"scale": 16.0, "m2": 1.3, "linear_beyond_pi": True},
+    "arcface straight through": {"scale": 64.0, "m2": 0.5, "straight_through": True},
+    "combined": {"scale": 32.0, "m1": 1.2, "m2": 0.3, "m3": 0.2},
+    "filtered": {"scale": 64.0, "m3": 0.4, "filter_threshold": 0.15},
+}

@@ -1,0 +1,213 @@
+import numpy as np
+import pytest
+import torch
+
+from facetrain.errors import DataError
+from facetrain.head.margin import Margin
+from facetrain.head.margin_head import MarginHead
+from facetrain.head.sampling import sample_classes
+from facetrain.head.shard import ClassShard, shard_classes
+from facetrain.head.storage import round_stochastically
+from tests.support.dense_head import MARGINS, dense_loss
+
+CLASSES, SIZE, BATCH = 23, 8, 12
+
+
+def make_head(margin="arcface", **options):
+    head = MarginHead(
+        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]),
+        **{"weight_dtype": torch.float64, "momentum_dtype": torch.float64, "chunk_size": 5, "weight_decay": 0.01} | options,
+    )  # fmt: skip
+    head.lr = 0.1
+    return head
+
+
+def batch(number=0):
+    generator = torch.Generator().manual_seed(number)
+    embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
+    return embedding.requires_grad_(), torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def sample_of(head, label, step, rate):
+    return sample_classes(ClassShard(0, CLASSES), label, rate, seed=head._seed, step=step)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("margin", list(MARGINS))
+def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
+    head = make_head(margin, sample_rate=rate)
+    weight = head.weight.data.clone().requires_grad_()
+    momentum = torch.zeros_like(weight)
+    for step in range(3):
+        embedding, label = batch(step)
+        reference = embedding.detach().clone().requires_grad_()
+        head.begin_step(step)
+        loss = head(embedding, label)
+        loss.backward()
+        sample = None if rate == 1 else sample_of(head, label, step, rate)
+        expected = dense_loss(reference, weight, label, MARGINS[margin], sample)
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(embedding.grad, reference.grad)
+        rows = torch.arange(CLASSES) if sample is None else sample
+        with torch.no_grad():
+            momentum[rows] = 0.9 * momentum[rows] + weight.grad[rows] + 0.01 * weight[rows]
+            weight[rows] -= 0.1 * momentum[rows]
+        weight.grad = None
+        torch.testing.assert_close(head.weight.data, weight.detach())
+        torch.testing.assert_close(head.row_state()["momentum"], momentum)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_a_step_in_parts_with_a_loss_scale_equals_one_in_the_backward_pass(rate):
+    whole, parts = make_head(sample_rate=rate), make_head(sample_rate=rate, fused=False)
+    for step in range(2):
+        embedding, label = batch(step)
+        if rate < 1:  # the sample holds the positives of a micro-batch, so let both have all
+            label = label[:6].repeat(2)
+        for head in (whole, parts):
+            head.begin_step(step)
+        whole(embedding, label).backward()
+        for half in (slice(0, 6), slice(6, 12)):
+            (parts(embedding[half], label[half]) / 2 * 1024).backward()
+        parts.step(1024.0)
+    torch.testing.assert_close(parts.weight.data, whole.weight.data)
+
+
+def test_a_discarded_step_changes_nothing():
+    head = make_head(fused=False)
+    before = head.weight.data.clone()
+    head(*batch()).backward()
+    head.discard()
+    head.step()
+    assert torch.equal(head.weight.data, before)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_loss_that_is_not_finite_leaves_centres_and_momentum_as_they_were(optimizer):
+    head = make_head(optimizer=optimizer)
+    head(*batch()).backward()
+    before = {name: t.clone() for name, t in head.row_state().items()}
+    embedding, label = batch(1)
+    head(embedding * float("nan"), label).backward()
+    assert all(torch.equal(head.row_state()[name], t) for name, t in before.items())
+    head(*batch(2)).backward()
+    assert not torch.equal(head.weight.data, before["weight"])
+
+
+def test_adamw_on_all_rows_equals_torchs():
+    head = make_head(optimizer="adamw")
+    weight = torch.nn.Parameter(head.weight.data.clone())
+    reference = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.01)
+    for step in range(4):
+        embedding, label = batch(step)
+        head.begin_step(step)
+        head(embedding, label).backward()
+        dense_loss(embedding.detach(), weight, label, MARGINS["arcface"]).backward()
+        reference.step()
+        reference.zero_grad()
+        torch.testing.assert_close(head.weight.data, weight.data)
+
+
+@pytest.mark.parametrize("scale", [64.0, 128.0])
+def test_nothing_overflows_or_vanishes_where_every_cosine_is_near_its_end(scale):
+    head = make_head(margin="cosface")
+    head._margin = Margin(scale=scale, m3=0.4)
+    direction = torch.nn.functional.normalize(torch.ones(1, SIZE, dtype=torch.float64))
+    head.weight.data.copy_(-direction.expand(CLASSES, SIZE))
+    loss = head(direction.expand(BATCH, SIZE).clone(), batch()[1])
+    expected = np.log(np.exp(-0.4 * scale) + CLASSES - 1) + 0.4 * scale
+    assert loss.item() == pytest.approx(expected)
+
+
+def test_a_label_outside_the_classes_is_an_error_before_anything_moves():
+    head = make_head()
+    before = head.weight.data.clone()
+    for wrong in (-1, CLASSES):
+        embedding, label = batch()
+        label[3] = wrong
+        with pytest.raises(DataError, match=f"label {wrong} is outside the 23 classes"):
+            head(embedding, label)
+    assert torch.equal(head.weight.data, before)
+
+
+def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives():
+    positive = torch.tensor([3, 500, 999])
+    whole = sample_classes(ClassShard(0, 1000), positive, 0.2, seed=4, step=7)
+    pieces = []
+    for rank in range(3):
+        shard = shard_classes(1000, rank, 3)
+        mine = positive[(positive >= shard.start) & (positive < shard.stop)] - shard.start
+        pieces.append(sample_classes(shard, mine, 0.2, seed=4, step=7) + shard.start)
+    assert torch.equal(torch.cat(pieces), whole)
+    assert set(positive.tolist()) <= set(whole.tolist())
+    assert 150 < len(whole) < 260
+    other = sample_classes(ClassShard(0, 1000), positive, 0.2, seed=4, step=8)
+    assert not torch.equal(whole, other)
+    only = sample_classes(ClassShard(0, 1000), positive, 0.0, seed=4, step=7)
+    assert only.tolist() == [3, 500, 999]
+
+
+def test_classes_outside_the_sample_are_not_touched():
+    head = make_head(sample_rate=0.2)
+    before = head.weight.data.clone()
+    embedding, label = batch()
+    head.begin_step(0)
+    head(embedding, label).backward()
+    moved = (head.weight.data != before).any(1).nonzero()[:, 0]
+    assert torch.equal(moved, sample_of(head, label, 0, 0.2)) and len(moved) < CLASSES
+
+
+def test_centres_start_the_same_for_any_number_of_ranks():
+    whole = make_head(seed=5).weight.data
+    parts = [make_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not torch.equal(parts[0][:7], parts[1][:7])
+    assert not torch.equal(make_head(seed=6).weight.data, whole)
+
+
+def test_saved_rows_load_into_other_shards():
+    whole = make_head(seed=1)
+    whole(*batch()).backward()
+    state = whole.row_state()
+    for rank in range(3):
+        part = make_head(seed=2, rank=rank, world_size=3)
+        part.load_rows(lambda name, start, stop: state[name][start:stop])
+        shard = part.shard
+        assert torch.equal(part.weight.data, state["weight"][shard.start : shard.stop])
+        assert torch.equal(part.row_state()["momentum"], state["momentum"][shard.start : shard.stop])
+
+
+def test_rounding_to_bfloat16_is_right_on_average():
+    x = torch.full((200_000,), 1.0 + 2**-10)
+    rounded = round_stochastically(x, torch.Generator().manual_seed(0)).float()
+    assert set(rounded.unique().tolist()) == {1.0, 1.0078125}
+    assert rounded.double().mean().item() == pytest.approx(1 + 2**-10, abs=1e-4)
+    assert torch.isnan(round_stochastically(torch.tensor([float("nan")]))).all()
+
+
+@pytest.mark.parametrize("placement", ["host", "disk"])
+def test_centres_elsewhere_give_the_same_numbers(placement, tmp_path):
+    here = make_head(sample_rate=0.4)
+    there = make_head(sample_rate=0.4, placement=placement, folder=tmp_path)
+    for step in range(3):
+        for head in (here, there):
+            head.begin_step(step)
+            head(*batch(step)).backward()
+    assert torch.equal(here.weight.data, there.weight.data)
+    assert len(list(tmp_path.glob("rank_00000/*.bin"))) == (2 if placement == "disk" else 0)
+
+
+def test_bfloat16_storage_stays_near_float32():
+    exact = make_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
+    small = make_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
+    assert small.weight.data.dtype == torch.bfloat16
+    for step in range(20):
+        losses = []
+        for head in (exact, small):
+            head.begin_step(step)
+            embedding, label = batch(step % 4)
+            loss = head(embedding.float(), label)
+            loss.backward()
+            losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
