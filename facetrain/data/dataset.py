@@ -9,14 +9,17 @@ from typing import Protocol
 import numpy as np
 
 from facetrain.data.index import load_catalogue
-from facetrain.data.recordio import RecordReader, decode_record
+from facetrain.data.recordio import RecordReader, decode_record, label_and_picture
 from facetrain.errors import DataError
 
 PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 
 
 class FaceSource(Protocol):
-    """Numbered images, each of one identity. Reading is safe from any number of threads."""
+    """Numbered images, each of one identity.
+
+    Reading is safe from any number of threads; a source can be pickled, to be read in other processes.
+    """
 
     @property
     def num_images(self) -> int:
@@ -28,7 +31,7 @@ class FaceSource(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """The identity of every image, int64 (num_images,)."""
+        """The identity of every image: int32 or int64 (num_images,)."""
 
     def read(self, number: int) -> bytes:
         """Return an image as it is encoded."""
@@ -41,36 +44,48 @@ class RecordSource:
     """A folder with train.rec and, if it is not to be rebuilt, train.idx; `property` may stand beside them."""
 
     def __init__(self, folder: Path) -> None:
-        self._rec_path = folder / "train.rec"
-        self._catalogue = load_catalogue(self._rec_path, folder / "train.idx")
-        self._reader = RecordReader(self._rec_path)
-        self.labels = self._catalogue.label
-        self.num_images = len(self.labels)
-        if not self.num_images:
-            raise DataError(f"{self._rec_path}: holds no images")
+        self._catalogue = load_catalogue(folder / "train.rec", folder / "train.idx")
+        self._reader = RecordReader(folder / "train.rec")
         self._check_announced()
         self.num_classes = _agreed_classes(folder / "property", int(self.labels.max()) + 1)
 
+    @property
+    def num_images(self) -> int:
+        """How many records hold an image."""
+        return len(self._catalogue.label)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The identity of every image: int32 (num_images,), mapped from a file where there is one."""
+        return self._catalogue.label
+
     def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
-        payload = self._reader.read_at(int(self._catalogue.offset[number]), int(self._catalogue.key[number]))
-        return decode_record(payload, self.where(number))[1]
+        """Return an image as it is encoded.
+
+        Raises:
+            DataError: no whole record stands there, or its label is not the catalogue's.
+        """
+        catalogue = self._catalogue
+        payload = self._reader.read_at(int(catalogue.offset[number]), catalogue.key(number))
+        label, picture = label_and_picture(payload)
+        if picture is None or label != catalogue.label[number]:
+            header, _ = decode_record(payload, self.where(number))
+            raise DataError(
+                f"{self.where(number)}: the label of this record is {header.label}, the identity records at the end of "
+                f"the file say {catalogue.label[number]}; `facetrain data check --repair` writes a clean copy"
+            )
+        return picture
 
     def where(self, number: int) -> str:
         """Name the file, the key and the byte."""
-        return (
-            f"{self._rec_path}: key {self._catalogue.key[number]} at byte {self._catalogue.offset[number]:,}"
-        )
+        return self._reader.where(int(self._catalogue.offset[number]), self._catalogue.key(number))
 
     def _check_announced(self) -> None:
-        if self._catalogue.announced is None:
-            return
-        past_images = self._catalogue.announced[0]
-        found = int(self._catalogue.key.max()) + 1
+        announced, found = self._catalogue.announced, self._catalogue.past_key
         # Record 0 speaks in float32: above 2^24 it may be off by half the distance of two such numbers.
-        if abs(found - past_images) > np.spacing(np.float32(past_images)):
+        if announced is not None and abs(found - announced) > np.spacing(np.float32(announced)):
             raise DataError(
-                f"{self._rec_path}: record 0 announces images up to key {int(past_images) - 1:,}, the last one is "
+                f"{self._reader.path}: record 0 announces images up to key {int(announced) - 1:,}, the last one is "
                 f"{found - 1:,}; the file or its index is not whole: download it again, or remove the .idx"
             )
 

@@ -1,159 +1,185 @@
 """Which record holds which image of whom: built from .idx and the records' headers once, then kept.
 
-The catalogue of 42 million images is a file of three int64 columns that is mapped into memory, so
-that all ranks of a machine share one copy and opening it takes no time.
+The catalogue of 42 million images is a file of an int64 and an int32 column that is mapped into
+memory, so that all processes of a machine share one copy and opening it takes no time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.recordio import RecordReader, decode_record, read_headers
+from facetrain.data.cache import Columns, load_columns, save_columns
+from facetrain.data.headers import Headers, read_headers
+from facetrain.data.identities import labels_by_ranges
+from facetrain.data.recordio import RecordReader
 from facetrain.errors import RecordError
 
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 19
+_CHUNK = 1 << 23
+_REBUILD = "remove it, and it will be rebuilt from the .rec"
 
 
-@dataclass(frozen=True)
 class Catalogue:
-    """The images of a RecordIO file, in the order of their keys; int64 columns of one length."""
+    """The images of a RecordIO file, in the order of the index, as MXNet reads them."""
 
-    key: np.ndarray
-    offset: np.ndarray
-    label: np.ndarray
-    announced: tuple[float, float] | None
-    """What record 0 says, where there is such a record: past the images, past the identity records."""
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._attach()
+
+    def _attach(self) -> None:
+        self.offset = self._columns.arrays["offset"]
+        """int64 (images,): where in the .rec."""
+        self.label = self._columns.arrays["label"]
+        """int32 (images,): whose."""
+        self._key = self._columns.arrays["key"]
+        self._first_key = int(self._columns.facts["first_key"])
+        self.announced: float | None = self._columns.facts["announced"]
+        """The key past the images, as record 0 says it in float32; None where there is no such record."""
+
+    def key(self, number: int) -> int:
+        """Return the key of an image."""
+        return int(self._key[number]) if len(self._key) else self._first_key + number
+
+    @property
+    def past_key(self) -> int:
+        """The key after the greatest one of an image."""
+        if len(self._key):
+            return int(self._key.max()) + 1
+        return self._first_key + len(self.offset)
+
+    def __getstate__(self) -> Columns:
+        """Travel to another process as columns, which know how to."""
+        return self._columns
+
+    def __setstate__(self, columns: Columns) -> None:
+        """Arrive there."""
+        self._columns = columns
+        self._attach()
 
 
 def load_catalogue(rec_path: Path, idx_path: Path) -> Catalogue:
-    """Read or build the catalogue; it is kept beside the .rec where that folder can be written.
-
-    The order of images is that of the index, as MXNet reads them.
+    """Read or build the catalogue; it is kept beside the .rec, or in ~/.cache where that folder is read-only.
 
     Raises:
         RecordError: the index or a record's header is wrong.
     """
-    cache = _cache_path(rec_path, idx_path)
-    if cache.exists():
-        kept = _read_cache(cache)
-        if kept is not None:
-            return kept
-    catalogue = _build(rec_path, idx_path)
-    _write_cache(cache, catalogue)
-    return catalogue
+    name, sources = rec_path.with_name(f".{rec_path.stem}.catalogue"), [rec_path, idx_path]
+    columns = load_columns(name, sources)
+    if columns is None:
+        columns = save_columns(name, sources, *_build(rec_path, idx_path))
+    return Catalogue(columns)
 
 
 def read_index(rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys and offsets, int64 (N,); without an .idx, by walking through the .rec.
+    """Return keys and offsets, int64 (N,), in the order of the .idx; without one, by walking through the .rec.
 
     Raises:
         RecordError: a line of the index is not "key, tab, offset", or a key stands twice.
     """
     if not idx_path.exists():
-        reader = RecordReader(rec_path)
-        offsets = np.fromiter(reader.scan_offsets(), dtype=np.int64)
-        reader.close()
+        offsets = np.fromiter(RecordReader(rec_path).scan_offsets(), dtype=np.int64)
         return np.arange(len(offsets), dtype=np.int64), offsets
-    text = idx_path.read_bytes()
-    lines = text.count(b"\n") + (not text.endswith(b"\n") and bool(text.strip()))
-    try:
-        numbers = np.array(text.split(), dtype=np.int64) if lines < 1000 else _parse_numbers(text)
-    except (ValueError, OverflowError, DeprecationWarning) as error:
-        raise RecordError(f"{idx_path}: not an index of lines `key<tab>offset` ({error})") from error
-    if len(numbers) != 2 * lines:
-        raise RecordError(
-            f"{idx_path}: {lines:,} lines hold {len(numbers):,} numbers, not two each; "
-            "remove it, and it will be rebuilt from the .rec"
-        )
-    keys, offsets = numbers[0::2].copy(), numbers[1::2].copy()
-    if np.any(np.diff(keys) <= 0) and len(np.unique(keys)) != len(keys):
-        raise RecordError(
-            f"{idx_path}: a key stands more than once; remove it, and it will be rebuilt from the .rec"
-        )
+    with idx_path.open("rb") as file:
+        count = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b"")) + 1
+    keys, offsets = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    filled = 0
+    for numbers in _numbers(idx_path):
+        keys[filled : filled + len(numbers)], offsets[filled : filled + len(numbers)] = numbers.T
+        filled += len(numbers)
+    keys, offsets = keys[:filled], offsets[:filled]
+    if not _ascending(keys) and len(np.unique(keys)) != len(keys):
+        raise RecordError(f"{idx_path}: a key stands more than once; {_REBUILD}")
     return keys, offsets
 
 
-def _parse_numbers(text: bytes) -> np.ndarray:
-    numbers = np.fromstring(text, dtype=np.int64, sep=" ")  # type: ignore[call-overload]
-    return np.asarray(numbers)
+def _numbers(path: Path) -> Iterator[np.ndarray]:
+    """Yield int64 (lines, 2) of stretches of an index, so that its text is never held whole."""
+    rest = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            lines, newline, rest = (rest + chunk).rpartition(b"\n")
+            yield _parse(lines + newline, path)
+            if len(rest) > 100:
+                raise RecordError(f"{path}: a line of more than 100 bytes is no `key<tab>offset`; {_REBUILD}")
+    yield _parse(rest, path)
 
 
-def _build(rec_path: Path, idx_path: Path) -> Catalogue:
+def _parse(text: bytes, path: Path) -> np.ndarray:
+    text = text.replace(b"\r", b"").strip()
+    if not text:
+        return np.empty((0, 2), dtype=np.int64)
+    letters = np.frombuffer(text, dtype=np.uint8)
+    between = letters[(letters == 9) | (letters == 10)]
+    strange = text.translate(None, b"0123456789\t\n")
+    if strange or len(between) % 2 == 0 or (between[0::2] != 9).any() or (between[1::2] != 10).any():
+        raise RecordError(
+            f"{path}: not an index of lines `key<tab>offset`"
+            + (f" (it holds {strange[:20]!r})" if strange else "")
+            + f"; {_REBUILD}"
+        )
+    numbers = np.fromstring(text, dtype=np.int64, sep=" ")
+    if len(numbers) != len(between) + 1:
+        raise RecordError(f"{path}: some of its lines do not hold two numbers each; {_REBUILD}")
+    return np.asarray(numbers).reshape(-1, 2)
+
+
+def _build(rec_path: Path, idx_path: Path) -> tuple[dict[str, np.ndarray], dict[str, float | int | None]]:
     keys, offsets = read_index(rec_path, idx_path)
     if not len(keys):
         raise RecordError(f"{rec_path}: holds no records")
-    label = np.empty(len(keys))
-    image_bytes = np.empty(len(keys), dtype=np.int64)
-    for start in range(0, len(keys), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        fields = read_headers(rec_path, offsets[rows], keys[rows])
-        label[rows], image_bytes[rows] = fields.label, fields.image_bytes
+    reader = RecordReader(rec_path)
+    first = read_headers(reader, offsets[:1], keys[:1])
+    announced = None if first.image_bytes[0] else float(first.label[0])
+    label = labels_by_ranges(reader, keys, offsets) if announced is not None and _ascending(keys) else None
+    if label is not None:
+        keys, offsets = keys[1 : len(label) + 1], offsets[1 : len(label) + 1]
+    else:
+        label, images = _labels_by_records(reader, keys, offsets)
+        keys, offsets = keys[images], offsets[images]
+    if not len(keys):
+        raise RecordError(f"{rec_path}: holds no images")
+    facts = {"announced": announced, "first_key": int(keys[0])}
+    consecutive = int(keys[-1]) - int(keys[0]) == len(keys) - 1 and _ascending(keys)
+    return {"offset": offsets, "label": label, "key": keys[:0] if consecutive else keys}, facts
+
+
+def _labels_by_records(
+    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels, int32, of the records with a picture, and which of all records these are: bool."""
     # A record without a picture is one that describes others: record 0, and one per identity.
     # Going by that, and not by the ranges that record 0 names, holds above 2^24 images too, where
     # its float32 numbers are rounded.
-    images = image_bytes > 0
-    _check_labels(rec_path, keys[images], offsets[images], label[images])
-    return Catalogue(
-        key=keys[images],
-        offset=offsets[images],
-        label=label[images].astype(np.int64),
-        announced=_announced(rec_path, int(offsets[0]), bool(images[0])),
-    )
+    label, images = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=bool)
+    for start in range(0, len(keys), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        headers = read_headers(reader, offsets[rows], keys[rows])
+        images[rows] = headers.image_bytes > 0
+        _check_labels(reader, headers, keys[rows], offsets[rows])
+        label[rows] = np.where(images[rows], headers.label, 0)
+    return label[images], images
 
 
-def _check_labels(rec_path: Path, keys: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> None:
-    wrong = ~(np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels)))
+def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offsets: np.ndarray) -> None:
+    label = headers.label
+    right = np.isfinite(label) & (label >= 0) & (label < 2**31) & (label == np.floor(label))
+    wrong = ~right & (headers.image_bytes > 0)
     if wrong.any():
         bad = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"{rec_path}: key {keys[bad]} at byte {offsets[bad]:,}: the label {labels[bad]} is not a whole number "
-            f"from 0 to 2^31 ({int(wrong.sum()):,} such labels in all)"
+            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: the label {label[bad]} is not a whole number from 0 "
+            f"to 2^31 ({int(wrong.sum()):,} such labels near it); `facetrain data check` lists them all"
         )
 
 
-def _announced(rec_path: Path, offset: int, is_image: bool) -> tuple[float, float] | None:
-    if is_image:
-        return None
-    reader = RecordReader(rec_path)
-    header, _ = decode_record(reader.read_at(offset, 0), f"{rec_path}: key 0 at byte {offset}")
-    reader.close()
-    return (header.labels[0], header.labels[1]) if len(header.labels) == 2 else None
-
-
-def _cache_path(rec_path: Path, idx_path: Path) -> Path:
-    facts = [(p.stat().st_size, p.stat().st_mtime_ns) if p.exists() else None for p in (rec_path, idx_path)]
-    mark = hashlib.sha256(repr(("catalogue 1", facts)).encode()).hexdigest()[:16]
-    return rec_path.with_name(f".{rec_path.stem}.{mark}.catalogue.npy")
-
-
-def _read_cache(path: Path) -> Catalogue | None:
-    try:
-        columns = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    if columns.dtype != np.int64 or columns.ndim != 2 or columns.shape[0] != 3 or columns.shape[1] < 2:
-        return None
-    past_images, past_identities = columns[:2, 0].tolist()
-    announced = (float(past_images), float(past_identities)) if past_images >= 0 else None
-    return Catalogue(columns[0, 1:], columns[1, 1:], columns[2, 1:], announced)
-
-
-def _write_cache(path: Path, catalogue: Catalogue) -> None:
-    columns = np.empty((3, len(catalogue.key) + 1), dtype=np.int64)
-    columns[:, 0] = [*(int(number) for number in catalogue.announced or (-1, -1)), 0]
-    columns[:, 1:] = catalogue.key, catalogue.offset, catalogue.label
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    # Keeping it is a convenience: a dataset on a read-only disk is catalogued at every start.
-    with contextlib.suppress(OSError):
-        try:
-            with scratch.open("wb") as file:
-                np.save(file, columns, allow_pickle=False)
-            os.replace(scratch, path)
-        finally:
-            scratch.unlink(missing_ok=True)
+def _ascending(keys: np.ndarray) -> bool:
+    return all(
+        (
+            keys[start + 1 : start + 1 + _ROWS_AT_ONCE]
+            > keys[start : start + _ROWS_AT_ONCE][: len(keys) - 1 - start]
+        ).all()
+        for start in range(0, len(keys) - 1, _ROWS_AT_ONCE)
+    )

@@ -27,17 +27,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from facetrain.errors import RecordError
 
 MAGIC = 0xCED7230A
 MAX_LENGTH = (1 << 29) - 1
 LABEL_MARK = 0x4654 << 48
+_LABEL_BITS = (1 << 48) - 1
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
+_LABEL = struct.Struct("<f")
 _HEADER = struct.Struct("<IfQQ")
 WHOLE, FIRST, MIDDLE, LAST = range(4)
+_GUESS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class RecordHeader:
     @property
     def label(self) -> float:
         """The identity: exact where our writer kept it, else the float32 that the format has."""
-        if self.id2 & (0xFFFF << 48) == LABEL_MARK:
-            return self.id2 & ~(0xFFFF << 48)
+        if self.id2 >> 48 == LABEL_MARK >> 48:
+            return self.id2 & _LABEL_BITS
         return self.labels[0]
 
 
@@ -89,8 +90,30 @@ def decode_record(payload: bytes, where: str) -> tuple[RecordHeader, bytes]:
     return RecordHeader(flag, labels, id_, id2), payload[end:]
 
 
+def label_and_picture(payload: bytes) -> tuple[float, bytes | None]:
+    """Do what `decode_record` does where only these two are wanted and every microsecond counts.
+
+    The picture is None where the payload is shorter than its header says.
+    """
+    if len(payload) < _HEADER.size:
+        return -1, None
+    flag, label, _, id2 = _HEADER.unpack_from(payload)
+    end = _HEADER.size + 4 * flag
+    if end > len(payload):
+        return -1, None
+    if id2 >> 48 == LABEL_MARK >> 48:
+        label = id2 & _LABEL_BITS
+    elif flag:
+        (label,) = _LABEL.unpack_from(payload, _HEADER.size)
+    return label, payload[end:]
+
+
 class RecordReader:
-    """Read records by their offset, or one after the other. Any number of threads may read at once."""
+    """Read records by their offset, or one after the other.
+
+    Any number of threads may read at once, also after a fork: no position is shared. Sent to another
+    process, it opens the file there.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,19 +125,30 @@ class RecordReader:
         """Close the file; also done when nobody holds the reader any more."""
         self.size = os.fstat(self._file).st_size
 
+    def __reduce__(self) -> tuple[type[RecordReader], tuple[Path]]:
+        """Travel as the path."""
+        return RecordReader, (self.path,)
+
     def read_at(self, offset: int, key: int | None = None) -> bytes:
         """Return the payload of the record at a byte offset; `key` is for the message of an error.
 
         Raises:
             RecordError: no whole record stands there. Nothing larger than the file is ever allocated.
         """
-        return self._read(offset, self._name(offset, key))[0]
+        # Most records of faces are shorter than the first guess: one call to the system, not two.
+        start = self.bytes_at(offset, _GUESS) if offset >= 0 else b""
+        if len(start) >= _FRAME.size:
+            magic, word = _FRAME.unpack_from(start)
+            end = _FRAME.size + (word & MAX_LENGTH)
+            if magic == MAGIC and word >> 29 == WHOLE and end <= len(start):
+                return start[_FRAME.size : end]
+        return self._read(offset, key)[0]
 
     def scan(self) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, payload) of every record from the start, without an index."""
         offset = 0
         while offset < self.size:
-            payload, end = self._read(offset, self._name(offset, None))
+            payload, end = self._read(offset, None)
             yield offset, payload
             offset = end
 
@@ -122,56 +156,70 @@ class RecordReader:
         """Yield the offset of every record, reading no payloads."""
         offset = 0
         while offset < self.size:
-            start, where = offset, self._name(offset, None)
-            place = WHOLE
-            while True:
-                place, length = self._frame(offset, where, expected_first=offset == start)
+            start, place = offset, FIRST
+            while place not in (WHOLE, LAST):
+                place, length = self._frame(offset, start, None)
                 offset += _FRAME.size + length + -length % 4
-                if place in (WHOLE, LAST):
-                    break
             yield start
 
-    def _read(self, offset: int, where: str) -> tuple[bytes, int]:
-        parts: list[bytes] = []
-        while True:
-            place, length = self._frame(offset, where, expected_first=not parts)
-            parts.append(os.pread(self._file, length, offset + _FRAME.size))
-            if len(parts[-1]) < length:
-                raise RecordError(f"{where}: the file ends inside the record; it has shrunk while being read")
-            offset += _FRAME.size + length + -length % 4
-            if place in (WHOLE, LAST):
-                return (parts[0] if place == WHOLE else _MAGIC_BYTES.join(parts)), offset
+    def bytes_at(self, offset: int, count: int) -> bytes:
+        """Return up to `count` bytes from an offset on; fewer where the file ends.
 
-    def _frame(self, offset: int, where: str, *, expected_first: bool) -> tuple[int, int]:
-        if not 0 <= offset <= self.size - _FRAME.size:
+        Raises:
+            RecordError: the system cannot read there.
+        """
+        try:
+            return os.pread(self._file, count, offset)
+        except OSError as error:
             raise RecordError(
-                f"{where}: byte {offset:,} is past the end of the file, which has {self.size:,}; "
+                f"{self.path}: reading {count:,} bytes at byte {offset:,} failed: {error.strerror or error}"
+            ) from error
+
+    def where(self, offset: int, key: int | None) -> str:
+        """Name a record, for messages."""
+        return f"{self.path}: {'record' if key is None else f'key {key}'} at byte {offset:,}"
+
+    def _read(self, offset: int, key: int | None) -> tuple[bytes, int]:
+        parts: list[bytes] = []
+        start, place = offset, FIRST
+        while place not in (WHOLE, LAST):
+            place, length = self._frame(offset, start, key)
+            parts.append(self.bytes_at(offset + _FRAME.size, length))
+            if len(parts[-1]) < length:
+                raise RecordError(
+                    f"{self.where(start, key)}: the file ends inside the record; it has shrunk while being read"
+                )
+            offset += _FRAME.size + length + -length % 4
+        return (parts[0] if place == WHOLE else _MAGIC_BYTES.join(parts)), offset
+
+    def _frame(self, offset: int, start: int, key: int | None) -> tuple[int, int]:
+        """Return kind and length of the part at `offset` of the record that begins at `start`."""
+        frame = self.bytes_at(offset, _FRAME.size) if offset >= 0 else b""
+        if len(frame) < _FRAME.size:
+            raise RecordError(
+                f"{self.where(start, key)}: byte {offset:,} is past the end of the file, which has {self.size:,}; "
                 "the file is cut off or the index belongs to another: download it again, or remove the .idx"
             )
-        magic, word = _FRAME.unpack(os.pread(self._file, _FRAME.size, offset))
+        magic, word = _FRAME.unpack(frame)
         place, length = word >> 29, word & MAX_LENGTH
         if magic != MAGIC:
             raise RecordError(
-                f"{where}: no record starts at byte {offset:,} (found {magic:#010x}, not {MAGIC:#010x}); "
-                "the index belongs to another file, or the file is damaged: remove the .idx to have it rebuilt"
+                f"{self.where(start, key)}: no record starts at byte {offset:,} (found {magic:#010x}, not "
+                f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the .idx to have "
+                "it rebuilt"
             )
-        if (place in (WHOLE, FIRST)) != expected_first or place > LAST:
+        if (place in (WHOLE, FIRST)) != (offset == start) or place > LAST:
             raise RecordError(
-                f"{where}: part of kind {place} at byte {offset:,} is out of order; the file is damaged"
+                f"{self.where(start, key)}: part of kind {place} at byte {offset:,} is out of order; "
+                "the file is damaged"
             )
-        if offset + _FRAME.size + length > self.size:
+        end = offset + _FRAME.size + length
+        if end > self.size:
             raise RecordError(
-                f"{where}: the record ends at byte {offset + _FRAME.size + length:,}, the file at {self.size:,}; "
+                f"{self.where(start, key)}: the record ends at byte {end:,}, the file at {self.size:,}; "
                 "the file is cut off: download it again"
             )
         return place, length
-
-    def _name(self, offset: int, key: int | None) -> str:
-        return (
-            f"{self.path}: record at byte {offset:,}"
-            if key is None
-            else f"{self.path}: key {key} at byte {offset:,}"
-        )
 
 
 class RecordWriter:
@@ -235,68 +283,3 @@ def _place(number: int, count: int) -> int:
     if count == 1:
         return WHOLE
     return FIRST if number == 0 else LAST if number == count - 1 else MIDDLE
-
-
-@dataclass(frozen=True)
-class HeaderFields:
-    """The headers of many records at once, one entry each."""
-
-    label: np.ndarray
-    """float64: label, or the first of several; exact where our writer kept it."""
-    image_bytes: np.ndarray
-    """int64: length of the picture; 0 for a record that only describes others."""
-
-
-def read_headers(path: Path, offsets: np.ndarray, keys: np.ndarray) -> HeaderFields:
-    """Read the headers of records at int64 offsets (N,), without reading the pictures.
-
-    Raises:
-        RecordError: an offset where no record starts; the message names its key.
-    """
-    # A record that holds only a header ends the file 32 bytes after its offset.
-    size, need = path.stat().st_size, _FRAME.size + _HEADER.size
-    bytes_at = np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
-    outside = (offsets < 0) | (offsets > size - need)
-    if outside.any():
-        bad = int(np.flatnonzero(outside)[0])
-        raise RecordError(
-            f"{path}: key {keys[bad]} at byte {offsets[bad]:,}: past the end of the file, which has {size:,} bytes; "
-            "the file is cut off or the index belongs to another: download it again, or remove the .idx"
-        )
-    raw = np.ascontiguousarray(bytes_at[offsets[:, None] + np.arange(need)])
-    head = raw.view(_RAW_HEADER)[:, 0]
-    wrong = head["magic"] != MAGIC
-    if wrong.any():
-        bad = int(np.flatnonzero(wrong)[0])
-        raise RecordError(
-            f"{path}: key {keys[bad]} at byte {offsets[bad]:,}: no record starts there; the index belongs to "
-            "another file, or the file is damaged: remove the .idx to have it rebuilt"
-        )
-    label = head["label"].astype(np.float64)
-    flag = head["flag"].astype(np.int64)
-    length = (head["word"] & MAX_LENGTH).astype(np.int64)
-    several = np.flatnonzero((flag > 0) & (offsets <= size - need - 4))
-    first = np.ascontiguousarray(bytes_at[offsets[several][:, None] + np.arange(need, need + 4)])
-    label[several] = first.view("<f4")[:, 0]
-    kept = head["id2"] >> np.uint64(48) == LABEL_MARK >> 48
-    label[kept] = (head["id2"][kept] & np.uint64((1 << 48) - 1)).astype(np.float64)
-    fields = HeaderFields(label, np.maximum(length - _HEADER.size - 4 * flag, 0))
-    _read_split_records(path, offsets, keys, np.flatnonzero(head["word"] >> 29 != WHOLE), fields)
-    return fields
-
-
-def _read_split_records(
-    path: Path, offsets: np.ndarray, keys: np.ndarray, rows: np.ndarray, fields: HeaderFields
-) -> None:
-    # Rare, and the cut may go through the header itself: read those whole.
-    reader = RecordReader(path)
-    for row in rows:
-        offset, key = int(offsets[row]), int(keys[row])
-        header, image = decode_record(reader.read_at(offset, key), f"{path}: key {key} at byte {offset:,}")
-        fields.label[row], fields.image_bytes[row] = header.label, len(image)
-    reader.close()
-
-
-_RAW_HEADER = np.dtype(
-    [("magic", "<u4"), ("word", "<u4"), ("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8")]
-)

@@ -1,0 +1,77 @@
+"""Labels from the identity records at the end of an InsightFace file, without reading every image's header.
+
+Identity record c says [first key, key past the last] of the images of identity c, in float32: above
+2^24 both are rounded to multiples of 2, 4, …, so an image near such a border is asked itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from facetrain.data.headers import read_headers
+from facetrain.data.recordio import RecordReader
+
+_EXACT = 1 << 24
+_ASKED = 512
+_ROWS_AT_ONCE = 1 << 19
+
+
+def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:
+    """Return the label, int32, of every image of a file whose record 0 is a header and whose keys ascend.
+
+    The images are records 1, 2, … up to the first one without a picture. None where the identity
+    records do not tile the images in order, or do not agree with the images that were asked: then
+    every record must be read.
+
+    Raises:
+        RecordError: an offset where no whole record starts.
+    """
+    past_images = _first_without_picture(reader, keys, offsets)
+    rows = slice(past_images, len(keys))
+    described = read_headers(reader, offsets[rows], keys[rows])
+    if not len(described.label) or past_images == 1 or described.image_bytes.any():
+        return None
+    first, past = described.label, described.second
+    image_keys = keys[1:past_images]
+    edges = np.append(first, past[-1])
+    expected = np.array([image_keys[0], image_keys[-1] + 1]).astype(np.float32)
+    if (edges[1:] != past).any() or (np.diff(edges) < 0).any() or (edges[[0, -1]] != expected).any():
+        return None
+    label = np.empty(len(image_keys), dtype=np.int32)
+    for start in range(0, len(label), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        label[part] = np.searchsorted(first, image_keys[part], side="right") - 1
+    _ask_near_rounded_edges(reader, keys, offsets, edges, label)
+    asked = np.unique(np.linspace(0, len(label) - 1, _ASKED).astype(np.int64))
+    borders = np.searchsorted(image_keys, first[:: max(1, len(first) // _ASKED)])
+    asked = np.union1d(asked, borders.clip(0, len(label) - 1))
+    told = read_headers(reader, offsets[1 + asked], keys[1 + asked])
+    return label if (told.label == label[asked]).all() else None
+
+
+def _first_without_picture(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> int:
+    """Bisect for the first record after record 0 that has no picture: what record 0 says may be rounded."""
+    low, high = 1, len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        if read_headers(reader, offsets[middle : middle + 1], keys[middle : middle + 1]).image_bytes[0]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _ask_near_rounded_edges(
+    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, edges: np.ndarray, label: np.ndarray
+) -> None:
+    rounded = np.unique(edges[edges >= _EXACT])
+    if not len(rounded):
+        return
+    reach = int(np.spacing(np.float32(rounded[-1]))) // 2
+    near = (rounded[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
+    image_keys = keys[1 : len(label) + 1]
+    place = np.searchsorted(image_keys, near)
+    place = np.unique(place[(place < len(label))])
+    for start in range(0, len(place), _ROWS_AT_ONCE):
+        rows = place[start : start + _ROWS_AT_ONCE]
+        label[rows] = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label
