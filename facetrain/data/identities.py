@@ -14,6 +14,7 @@ from facetrain.data.recordio import RecordReader
 _EXACT = 1 << 24
 _ASKED = 512
 _ROWS_AT_ONCE = 1 << 19
+_EDGES_AT_ONCE = 1 << 16
 
 
 def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:
@@ -65,13 +66,11 @@ def _ask_near_rounded_edges(
     reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, edges: np.ndarray, label: np.ndarray
 ) -> None:
     rounded = np.unique(edges[edges >= _EXACT])
-    if not len(rounded):
-        return
-    reach = int(np.spacing(np.float32(rounded[-1]))) // 2
-    near = (rounded[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
     image_keys = keys[1 : len(label) + 1]
-    place = np.searchsorted(image_keys, near)
-    place = np.unique(place[(place < len(label))])
-    for start in range(0, len(place), _ROWS_AT_ONCE):
-        rows = place[start : start + _ROWS_AT_ONCE]
+    for start in range(0, len(rounded), _EDGES_AT_ONCE):
+        edge = rounded[start : start + _EDGES_AT_ONCE]
+        reach = int(np.spacing(np.float32(edge[-1]))) // 2
+        near = (edge[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
+        rows = np.unique(np.searchsorted(image_keys, near))
+        rows = rows[rows < len(label)]
         label[rows] = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label

@@ -1,0 +1,52 @@
+"""Verification sets: pictures two by two, and whether each pair shows one person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.bin import read_bin
+from facetrain.errors import PairsError
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """A verification set; images 2i and 2i+1 are pair i."""
+
+    name: str
+    images: list[bytes]
+    same: np.ndarray
+    """bool (pairs,)"""
+
+
+def load_pairs(target: str, folder: Path) -> PairSet:
+    """Read a .bin set by its path, or by its name in a folder.
+
+    Raises:
+        PairsError: there is none, with the names that there are; or it is not such a set.
+    """
+    path = Path(target)
+    if path.suffix != ".bin":
+        path = folder / f"{target}.bin"
+    if not path.exists():
+        there = sorted(p.stem for p in path.parent.glob("*.bin")) if path.parent.is_dir() else []
+        hint = f"there are {', '.join(there)}" if there else f"{path.parent} holds no .bin files"
+        raise PairsError(f"{path}: no such verification set; {hint}")
+    images, same = read_bin(path)
+    return PairSet(path.stem, images, same)
+
+
+def load_targets(targets: Iterable[str], folder: Path) -> list[PairSet]:
+    """Read several sets, which must have different names.
+
+    Raises:
+        PairsError: as `load_pairs`, or two sets have the same name.
+    """
+    sets = [load_pairs(target, folder) for target in targets]
+    names = [pairs.name for pairs in sets]
+    if len(set(names)) < len(names):
+        raise PairsError(f"two verification sets have the same name: {', '.join(sorted(names))}")
+    return sets

@@ -1,0 +1,76 @@
+"""Score a network on verification sets, and leave no trace in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from facetrain.data.augment import normalise
+from facetrain.verify.embed import embed_pictures
+from facetrain.verify.metrics import verification_metrics
+from facetrain.verify.pairs import PairSet
+
+Metrics = dict[str, float]
+
+
+class Verifier:
+    """Embed the pairs of some sets on all ranks and score them on each.
+
+    The published protocol adds the embeddings of a picture and its mirror image. `accuracy_no_flip` is that of the
+    picture alone. `xnorm` is the mean length of the embeddings before they are scaled to 1.
+    """
+
+    def __init__(
+        self,
+        sets: Iterable[PairSet],
+        *,
+        image_size: int,
+        batch_size: int,
+        device: torch.device,
+        workers: int = 2,
+        prepare: Callable[[Tensor], Tensor] = normalise,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.sets = list(sets)
+        self._options = {
+            "image_size": image_size,
+            "batch_size": batch_size,
+            "device": device,
+            "workers": workers,
+            "prepare": prepare,
+            "autocast": autocast,
+        }
+
+    def __call__(self, model: nn.Module) -> Iterator[tuple[str, Metrics]]:
+        """Yield the name and the metrics of one set after the other. Collective."""
+        with evaluating(model):
+            for pairs in self.sets:
+                yield pairs.name, self.score(model, pairs)
+
+    def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Metrics:
+        """Return the metrics of one set. Collective."""
+        plain, mirrored = embed_pictures(model, pairs.images, name=pairs.name, **self._options)  # type: ignore[arg-type]
+        if not np.isfinite(plain).all():
+            # A network that has diverged has no accuracy; the run that asks goes on to say why.
+            return {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
+        alone = verification_metrics(plain, pairs.same)
+        return verification_metrics(plain + mirrored, pairs.same) | {
+            "accuracy_no_flip": alone["accuracy"],
+            "xnorm": float(np.linalg.norm(plain, axis=1).mean()),
+        }
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode, and afterwards every part of it back as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

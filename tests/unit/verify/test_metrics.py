@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from facetrain.verify.folds import THRESHOLDS, fold_accuracy
+from facetrain.verify.metrics import verification_metrics
+from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
+
+
+def scores(pairs=300, seed=0, decimals=2):
+    random = np.random.default_rng(seed)
+    same = random.random(pairs) < 0.5
+    # Rounded, so that scores tie; and that thresholds of the grid are met exactly.
+    return np.round(random.normal(2.2 - 0.8 * same, 0.5).clip(0, 4), decimals), same
+
+
+def accuracy_by_double_loop(distance, same, folds=10):
+    parts = np.array_split(np.arange(len(same)), folds)
+    accuracy, thresholds = [], []
+    for part in parts:
+        train = np.setdiff1d(np.arange(len(same)), part)
+        right = [np.mean((distance[train] < t) == same[train]) for t in THRESHOLDS]
+        best = THRESHOLDS[int(np.argmax(right))]
+        thresholds.append(best)
+        accuracy.append(np.mean((distance[part] < best) == same[part]))
+    return accuracy, thresholds
+
+
+@pytest.mark.parametrize(("pairs", "seed"), [(300, 0), (600, 1), (123, 2), (10, 3)])
+def test_counting_all_thresholds_at_once_equals_the_double_loop(pairs, seed):
+    distance, same = scores(pairs, seed)
+    accuracy, thresholds = accuracy_by_double_loop(distance, same)
+    found = fold_accuracy(distance, same)
+    np.testing.assert_array_equal(found.accuracy_F, accuracy)
+    np.testing.assert_array_equal(found.threshold_F, thresholds)
+
+
+def test_fewer_pairs_than_folds_is_an_error():
+    with pytest.raises(ValueError, match="9 pairs cannot be split into 10 folds"):
+        fold_accuracy(np.ones(9), np.ones(9, bool))
+
+
+@pytest.mark.parametrize("decimals", [1, 8])
+def test_the_curve_and_its_area_are_scikit_learns(decimals):
+    distance, same = scores(500, decimals=decimals)
+    curve = roc(-distance, same)
+    far, tar, _ = roc_curve(same, -distance, drop_intermediate=False)
+    np.testing.assert_allclose(curve.far, far)
+    np.testing.assert_allclose(curve.tar, tar)
+    assert auc(curve) == pytest.approx(roc_auc_score(same, -distance))
+
+
+@pytest.mark.parametrize("far", [1e-1, 1e-2])
+def test_the_true_accept_rate_is_that_of_the_laxest_threshold_allowed(far):
+    distance, same = scores(400)
+    rates = [
+        (np.mean(distance[same] <= t), np.mean(distance[~same] <= t))
+        for t in np.append(-1, np.unique(distance))
+    ]
+    expected = max(tar for tar, false in rates if false <= far)
+    assert tar_at_far(roc(-distance, same), far) == pytest.approx(expected)
+
+
+def test_a_rate_that_no_impostor_has_tested_is_not_told():
+    distance, same = scores(400)
+    assert tar_at_far(roc(-distance, same), 1e-3) is None
+    metrics = verification_metrics(np.random.default_rng(0).normal(size=(800, 4)), same)
+    assert "tar@1e-02" in metrics and "tar@1e-03" not in metrics
+
+
+def test_the_equal_error_rate_lies_where_both_errors_meet():
+    distance, same = scores(4000, decimals=8)
+    rate = equal_error_rate(roc(-distance, same))
+    threshold = np.quantile(distance[~same], rate)
+    assert np.mean(distance[same] > threshold) == pytest.approx(rate, abs=2e-3)
+    assert equal_error_rate(roc(np.array([1.0, 0.0]), np.array([True, False]))) == 0
+
+
+def test_pairs_of_one_kind_have_an_accuracy_and_no_curve():
+    metrics = verification_metrics(np.ones((40, 4)), np.ones(20, bool))
+    assert metrics["accuracy"] == 1.0 and "auc" not in metrics
+
+
+def test_embeddings_that_are_zero_do_not_divide_by_it():
+    assert verification_metrics(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5

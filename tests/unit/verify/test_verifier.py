@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from facetrain.data.bin import write_bin
+from facetrain.errors import ImageError, PairsError
+from facetrain.verify.pairs import PairSet, load_targets
+from facetrain.verify.verifier import Verifier
+from tests.support.datasets import picture
+
+
+def pair_set(name="set", pairs=20):
+    # A genuine pair is the same picture twice.
+    images = [picture(n if k == 0 or n % 2 else 1000 + n) for n in range(pairs) for k in range(2)]
+    return PairSet(name, images, np.arange(pairs) % 2 == 1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.fc = nn.Linear(3 * 16 * 16, 8)
+
+    def forward(self, x):
+        return self.fc(self.norm(x).flatten(1))
+
+
+def make_verifier(*sets):
+    return Verifier(sets, image_size=16, batch_size=7, device=torch.device("cpu"))
+
+
+def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
+    net = Net()
+    net.norm.eval()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    state = torch.get_rng_state()
+    ((name, metrics),) = make_verifier(pair_set())(net)
+    assert (name, metrics["accuracy"], metrics["auc"]) == ("set", 1.0, 1.0)
+    assert metrics["accuracy_no_flip"] == 1.0 and metrics["xnorm"] > 0
+    assert net.training and not net.norm.training
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_network_that_has_diverged_has_no_accuracy():
+    net = Net()
+    nn.init.constant_(net.fc.weight, float("nan"))
+    assert dict(make_verifier(pair_set())(net))["set"]["accuracy"] == 0
+
+
+def test_a_damaged_picture_is_named_by_set_and_number():
+    pairs = pair_set()
+    pairs.images[5] = b"nothing"
+    with pytest.raises(ImageError, match="set: picture 5"):
+        dict(make_verifier(pairs)(Net()))
+
+
+def test_sets_are_found_by_name_or_path_and_missing_ones_named(tmp_path):
+    for name in ("lfw", "other"):
+        write_bin(tmp_path / f"{name}.bin", [picture(n) for n in range(4)], [True, False])
+    sets = load_targets(["lfw", str(tmp_path / "other.bin")], tmp_path)
+    assert [pairs.name for pairs in sets] == ["lfw", "other"]
+    with pytest.raises(PairsError, match="no such verification set; there are lfw, other"):
+        load_targets(["lfv"], tmp_path)
+    with pytest.raises(PairsError, match="same name"):
+        load_targets(["lfw", str(tmp_path / "lfw.bin")], tmp_path)
