@@ -13,7 +13,7 @@ from facetrain.data.recordio import RecordReader
 
 _EXACT = 1 << 24
 _ASKED = 512
-_ROWS_AT_ONCE = 1 << 19
+_ROWS_AT_ONCE = 1 << 17
 _EDGES_AT_ONCE = 1 << 16
 
 
@@ -28,11 +28,10 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
         RecordError: an offset where no whole record starts.
     """
     past_images = _first_without_picture(reader, keys, offsets)
-    rows = slice(past_images, len(keys))
-    described = read_headers(reader, offsets[rows], keys[rows])
-    if not len(described.label) or past_images == 1 or described.image_bytes.any():
+    ranges = _ranges(reader, keys[past_images:], offsets[past_images:])
+    if ranges is None or past_images == 1:
         return None
-    first, past = described.label, described.second
+    first, past = ranges
     image_keys = keys[1:past_images]
     edges = np.append(first, past[-1])
     expected = np.array([image_keys[0], image_keys[-1] + 1]).astype(np.float32)
@@ -48,6 +47,20 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     asked = np.union1d(asked, borders.clip(0, len(label) - 1))
     told = read_headers(reader, offsets[1 + asked], keys[1 + asked])
     return label if (told.label == label[asked]).all() else None
+
+
+def _ranges(
+    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return what the identity records say, float64 (identities,) each; None if one of them has a picture."""
+    first, past = np.empty(len(keys)), np.empty(len(keys))
+    for start in range(0, len(keys), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        headers = read_headers(reader, offsets[rows], keys[rows])
+        if headers.image_bytes.any():
+            return None
+        first[rows], past[rows] = headers.label, headers.second
+    return (first, past) if len(keys) else None
 
 
 def _first_without_picture(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> int:
