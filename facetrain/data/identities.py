@@ -43,7 +43,8 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
         label[part] = np.searchsorted(first, image_keys[part], side="right") - 1
     _ask_near_rounded_edges(reader, keys, offsets, edges, label)
     asked = np.unique(np.linspace(0, len(label) - 1, _ASKED).astype(np.int64))
-    borders = np.searchsorted(image_keys, first[:: max(1, len(first) // _ASKED)])
+    some = first[:: max(1, len(first) // _ASKED)].astype(np.int64)  # float64 would copy all keys to float64
+    borders = np.searchsorted(image_keys, some)
     asked = np.union1d(asked, borders.clip(0, len(label) - 1))
     told = read_headers(reader, offsets[1 + asked], keys[1 + asked])
     return label if (told.label == label[asked]).all() else None
