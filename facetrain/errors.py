@@ -68,7 +68,11 @@ class DivergedError(RunError):
 
 
 class RankError(RunError):
-    """Another rank failed, or did not answer in time."""
+    """Another rank did not answer in time."""
+
+
+class LostRankError(RankError):
+    """Another rank has ended. That rank, or whoever ended it, says why: the command line keeps quiet about this."""
 
 
 class LaunchError(RunError):

@@ -86,8 +86,8 @@ class IResNet(Backbone):
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalised images (B, 3, H, W) to flat features."""
         x = self.prelu(self.bn1(self.conv1(image_BCHW)))
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for block in stage:
+        for number in range(1, 5):
+            for block in self.get_submodule(f"layer{number}").children():
                 x = run_block(block, x, again=self._again)
         return self.dropout(self.bn2(x).flatten(1))
 

@@ -40,7 +40,7 @@ class TorchvisionResNet(Backbone):
         """Map normalised images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
         for stage in self.stages:
-            for block in stage:
+            for block in stage.children():
                 x = run_block(block, x, again=self._again)
         return self.dropout(self.pool(x).flatten(1))
 

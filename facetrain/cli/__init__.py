@@ -11,17 +11,29 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     from facetrain.cli.app import app
-    from facetrain.errors import FacetrainError
+    from facetrain.errors import FacetrainError, LostRankError
 
     try:
         app(arguments)
+    except LostRankError as error:
+        if debug:
+            raise
+        sys.exit(error.exit_code)
     except FacetrainError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except KeyboardInterrupt:
         if debug:
             raise
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _end("interrupted", 130)
+    except Exception as error:
+        if debug:
+            raise
+        said = " ".join(str(error).split())
+        _end(f"{type(error).__name__}: {said} (not foreseen; --debug shows where it comes from)", 1)
+
+
+def _end(message: str, exit_code: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(exit_code)

@@ -1,15 +1,16 @@
-"""The table of commands. Each is imported when it is called, so that `--help` does not wait for torch."""
+"""The table of commands. Each imports what it needs when it is called, so that `--help` does not wait for torch."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from facetrain import __version__
-from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, train
+from facetrain.cli import train
 
 app = typer.Typer(
     name="facetrain",
-    help="Train, verify and export face-recognition models, on one CPU or on many GPUs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -17,16 +18,6 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("resume")(train.resume)
-app.command("eval")(evaluate.evaluate)
-app.command("embed")(evaluate.embed)
-app.command("compare")(evaluate.compare)
-app.command("search")(evaluate.search)
-app.command("export")(export.export)
-app.command("plan")(plan.plan)
-app.command("doctor")(doctor.doctor)
-app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
-app.add_typer(data.app, name="data")
-app.add_typer(config.app, name="config")
 
 
 def _print_version(wanted: bool) -> None:
@@ -37,7 +28,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show it."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; may stand anywhere."),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
 ) -> None:
     """Train, verify and export face-recognition models, on one CPU or on many GPUs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -17,27 +18,38 @@ _FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
-def decode_rgb(data: bytes, *, where: str) -> np.ndarray:
+def decode_rgb(data: bytes, *, where: str | Callable[[], str]) -> np.ndarray:
     """Decode a JPEG, PNG or BMP: uint8 (height, width, 3), RGB. Orientation tags are left alone, as MXNet does.
 
     Raises:
         ImageError: not such a picture, damaged, or larger than `MAX_PIXELS`; the message begins with `where`.
     """
+    try:
+        return _decode(data)
+    except _Refused as refused:
+        raise ImageError(f"{where if isinstance(where, str) else where()}: {refused}") from None
+
+
+class _Refused(Exception):
+    """Why bytes are no picture, before it is known where they lie."""
+
+
+def _decode(data: bytes) -> np.ndarray:
     size = picture_size(data)
     if size is None:
-        raise ImageError(f"{where}: {len(data):,} bytes that are no JPEG, PNG or BMP picture")
+        raise _Refused(f"{len(data):,} bytes that are no JPEG, PNG or BMP picture")
     width, height = size
     if not 0 < width * height <= MAX_PIXELS:
-        raise ImageError(
-            f"{where}: a picture of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read"
-        )
+        raise _Refused(f"a picture of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read")
     try:
         image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), _FLAGS)
     except cv2.error as error:
-        raise ImageError(f"{where}: the picture cannot be decoded ({error.err})") from error
+        raise _Refused(f"the picture cannot be decoded ({error.err})") from error
     if image is None:
-        raise ImageError(f"{where}: the picture cannot be decoded; its {len(data):,} bytes are damaged")
-    return np.asarray(image)
+        raise _Refused(f"the picture cannot be decoded; its {len(data):,} bytes are damaged")
+    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < 0:
+        raise _Refused(f"the JPEG is cut off: its {len(data):,} bytes have no end marker")
+    return image
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:

@@ -1,15 +1,11 @@
-"""Batches for one rank, read and decoded ahead by threads.
-
-Reading and decoding leave Python's lock alone, so threads use all cores without copying images
-between processes.
-"""
+"""Batches for one rank, read and decoded ahead by processes, and copied ahead to the device."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,18 +13,18 @@ import torch
 from torch import Tensor
 
 from facetrain.data.dataset import FaceSource
-from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.order import GlobalOrder
-from facetrain.errors import DataError, ImageError
+from facetrain.data.pool import TASK_ROWS, Pool
+from facetrain.data.worker import Slots
 
-AHEAD = 3
-"""Steps that are read ahead of the one in training."""
-_TRIES = 100
+_STEPS_AHEAD = 3
+_TASKS_AHEAD = 3
+"""So many tasks are waiting for each process, whatever the size of the batch."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of a rank. Images and labels are on the device, the numbers of the images on the host."""
+    """One micro-batch of a rank: images and labels on the device, the images' numbers on the host."""
 
     step: int
     epoch: int
@@ -42,6 +38,10 @@ class Loader:
 
     Micro-batch a of rank r holds rows [(a·W + r)·B, (a·W + r + 1)·B) of the global batch, so that the
     images of a step, and which of them are added up first, are the same for any number of ranks.
+
+    `workers` processes read and decode; 0 does it in this process when a batch is asked for. With
+    `bad_records="skip"`, an image that cannot be read or decoded gives way to the one with the next
+    number (after the last, the first): no rank has to tell another, and all stay in step.
     """
 
     def __init__(
@@ -61,19 +61,20 @@ class Loader:
         stop_step: int | None = None,
     ) -> None:
         self.skipped: list[str] = []
+        """What was skipped so far, each bad record once."""
         self.wait_s = 0.0
-        self._source, self._order = source, order
+        """Seconds that training has waited for images."""
+        self._order = order
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._accumulate = local_batch_size, accumulate
-        self._size = image_size
-        self._device = device or torch.device("cpu")
-        self._skip = bad_records == "skip"
-        self._steps = iter(range(start_step, stop_step)) if stop_step is not None else None
-        self._next_step = start_step
-        self._workers = max(workers, 1)
-        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="decode")
-        self._pending: deque[tuple[int, _Raw, list[Future[None]]]] = deque()
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._next_step, self._stop_step = start_step, stop_step
+        rows = local_batch_size * accumulate
+        self._ahead = max(_STEPS_AHEAD, math.ceil(_TASKS_AHEAD * workers * TASK_ROWS / rows))
+        # One more than is read ahead: the last step's images may still be on their way to the device.
+        slots = Slots(self._ahead + 1, rows, image_size)
+        self._pool = Pool(source, slots, workers=workers, skip=bad_records == "skip")
+        self._sender = _sender(slots, device or torch.device("cpu"))
+        self._pending: deque[tuple[int, np.ndarray]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Yield the micro-batches of one step after the other.
@@ -81,86 +82,86 @@ class Loader:
         Raises:
             DataError: an image cannot be read or decoded, and bad records are not to be skipped.
         """
-        while True:
-            while len(self._pending) < AHEAD and self._submit():
-                pass
-            if not self._pending:
-                return
-            step, raw, futures = self._pending.popleft()
+        self._submit()
+        while self._pending:
             since = time.perf_counter()
-            for future in futures:
-                future.result()
-            batches = self._send(step, raw)
+            step, sample = self._pending.popleft()
+            slot = step % (self._ahead + 1)
+            self.skipped += (message for message in self._pool.wait(slot) if message not in self.skipped)
+            image, label = self._sender.send(slot)
+            self._submit()
             self.wait_s += time.perf_counter() - since
-            yield batches
+            epoch = self._order.epoch(step)
+            parts = (tensor.split(self._batch_size) for tensor in (image, label, torch.from_numpy(sample)))
+            yield tuple(Batch(step, epoch, *part) for part in zip(*parts, strict=True))
 
     def close(self) -> None:
-        """Stop the threads; what they were reading is thrown away."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the reading processes; what they were reading is thrown away."""
         self._pending.clear()
+        self._pool.close()
+        self._sender.close()
 
-    def _submit(self) -> bool:
-        step = next(self._steps, None) if self._steps is not None else self._next_step
-        if step is None:
-            return False
-        self._next_step = step + 1
-        sample = self._mine(self._order.batch(step))
-        raw = _Raw.empty(sample, self._size, pinned=self._stream is not None)
-        # A few slices a worker: enough to even out slow images, few enough to cost nothing.
-        slices = np.array_split(np.arange(len(sample)), min(4 * self._workers, len(sample)))
-        self._pending.append((step, raw, [self._pool.submit(self._fill, raw, rows) for rows in slices]))
-        return True
+    def _submit(self) -> None:
+        while len(self._pending) < self._ahead and self._next_step != self._stop_step:
+            sample = self._mine(self._order.batch(self._next_step))
+            self._pool.submit(self._next_step % (self._ahead + 1), sample)
+            self._pending.append((self._next_step, sample))
+            self._next_step += 1
 
     def _mine(self, number_G: np.ndarray) -> np.ndarray:
         grid = number_G.reshape(self._accumulate, self._world_size, self._batch_size)
         return np.ascontiguousarray(grid[:, self._rank]).reshape(-1)
 
-    def _fill(self, raw: _Raw, rows: np.ndarray) -> None:
-        for row in rows:
-            raw.image[row], raw.label[row] = self._load(int(raw.sample[row]))
 
-    def _load(self, number: int) -> tuple[np.ndarray, int]:
-        """Return an image and its label; where bad ones are skipped, those of the next good one."""
-        for other in range(number, number + _TRIES):
-            other %= self._source.num_images
-            try:
-                image = decode_rgb(self._source.read(other), where=self._source.where(other))
-                return resize_square(image, self._size), int(self._source.labels[other])
-            except ImageError as error:
-                if not self._skip:
-                    raise
-                if str(error) not in self.skipped:
-                    self.skipped.append(str(error))
-        raise DataError(
-            f"{self._source.where(number)}: this and the {_TRIES - 1} images after it cannot be decoded"
+class _HostSender:
+    """Gives out copies, so that a batch stays what it is for as long as somebody holds it."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def send(self, slot: int) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self._slots.image[slot].copy()), torch.from_numpy(
+            self._slots.label[slot].copy()
         )
 
-    def _send(self, step: int, raw: _Raw) -> tuple[Batch, ...]:
-        image, label = torch.from_numpy(raw.image), torch.from_numpy(raw.label)
-        if self._stream is not None:
-            with torch.cuda.stream(self._stream):
-                image = raw.pinned[0].to(self._device, non_blocking=True)
-                label = raw.pinned[1].to(self._device, non_blocking=True)
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
-            for tensor in (image, label):
-                tensor.record_stream(torch.cuda.current_stream(self._device))
-        sample = torch.from_numpy(raw.sample)
-        epoch = self._order.epoch(step)
-        parts = zip(*(tensor.split(self._batch_size) for tensor in (image, label, sample)), strict=True)
-        return tuple(Batch(step, epoch, *part) for part in parts)
+    def close(self) -> None:
+        pass
 
 
-@dataclass(frozen=True)
-class _Raw:
-    """The host's memory for one step; on CUDA the arrays look into pinned tensors."""
+class _CudaSender:
+    """Copies to the device on a stream of its own, beside the training of the step before."""
 
-    sample: np.ndarray
-    image: np.ndarray
-    label: np.ndarray
-    pinned: tuple[Tensor, Tensor]
+    def __init__(self, slots: Slots, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._image, self._label = torch.from_numpy(slots.image), torch.from_numpy(slots.label)
+        self._locked = [tensor for tensor in (self._image, self._label) if _lock_pages(tensor)]
+        self._copied: torch.cuda.Event | None = None
 
-    @classmethod
-    def empty(cls, sample: np.ndarray, size: int, *, pinned: bool) -> _Raw:
-        image = torch.empty(len(sample), size, size, 3, dtype=torch.uint8, pin_memory=pinned)
-        label = torch.empty(len(sample), dtype=torch.int64, pin_memory=pinned)
-        return cls(sample, image.numpy(), label.numpy(), (image, label))
+    def send(self, slot: int) -> tuple[Tensor, Tensor]:
+        # The slot that is filled next is the one of the step before: its copy must have ended.
+        if self._copied is not None:
+            self._copied.synchronize()
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            image = self._image[slot].to(self._device, non_blocking=True)
+            label = self._label[slot].to(self._device, non_blocking=True)
+            self._copied = self._stream.record_event()
+        current.wait_event(self._copied)
+        image.record_stream(current)
+        label.record_stream(current)
+        return image, label
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        while self._locked:
+            torch.cuda.cudart().cudaHostUnregister(self._locked.pop().data_ptr())
+
+
+def _sender(slots: Slots, device: torch.device) -> _HostSender | _CudaSender:
+    return _CudaSender(slots, device) if device.type == "cuda" else _HostSender(slots)
+
+
+def _lock_pages(tensor: Tensor) -> bool:
+    """Lock memory that others allocated; where the system forbids it, copies are slower and still right."""
+    return int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,8 @@ class World:
     size: int
     local_size: int
     device: torch.device
+    agent: str = ""
+    """Names the process that started this one: the same for all that it starts, and starts again."""
     restarts: int = 0
 
     @property
@@ -91,10 +95,21 @@ def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
             size=dist.get_world_size(),
             local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
             device=chosen,
+            agent=_agent(),
             restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
     finally:
         dist.destroy_process_group()
+
+
+def _agent() -> str:
+    parent = os.getppid()
+    try:
+        # The 22nd field is when it started: a process number comes back, a moment does not.
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        started = "?"
+    return f"{socket.gethostname()}:{parent}:{started}"
 
 
 def _use(device: torch.device) -> torch.device:

@@ -19,7 +19,8 @@ class Meter:
 
     def add(self, name: str, value: Tensor | float) -> None:
         """Take in a scalar; a tensor stays on its device."""
-        value = value.detach() if isinstance(value, Tensor) else value
+        # float64, so that a sum is the same whether or not it went through a checkpoint.
+        value = value.detach().double() if isinstance(value, Tensor) else value
         self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._counts[name] = self._counts.get(name, 0) + 1
 
@@ -39,6 +40,20 @@ class Meter:
         values["images_per_s"] = self._images / max(now - self._since, 1e-9)
         self._sums, self._counts, self._images, self._since = {}, {}, 0, now
         return values
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the sums so far, for a checkpoint: the next report after a resume has them in it."""
+        return {
+            name: torch.stack(
+                [torch.as_tensor(total).double().cpu(), torch.tensor(float(self._counts[name])).double()]
+            )
+            for name, total in self._sums.items()
+        }
+
+    def load_state(self, state: dict[str, Tensor], device: torch.device) -> None:
+        """Go on from saved sums."""
+        for name, (total, count) in state.items():
+            self._sums[name], self._counts[name] = total.to(device), int(count)
 
     def restart_clock(self) -> None:
         """Leave out of the rate what has passed since the last report: a verification, say."""

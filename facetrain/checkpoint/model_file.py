@@ -1,0 +1,148 @@
+"""A network in one file that says what it is: which backbone, which image, which preprocessing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from facetrain.backbone.iresnet import LAYERS
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.foreign import load_weights_into, read_weights
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.data.augment import normalise
+from facetrain.errors import ModelError
+
+NOTE = "facetrain"
+PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """A network ready to embed faces, wherever it came from."""
+
+    network: nn.Module
+    image_size: int
+    embedding_size: int
+    prepare: Callable[[Tensor], Tensor]
+    """Brings uint8 (B, H, W, 3) RGB to what the network takes."""
+    description: str
+
+
+def describe_backbone(name: str, **options: Any) -> dict[str, Any]:
+    """Return what a model file says of its network: the arguments of `build_backbone`."""
+    return {"backbone": {"name": name} | options, "preprocessing": PREPROCESSING}
+
+
+def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write weights and description to a .safetensors file; it appears whole or not at all."""
+    scratch = path.with_name(f".{path.name}.writing")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    save_file(tensors, scratch, metadata={NOTE: json.dumps(description)})
+    os.replace(scratch, path)
+
+
+def open_model(path: Path, device: torch.device) -> EmbeddingModel:
+    """Open a run's folder, a checkpoint, a .safetensors, arcface_torch's .pt or .pth, or an .onnx.
+
+    Raises:
+        ModelError: there is none, or no network that we know has such weights.
+    """
+    path = Path(path)
+    if path.is_dir() and (path / "model.safetensors").exists():
+        path = path / "model.safetensors"
+    if path.is_dir():
+        checkpoint = Checkpoint.open(path)
+        return _built(
+            checkpoint.replicated("backbone."),
+            checkpoint.meta.get("model", {}),
+            str(checkpoint.folder),
+            device,
+        )
+    if path.suffix == ".onnx":
+        return _open_onnx(path)
+    weights, notes = read_weights(path)
+    try:
+        description = json.loads(notes[NOTE]) if NOTE in notes else {}
+    except ValueError as error:
+        raise ModelError(f"{path}: what it says of itself is not JSON") from error
+    return _built(weights, description or guess_backbone(weights, str(path)), str(path), device)
+
+
+def guess_backbone(weights: dict[str, Tensor], where: str) -> dict[str, Any]:
+    """Tell the network of bare weights by their names and shapes.
+
+    Raises:
+        ModelError: it is none that we know.
+    """
+    names = ["vit_t", "vit_s", "vit_b", "vit_l", "vit_h", "mbf", "mbf_large", *LAYERS]
+    size = next(
+        (
+            len(weights[n])
+            for n in ("features.weight", "features.layers.3.weight", "feature.3.weight")
+            if n in weights
+        ),
+        512,
+    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in names:
+        if name == "r2060" and "layer3.895.bn1.weight" not in weights:
+            continue
+        with torch.device("meta"):
+            own = build_backbone(name, embedding_size=size).state_dict()
+        if shapes == {key: tuple(tensor.shape) for key, tensor in own.items()}:
+            return describe_backbone(name, embedding_size=size, image_size=112)
+    raise ModelError(
+        f"{where}: its {len(weights)} weights are those of no network among {', '.join(names)} at 112 pixels"
+    )
+
+
+def _built(
+    weights: dict[str, Tensor], description: dict[str, Any], where: str, device: torch.device
+) -> EmbeddingModel:
+    try:
+        options = dict(description["backbone"])
+        network = build_backbone(options.pop("name"), **options)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{where}: does not say which network it is ({error})") from error
+    load_weights_into(network, weights, where)
+    said = f"{description['backbone']['name']}, {sum(p.numel() for p in network.parameters()):,} parameters"
+    return EmbeddingModel(
+        network.eval().to(device), options.get("image_size", 112), network.embedding_size, normalise, said
+    )
+
+
+class _OnnxNetwork(nn.Module):
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self._session, self._input = session, session.get_inputs()[0].name
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Map images to the session's first output."""
+        (embedding, *_) = self._session.run(None, {self._input: np.ascontiguousarray(image_BCHW.numpy())})
+        return torch.from_numpy(embedding)
+
+
+def _open_onnx(path: Path) -> EmbeddingModel:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ModelError(f"{path}: needs onnxruntime: install facetrain[onnx]") from error
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(f"{path}: {' '.join(str(error).split())[:200]}") from error
+    shape = session.get_inputs()[0].shape
+    size = shape[2] if len(shape) == 4 and isinstance(shape[2], int) else 112
+    width = session.get_outputs()[0].shape[-1]
+    return EmbeddingModel(
+        _OnnxNetwork(session), size, width if isinstance(width, int) else 0, normalise, f"ONNX, {path.name}"
+    )

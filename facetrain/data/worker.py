@@ -1,0 +1,122 @@
+"""What a reading process does: fill rows of shared memory with decoded images. Imports no torch."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import cv2
+import numpy as np
+
+from facetrain.data.dataset import FaceSource
+from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.shared import SharedBytes
+from facetrain.errors import DataError, ImageError, RecordError, RunError
+
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Task:
+    """Images to be put into rows `row`, `row + 1`, … of a slot."""
+
+    slot: int
+    row: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer to a task: the error that stopped it, or the bad records that gave way to others."""
+
+    task: Task
+    error: Exception | None = None
+    skipped: Sequence[str] = ()
+
+
+class Slots:
+    """Room for the batches of several steps: images, their labels, and nothing that must be sent."""
+
+    def __init__(self, slots: int, rows: int, image_size: int) -> None:
+        self._shape = (slots, rows, image_size, image_size, 3)
+        self._bytes = SharedBytes(8 * slots * rows + int(np.prod(self._shape)))
+        self._look()
+
+    def _look(self) -> None:
+        slots, rows = self._shape[:2]
+        self.label = self._bytes.array((slots, rows), np.int64)
+        self.image = self._bytes.array(self._shape, np.uint8, offset=8 * slots * rows)
+
+    def __getstate__(self) -> tuple[tuple[int, ...], SharedBytes]:
+        """Travel as the shared memory itself."""
+        return self._shape, self._bytes
+
+    def __setstate__(self, state: tuple[tuple[int, int, int, int, int], SharedBytes]) -> None:
+        """Look at the same memory from another process."""
+        self._shape, self._bytes = state
+        self._look()
+
+
+class Filler:
+    """Reads, decodes and resizes; says of a bad image that it is bad, or goes on to the next good one."""
+
+    def __init__(self, source: FaceSource, slots: Slots, *, skip: bool) -> None:
+        self._source, self._slots, self._skip = source, slots, skip
+        self._size = slots.image.shape[2]
+
+    def fill(self, task: Task) -> Done:
+        """Do a task; whatever goes wrong is in the answer."""
+        skipped: list[str] = []
+        image, label = self._slots.image[task.slot], self._slots.label[task.slot]
+        try:
+            for row, number in enumerate(task.numbers, task.row):
+                image[row], label[row] = self._good(number, skipped)
+        except Exception as error:  # it belongs to the training process, whatever it is
+            return Done(task, _portable(error), skipped)
+        return Done(task, None, skipped)
+
+    def _good(self, number: int, skipped: list[str]) -> tuple[np.ndarray, int]:
+        source = self._source
+        # The next number that can be decoded: the same on every rank, and for any number of them.
+        for other in range(number, number + _TRIES):
+            other %= source.num_images
+            try:
+                image = decode_rgb(source.read(other), where=lambda: source.where(other))  # noqa: B023
+                return resize_square(image, self._size), int(source.labels[other])
+            except (ImageError, RecordError) as error:
+                if not self._skip:
+                    raise
+                skipped.append(str(error))
+        raise DataError(
+            f"{source.where(number)}: this image and the {_TRIES - 1} after it cannot be decoded; "
+            "`facetrain data check` lists what is wrong with the dataset"
+        )
+
+
+def serve(connection: Connection, source: FaceSource, slots: Slots, skip: bool) -> None:
+    """Do tasks until the training process hangs up."""
+    # Ctrl-C and a preemption's SIGTERM reach the whole group of processes. What they mean is for the
+    # training process to decide; it still needs batches up to its last checkpoint.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    cv2.setNumThreads(0)  # the processes are the parallelism
+    filler = Filler(source, slots, skip=skip)
+    try:
+        while True:
+            connection.send(filler.fill(connection.recv()))
+    except (EOFError, ConnectionError):
+        return
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error as it can travel to another process, with the traceback it had here."""
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))  # our own bytes, made a moment ago
+    except Exception:  # an exception class of a library that cannot be rebuilt
+        return RunError(f"reading failed: {type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,125 @@
+"""Reports, verification, checkpoints and stopping between the steps of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from facetrain.checkpoint.save import CheckpointWriter, SaveFailed
+from facetrain.data.loader import Batch, Loader
+from facetrain.distributed.signals import StopRequest
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.memory import peak_gib
+from facetrain.telemetry.recorder import Recorder
+from facetrain.train.state import TrainState, averaged_buffers
+from facetrain.train.step import TrainStep
+from facetrain.verify.verifier import Verifier
+
+
+class RunHooks:
+    """The hooks of a real run."""
+
+    def __init__(
+        self,
+        *,
+        recorder: Recorder,
+        step: TrainStep,
+        loader: Loader,
+        verifier: Verifier,
+        writer: CheckpointWriter,
+        stop: StopRequest,
+        meta: Callable[[TrainState], dict[str, Any]],
+        say: Callable[[str], None],
+        total_steps: int,
+        log_every: int,
+        verify_every: int,
+        save_every: int,
+        save_every_minutes: float | None,
+    ) -> None:
+        self._recorder, self._step, self._loader = recorder, step, loader
+        self._verifier, self._writer, self._stop = verifier, writer, stop
+        self._meta, self._say = meta, say
+        self._total = total_steps
+        self._log_every, self._verify_every, self._save_every = log_every, verify_every, save_every
+        self._save_every_s = (save_every_minutes or float("inf")) * 60
+        self._saved_at = time.monotonic()
+        self._signal, self._minutes_due = 0, False
+        self.last_saved: int | None = None
+
+    @property
+    def signal(self) -> int:
+        """The signal that the ranks have agreed to stop for; 0: none."""
+        return self._signal
+
+    def log(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Report the means since the last report."""
+        if state.step % self._log_every and state.step != self._total:
+            return
+        self._step.check(state, batches)
+        values = state.meter.report()
+        values |= {
+            "epoch": float(batches[-1].epoch),
+            "left_s": (self._total - state.step)
+            * self._images(state, batches)
+            / max(values["images_per_s"], 1e-9),
+            "wait_s": self._loader.wait_s,
+            "memory_gib": peak_gib(state.world.device),
+            "skipped_images": float(len(self._loader.skipped)),
+        }
+        self._recorder.write(state.step, values)
+
+    def verify(self, state: TrainState) -> None:
+        """Score the network on every set."""
+        if state.step % self._verify_every and state.step != self._total:
+            return
+        self.verify_now(state)
+
+    def verify_now(self, state: TrainState) -> None:
+        """Score the network on every set, and say so."""
+        found: dict[str, float] = {}
+        with averaged_buffers(state.backbone):
+            for name, metrics in self._verifier(state.network):
+                found |= {f"{name}/{what}": value for what, value in metrics.items()}
+        if found:
+            state.metrics = found
+            self._recorder.write(state.step, found)
+        state.meter.restart_clock()
+
+    def save(self, state: TrainState) -> None:
+        """Begin a checkpoint where one is due, and end the one in flight where all ranks have written it."""
+        self._signal, self._minutes_due = self._stop.agreed(
+            time.monotonic() - self._saved_at > self._save_every_s
+        )
+        if state.step % self._save_every == 0 or self._minutes_due or self._signal:
+            self.save_now(state)
+        elif self._writer.in_flight:
+            self._tell(self._writer.poll())
+
+    def save_now(self, state: TrainState) -> None:
+        """Begin a checkpoint."""
+        self._saved_at = time.monotonic()
+        self._tell(self._writer.save(state.snapshot(self._meta(state))))
+
+    def finish(self) -> None:
+        """Wait for the checkpoint in flight."""
+        self._tell(self._writer.finish())
+
+    def stopping(self, state: TrainState) -> bool:
+        """Whether a signal has come to any rank."""
+        return self._signal != 0
+
+    def _images(self, state: TrainState, batches: tuple[Batch, ...]) -> int:
+        return sum(len(batch.label_B) for batch in batches) * state.world.size
+
+    def _tell(self, outcome: object) -> None:
+        if outcome is None:
+            return
+        if isinstance(outcome, SaveFailed):
+            line = f"checkpoint of step {outcome.step} was not saved: {outcome.reason}; training goes on"
+            logger.warning(line)
+            self._say(f"warning: {line}")
+            self._recorder.write(outcome.step, {"save_failed": 1.0})
+            return
+        self.last_saved = outcome.step  # type: ignore[attr-defined]
+        logger.info("saved the checkpoint of step %d", self.last_saved)

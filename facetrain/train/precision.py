@@ -1,0 +1,43 @@
+"""The number formats of a network, put around it from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Return what to call for a context in which layers compute in a precision: fp32, bf16 or fp16."""
+    if precision == "fp32":
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+class InPrecision(nn.Module):
+    """Run a backbone's trunk in 16 bits and its neck in float32.
+
+    The state of the backbone keeps its own names: this is never saved.
+    """
+
+    def __init__(
+        self, backbone: Backbone, precision: str, device: torch.device, *, channels_last: bool, compile: bool
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self._autocast = autocast_for(precision, device)
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._trunk: Callable[[Tensor], Tensor] = torch.compile(backbone.trunk) if compile else backbone.trunk
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalised images (B, 3, H, W) to embeddings (B, D), float32."""
+        image_BCHW = image_BCHW.contiguous(memory_format=self._layout)
+        with self._autocast():
+            feature = self._trunk(image_BCHW)
+        return self.backbone.neck(feature.float())

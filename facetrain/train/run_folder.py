@@ -1,0 +1,113 @@
+"""The folder of a run: whose it is, and what stands in it beside the checkpoints."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from facetrain.checkpoint.commit import complete_steps, remove_unfinished, step_folder, write_whole
+from facetrain.distributed import collectives
+from facetrain.distributed.world import World
+from facetrain.errors import RunError, UsageError
+
+_PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
+
+
+def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Path, bool]:
+    """Return the folder for a new run, and whether to go on in it because this run was started again.
+
+    An elastic agent starts its workers again after a failure; the folder remembers its agents. A
+    folder that was not given by name gets a number if others have run there. Collective.
+
+    Raises:
+        UsageError: the folder that was given holds another run's checkpoints.
+    """
+    agents = sorted({name for name in collectives.gather_json(world.agent) if name})
+    folder = given or _free(default, agents)
+    again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, agents))
+    if given and _holds_run(folder) and not again:
+        steps = complete_steps(folder / "checkpoints")
+        raise UsageError(
+            f"{folder}: holds a run already, at step {steps[-1]}: `facetrain resume {folder}` goes on with it; "
+            "for a new run give another --run-dir"
+        )
+    chosen, again = collectives.broadcast_json([str(folder), again])
+    return Path(chosen), again
+
+
+def open_folder(folder: Path, world: World, config_text: str) -> None:
+    """Make the folder, and write down the config and what the run runs on. The leader alone calls it.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder / "checkpoints")
+        write_whole(folder / "config.yaml", config_text)
+        write_whole(folder / "environment.json", json.dumps(_environment(folder, world), indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+def set_aside_later(folder: Path, step: int) -> None:
+    """Take checkpoints after a step out of the way of a run that goes on from it; they are kept, renamed."""
+    for later in complete_steps(folder / "checkpoints"):
+        if later > step:
+            path = step_folder(folder / "checkpoints", later)
+            target = path.with_name(f"left_{path.name}")
+            number = 2
+            while target.exists():
+                target = path.with_name(f"left_{path.name}_{number}")
+                number += 1
+            path.rename(target)
+
+
+def _environment(folder: Path, world: World) -> dict[str, Any]:
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
+    return {
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": sys.argv[1:],
+        "world_size": world.size,
+        "device": f"{world.device.type} {device}".strip(),
+        "threads": torch.get_num_threads(),
+        "agents": [*_agents(folder), world.agent],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _agents(folder: Path) -> list[str]:
+    try:
+        return [str(name) for name in json.loads((folder / "environment.json").read_text())["agents"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _started_by(folder: Path, agents: list[str]) -> bool:
+    return bool(set(_agents(folder)) & set(agents))
+
+
+def _holds_run(folder: Path) -> bool:
+    return bool(complete_steps(folder / "checkpoints"))
+
+
+def _free(default: Path, agents: list[str]) -> Path:
+    folder, number = default, 1
+    while folder.exists() and not _started_by(folder, agents):
+        number += 1
+        folder = default.with_name(f"{default.name}_{number}")
+    return folder

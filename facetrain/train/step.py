@@ -1,0 +1,69 @@
+"""One step: forward, loss, backward, update."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from facetrain.data.augment import Augment
+from facetrain.data.loader import Batch
+from facetrain.errors import DivergedError
+from facetrain.train.state import TrainState
+
+
+class TrainStep:
+    """Train on one global batch, in as many micro-batches as come.
+
+    The host never waits for the device here, but where it is the device.
+    """
+
+    def __init__(self, network: nn.Module, augment: Augment, *, max_skipped_steps: int) -> None:
+        self._network, self._augment = network, augment
+        self._max_skipped = max_skipped_steps
+        self._streak: Tensor | None = None
+
+    def __call__(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Take the step `state.step`. Collective.
+
+        Raises:
+            DivergedError: the loss or the gradient was not finite in too many steps running.
+        """
+        lr = state.stepper.begin(state.step)
+        total: Tensor | float = 0.0
+        for number, batch in enumerate(batches, start=1):
+            with self._reduction(last=number == len(batches)):
+                total = total + self._accumulate(state, batch, len(batches))
+        stepped = state.stepper.finish()
+        state.meter.add("loss", total)
+        state.meter.add("grad_norm", stepped.grad_norm)
+        state.meter.add("skipped", stepped.skipped)
+        state.meter.add("lr", lr)
+        state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
+        self._streak = stepped.skipped if self._streak is None else (self._streak + 1) * stepped.skipped
+        if state.world.device.type == "cpu":
+            self.check(state, batches)
+
+    def check(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Stop a run whose steps are skipped again and again. Waits for the device; all ranks decide alike."""
+        if self._streak is not None and self._streak.item() >= self._max_skipped:
+            numbers = torch.cat([batch.sample_B for batch in batches]).tolist()
+            raise DivergedError(
+                f"the loss or the gradient was not finite in {int(self._streak.item())} steps running, the last of "
+                f"them step {state.step} (images {', '.join(map(str, numbers[:8]))}, … of rank {state.world.rank}); "
+                "lower optim.lr, warm up for longer, or use precision fp32; the last checkpoint is as it was"
+            )
+
+    def _accumulate(self, state: TrainState, batch: Batch, parts: int) -> Tensor:
+        image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
+        loss = state.head(self._network(image_BCHW), batch.label_B) / parts
+        (loss * state.stepper.scale.value).backward()
+        return loss.detach()
+
+    def _reduction(self, *, last: bool) -> AbstractContextManager[None]:
+        # Gradients travel once per step, with the last micro-batch.
+        if last or not isinstance(self._network, DistributedDataParallel):
+            return nullcontext()
+        return self._network.no_sync()

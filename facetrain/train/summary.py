@@ -1,0 +1,43 @@
+"""What a finished run has learned, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from facetrain.telemetry.jsonl import read_jsonl
+
+
+def summary(folder: Path, targets: Sequence[str], eval_dir: str, skipped: list[str], seconds: float) -> str:
+    """Tell a run from its metrics: loss and accuracy from first to last, and the next commands."""
+    records = read_jsonl(folder / "metrics.jsonl")
+    lines = ["", f"{folder}: finished; this command took {seconds:.0f} s"]
+    losses = [record for record in records if "loss" in record]
+    if losses:
+        first, last = losses[0], losses[-1]
+        lines.append(f"  loss      {first['loss']:.3f} at step {first['step']} → {last['loss']:.3f} at step {last['step']}")
+    for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
+        lines.append(_course(name.removesuffix("/accuracy"), [record for record in records if name in record]))
+    if skipped:
+        lines.append(f"  {len(skipped)} images could not be decoded and gave way to others; the first: {skipped[0]}")
+    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir)])
+
+
+def _course(name: str, records: list[dict[str, Any]]) -> str:
+    first, last = records[0], records[-1]
+    line = f"  {name:9} accuracy {first[f'{name}/accuracy']:.2%} at step {first['step']} → {last[f'{name}/accuracy']:.2%}"
+    if f"{name}/auc" in last:
+        line += f" (AUC {last[f'{name}/auc']:.4f})"
+    return f"{line}, {last[f'{name}/pairs']:.0f} pairs"
+
+
+def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str) -> list[str]:
+    scored = [f"  facetrain eval {folder} --target {targets[0]} --data-dir {eval_dir}"] if targets else []
+    return [
+        "next:",
+        *scored,
+        f"  facetrain resume {folder} --set train.epochs=MORE",
+        f"  facetrain export {folder} --format onnx --output model.onnx",
+        f"  tensorboard --logdir {folder / 'tensorboard'}",
+    ]
