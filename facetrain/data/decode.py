@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -18,42 +17,50 @@ _FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
-def decode_rgb(data: bytes, *, where: str | Callable[[], str]) -> np.ndarray:
-    """Decode a JPEG, PNG or BMP: uint8 (height, width, 3), RGB. Orientation tags are left alone, as MXNet does.
+def decode_rgb(data: bytes, *, where: str) -> np.ndarray:
+    """Decode a JPEG, PNG or BMP to RGB: uint8 (height, width, 3).
+
+    Orientation tags are left alone, as MXNet leaves them; gray becomes RGB, transparency is dropped.
 
     Raises:
         ImageError: not such a picture, damaged, or larger than `MAX_PIXELS`; the message begins with `where`.
     """
     try:
-        return _decode(data)
-    except _Refused as refused:
-        raise ImageError(f"{where if isinstance(where, str) else where()}: {refused}") from None
+        return decode(data)
+    except NotAPictureError as refused:
+        raise ImageError(f"{where}: {refused}") from None
 
 
-class _Refused(Exception):
-    """Why bytes are no picture, before it is known where they lie."""
+class NotAPictureError(Exception):
+    """Why bytes are no picture, said where it is not yet known where they lie."""
 
 
-def _decode(data: bytes) -> np.ndarray:
+def decode(data: bytes) -> np.ndarray:
+    """Do what `decode_rgb` does, for callers that can say where the bytes lie when something is wrong.
+
+    Raises:
+        NotAPictureError: as the ImageError of `decode_rgb`.
+    """
     size = picture_size(data)
     if size is None:
-        raise _Refused(f"{len(data):,} bytes that are no JPEG, PNG or BMP picture")
+        raise NotAPictureError(f"{len(data):,} bytes that are no JPEG, PNG or BMP picture")
     width, height = size
     if not 0 < width * height <= MAX_PIXELS:
-        raise _Refused(f"a picture of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read")
+        raise NotAPictureError(f"a picture of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read")
     try:
-        image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), _FLAGS)
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS)
     except cv2.error as error:
-        raise _Refused(f"the picture cannot be decoded ({error.err})") from error
+        raise NotAPictureError(f"the picture cannot be decoded ({error.err})") from error
     if image is None:
-        raise _Refused(f"the picture cannot be decoded; its {len(data):,} bytes are damaged")
+        raise NotAPictureError(f"the picture cannot be decoded; its {len(data):,} bytes are damaged")
+    # OpenCV decodes what is there of a JPEG and leaves the rest grey.
     if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < 0:
-        raise _Refused(f"the JPEG is cut off: its {len(data):,} bytes have no end marker")
+        raise NotAPictureError(f"the JPEG is cut off: its {len(data):,} bytes have no end marker")
     return image
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:
-    """Bring an image to (size, size, 3): the short side to `size`, then the middle, as InsightFace evaluates."""
+    """Bring an image to (size, size, 3): the short side to `size`, then the middle, as InsightFace does."""
     height, width = image.shape[:2]
     if (height, width) == (size, size):
         return image
@@ -71,7 +78,7 @@ def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) as the picture's own header says, or None if it is none of the three formats."""
+    """Return (width, height) as the picture's own header says; None if it is none of the three formats."""
     if data[:2] == b"\xff\xd8":
         return _jpeg_size(data)
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:

@@ -64,16 +64,16 @@ class Loader:
         """What was skipped so far, each bad record once."""
         self.wait_s = 0.0
         """Seconds that training has waited for images."""
-        self._order = order
+        self._source, self._order = source, order
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._accumulate = local_batch_size, accumulate
         self._next_step, self._stop_step = start_step, stop_step
         rows = local_batch_size * accumulate
         self._ahead = max(_STEPS_AHEAD, math.ceil(_TASKS_AHEAD * workers * TASK_ROWS / rows))
         # One more than is read ahead: the last step's images may still be on their way to the device.
-        slots = Slots(self._ahead + 1, rows, image_size)
-        self._pool = Pool(source, slots, workers=workers, skip=bad_records == "skip")
-        self._sender = _sender(slots, device or torch.device("cpu"))
+        self._slots = Slots(self._ahead + 1, rows, image_size)
+        self._pool = Pool(source, self._slots, workers=workers, skip=bad_records == "skip")
+        self._sender = _sender(self._slots.image, device)
         self._pending: deque[tuple[int, np.ndarray]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
@@ -88,7 +88,9 @@ class Loader:
             step, sample = self._pending.popleft()
             slot = step % (self._ahead + 1)
             self.skipped += (message for message in self._pool.wait(slot) if message not in self.skipped)
-            image, label = self._sender.send(slot)
+            # A good image that stands for a bad one brings its own label.
+            label = self._sender.send(self._source.labels[self._slots.number[slot]].astype(np.int64))
+            image = self._sender.send(self._slots.image[slot])
             self._submit()
             self.wait_s += time.perf_counter() - since
             epoch = self._order.epoch(step)
@@ -116,13 +118,8 @@ class Loader:
 class _HostSender:
     """Gives out copies, so that a batch stays what it is for as long as somebody holds it."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-
-    def send(self, slot: int) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(self._slots.image[slot].copy()), torch.from_numpy(
-            self._slots.label[slot].copy()
-        )
+    def send(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.copy())
 
     def close(self) -> None:
         pass
@@ -131,37 +128,31 @@ class _HostSender:
 class _CudaSender:
     """Copies to the device on a stream of its own, beside the training of the step before."""
 
-    def __init__(self, slots: Slots, device: torch.device) -> None:
+    def __init__(self, slots: np.ndarray, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._image, self._label = torch.from_numpy(slots.image), torch.from_numpy(slots.label)
-        self._locked = [tensor for tensor in (self._image, self._label) if _lock_pages(tensor)]
-        self._copied: torch.cuda.Event | None = None
+        self._address, size = slots.ctypes.data, slots.nbytes
+        # Where the system forbids it, copies are slower and still right.
+        self._is_locked = int(torch.cuda.cudart().cudaHostRegister(self._address, size, 0)) == 0
 
-    def send(self, slot: int) -> tuple[Tensor, Tensor]:
+    def send(self, array: np.ndarray) -> Tensor:
         # The slot that is filled next is the one of the step before: its copy must have ended.
-        if self._copied is not None:
-            self._copied.synchronize()
-        current = torch.cuda.current_stream(self._device)
+        self._stream.synchronize()
         with torch.cuda.stream(self._stream):
-            image = self._image[slot].to(self._device, non_blocking=True)
-            label = self._label[slot].to(self._device, non_blocking=True)
-            self._copied = self._stream.record_event()
-        current.wait_event(self._copied)
-        image.record_stream(current)
-        label.record_stream(current)
-        return image, label
+            tensor = torch.from_numpy(array).to(self._device, non_blocking=True)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        tensor.record_stream(current)
+        return tensor
 
     def close(self) -> None:
         self._stream.synchronize()
-        while self._locked:
-            torch.cuda.cudart().cudaHostUnregister(self._locked.pop().data_ptr())
+        if self._is_locked:
+            torch.cuda.cudart().cudaHostUnregister(self._address)
+            self._is_locked = False
 
 
-def _sender(slots: Slots, device: torch.device) -> _HostSender | _CudaSender:
-    return _CudaSender(slots, device) if device.type == "cuda" else _HostSender(slots)
-
-
-def _lock_pages(tensor: Tensor) -> bool:
-    """Lock memory that others allocated; where the system forbids it, copies are slower and still right."""
-    return int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0
+def _sender(slots: np.ndarray, device: torch.device | None) -> _HostSender | _CudaSender:
+    if device is not None and device.type == "cuda":
+        return _CudaSender(slots, device)
+    return _HostSender()

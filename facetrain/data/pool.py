@@ -18,12 +18,12 @@ from facetrain.data.dataset import FaceSource
 from facetrain.data.worker import Done, Filler, Slots, Task, serve
 from facetrain.errors import RunError
 
-TASK_ROWS = 32
+TASK_ROWS = 64
 """Images a task: few enough to spread a batch over many processes, enough to make messages rare."""
 
 
 class Pool:
-    """Fills slots: `submit` a slot's numbers, `wait` until its rows stand. Slots are waited for in any order."""
+    """Fills slots: `submit` the numbers of a slot's images, `wait` until its rows stand."""
 
     def __init__(self, source: FaceSource, slots: Slots, *, workers: int, skip: bool) -> None:
         self._filler = Filler(source, slots, skip=skip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import signal
 import traceback
@@ -13,7 +14,7 @@ import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceSource
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.decode import NotAPictureError, decode, resize_square
 from facetrain.data.shared import SharedBytes
 from facetrain.errors import DataError, ImageError, RecordError, RunError
 
@@ -39,16 +40,16 @@ class Done:
 
 
 class Slots:
-    """Room for the batches of several steps: images, their labels, and nothing that must be sent."""
+    """Room for the images of several steps, and for the numbers of the images that stand there."""
 
     def __init__(self, slots: int, rows: int, image_size: int) -> None:
         self._shape = (slots, rows, image_size, image_size, 3)
-        self._bytes = SharedBytes(8 * slots * rows + int(np.prod(self._shape)))
+        self._bytes = SharedBytes(8 * slots * rows + math.prod(self._shape))
         self._look()
 
     def _look(self) -> None:
         slots, rows = self._shape[:2]
-        self.label = self._bytes.array((slots, rows), np.int64)
+        self.number = self._bytes.array((slots, rows), np.int64)
         self.image = self._bytes.array(self._shape, np.uint8, offset=8 * slots * rows)
 
     def __getstate__(self) -> tuple[tuple[int, ...], SharedBytes]:
@@ -71,28 +72,38 @@ class Filler:
     def fill(self, task: Task) -> Done:
         """Do a task; whatever goes wrong is in the answer."""
         skipped: list[str] = []
-        image, label = self._slots.image[task.slot], self._slots.label[task.slot]
+        image, stands = self._slots.image[task.slot], self._slots.number[task.slot]
+        stands[task.row : task.row + len(task.numbers)] = task.numbers
+        row = task.row
         try:
             for row, number in enumerate(task.numbers, task.row):
-                image[row], label[row] = self._good(number, skipped)
+                try:
+                    image[row] = self._load(number)
+                except (ImageError, RecordError) as error:
+                    if not self._skip:
+                        raise
+                    skipped.append(str(error))
+                    image[row], stands[row] = self._next_good(number, skipped)
         except Exception as error:  # it belongs to the training process, whatever it is
             return Done(task, _portable(error), skipped)
         return Done(task, None, skipped)
 
-    def _good(self, number: int, skipped: list[str]) -> tuple[np.ndarray, int]:
-        source = self._source
-        # The next number that can be decoded: the same on every rank, and for any number of them.
-        for other in range(number, number + _TRIES):
-            other %= source.num_images
+    def _load(self, number: int) -> np.ndarray:
+        try:
+            return resize_square(decode(self._source.read(number)), self._size)
+        except NotAPictureError as refused:
+            raise ImageError(f"{self._source.where(number)}: {refused}") from None
+
+    def _next_good(self, number: int, skipped: list[str]) -> tuple[np.ndarray, int]:
+        # Of the numbers that follow, the first that can be decoded: the same for any number of ranks.
+        for step in range(1, _TRIES):
+            other = (number + step) % self._source.num_images
             try:
-                image = decode_rgb(source.read(other), where=lambda: source.where(other))  # noqa: B023
-                return resize_square(image, self._size), int(source.labels[other])
+                return self._load(other), other
             except (ImageError, RecordError) as error:
-                if not self._skip:
-                    raise
                 skipped.append(str(error))
         raise DataError(
-            f"{source.where(number)}: this image and the {_TRIES - 1} after it cannot be decoded; "
+            f"{self._source.where(number)}: this image and the {_TRIES - 1} after it cannot be decoded; "
             "`facetrain data check` lists what is wrong with the dataset"
         )
 
