@@ -6,6 +6,7 @@ import torch
 
 from facetrain.data.augment import Augment, normalise
 from facetrain.data.dataset import open_source
+from facetrain.data.jpeg import recompress
 from facetrain.data.loader import Loader
 from facetrain.data.order import GlobalOrder, permute
 from facetrain.errors import ImageError
@@ -136,12 +137,12 @@ def images(count=6):
     )
 
 
-ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop", "erase")}
+ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop", "erase", "jpeg")}
 
 
 def test_normalised_pixels_lie_between_minus_one_and_one_in_channels_last():
     image = normalise(torch.tensor([0, 255, 127], dtype=torch.uint8).expand(1, 2, 2, 3).contiguous())
-    assert image[0, :, 0, 0].tolist() == pytest.approx([-1, 1, -1 / 255])
+    assert image[0, :, 0, 0].tolist() == pytest.approx([-1, 1, -1 / 255], abs=1e-6)
     assert image.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -171,3 +172,16 @@ def test_a_flip_mirrors_and_grey_has_three_equal_channels():
     torch.testing.assert_close(Augment(0, flip=1.0)(images(), torch.arange(6), 0), plain.flip(3))
     grey = Augment(0, flip=0, gray=1.0)(images(), torch.arange(6), 0)
     torch.testing.assert_close(grey[:, 0], grey[:, 2])
+
+
+@pytest.mark.parametrize("quality", [20, 60, 92])
+def test_the_jpeg_of_the_device_looks_like_the_one_of_opencv(quality):
+    import cv2
+
+    smooth = cv2.GaussianBlur(images(1)[0].numpy(), (0, 0), 2)
+    _, data = cv2.imencode(".jpg", smooth[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    expected = cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1].astype(np.float32)
+    ours = recompress(normalise(torch.from_numpy(smooth)[None]), torch.tensor([float(quality)]))
+    ours = (ours[0].permute(1, 2, 0).numpy() + 1) * 127.5
+    damage = np.abs(expected - smooth).mean()
+    assert np.abs(ours - expected).mean() < 0.35 * damage + 0.6
