@@ -36,6 +36,9 @@ gpu: $(READY)  ## tests that need a CUDA device
 golden: $(READY)  ## parity with numbers that other programs computed
 	$(BIN)/pytest tests/golden
 
+interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
+	VENV=$(VENV) ./scripts/interop
+
 check: $(READY)  ## formatting, lint, types, who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
