@@ -1,14 +1,24 @@
-"""Folders that appear whole or not at all."""
+"""Folders that appear whole or not at all.
+
+A checkpoints folder holds `step_00002000/` and so on, and `latest`, which names the newest. What
+begins with a dot is on its way in or out:
+
+    .step_00002000.tmp-5f3a90c2    being written
+    .step_00002000.replaced        stood under this step before, until the new one does
+    .step_00002000.removed         being removed
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 from pathlib import Path
 
 LATEST = "latest"
-_STEP = re.compile(r"step_(\d{8,})")
+STEP_NAME = re.compile(r"step_(\d{8,18})")
+_REPLACED = ".replaced"
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -16,53 +26,64 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08d}"
 
 
-def scratch_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is written before it is whole; the same on every rank."""
-    return folder / f".step_{step:08d}.writing"
+def make_scratch(folder: Path, step: int) -> Path:
+    """Make the folder in which the checkpoint of a step is written before it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = _hidden(step_folder(folder, step), f".tmp-{secrets.token_hex(4)}")
+    scratch.mkdir()
+    return scratch
 
 
 def complete_steps(folder: Path) -> list[int]:
     """Return the steps that have a whole checkpoint, ascending."""
     if not folder.is_dir():
         return []
-    found = [_STEP.fullmatch(entry.name) for entry in folder.iterdir()]
+    found = [STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
     return sorted(
         int(match[1]) for match in found if match and (folder / match[0] / "manifest.json").exists()
     )
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted save or removal has left."""
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.name.startswith(".step_"):
-                shutil.rmtree(entry, ignore_errors=True)
+    """Remove what an interrupted save or removal has left; bring back what was about to be replaced."""
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if not entry.name.startswith(".step_"):
+            continue
+        target = folder / entry.name.removeprefix(".").removesuffix(_REPLACED)
+        if entry.name.endswith(_REPLACED) and not target.exists():
+            os.rename(entry, target)
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
-def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def publish(folder: Path, step: int) -> None:
-    """Give a step's written folder its name, and let `latest` name it.
-
-    A crash at any point leaves `latest` on a whole checkpoint.
-    """
-    target = step_folder(folder, step)
-    scratch = scratch_folder(folder, step)
+def publish(scratch: Path, target: Path) -> None:
+    """Give a written folder its name, and let `latest` name it."""
     sync_to_disk(scratch)
+    replaced = _hidden(target, _REPLACED)
     if target.exists():
-        # Saved before, and saved again after a resume from an earlier step: move aside, never delete first.
-        os.rename(target, folder / f".step_{step:08d}.old")
+        # Saved before, and again after going back to an earlier step: move aside, never delete first.
+        os.rename(target, replaced)
     os.rename(scratch, target)
-    sync_to_disk(folder)
-    write_whole(folder / LATEST, target.name + "\n")
-    shutil.rmtree(folder / f".step_{step:08d}.old", ignore_errors=True)
+    sync_to_disk(target.parent)
+    write_whole(target.parent / LATEST, target.name + "\n")
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def point_latest(folder: Path) -> None:
+    """Let `latest` name the newest whole checkpoint, after others were taken out of the way."""
+    steps = complete_steps(folder)
+    if steps:
+        write_whole(folder / LATEST, step_folder(folder, steps[-1]).name + "\n")
+
+
+def take_away(target: Path) -> None:
+    """Remove a folder: first its name, so that half of it is never seen."""
+    aside = _hidden(target, ".removed")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(target, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -74,3 +95,16 @@ def write_whole(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     os.replace(scratch, path)
     sync_to_disk(path.parent)
+
+
+def sync_to_disk(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hidden(target: Path, suffix: str) -> Path:
+    return target.with_name(f".{target.name}{suffix}")

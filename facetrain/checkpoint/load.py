@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +10,40 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from facetrain.checkpoint.commit import LATEST, complete_steps, step_folder
-from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, read_manifest, sha256_of
+from facetrain.checkpoint.commit import LATEST, STEP_NAME, complete_steps, step_folder
+from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, is_plain_file, read_manifest, sha256_of
 from facetrain.errors import CheckpointError
+
+_HASHING_THREADS = 4
 
 
 class Checkpoint:
-    """A whole checkpoint on disk. A file is compared with its checksum before the first tensor is read from it."""
+    """A whole checkpoint on disk. A file is compared with its checksum before a tensor is read from it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
+        row_files = [
+            (entry.start, entry.stop, entry)
+            for entry in self.manifest.files
+            if entry.start is not None and entry.stop is not None
+        ]
+        self._row_files = sorted(row_files, key=lambda item: item[:2])
         self._trusted: set[str] = set()
 
     @classmethod
     def open(cls, path: Path, step: int | None = None) -> Checkpoint:
-        """Open a run's folder, its checkpoints folder, or one checkpoint; the newest where no step is given.
+        """Open a run's folder, its checkpoints folder, its `latest`, or one checkpoint.
+
+        Of several it is that of `step`, or the newest: also where a crash came between the moment at
+        which that appeared and the one at which `latest` would have named it.
 
         Raises:
             CheckpointError: there is none.
         """
         path = Path(path)
+        if path.name == LATEST and is_plain_file(path):
+            return cls(path.parent / _named_by(path))
         if (path / NAME).exists():
             return cls(path)
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -40,7 +54,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path}: has no checkpoint of step {step}; there are {', '.join(map(str, steps))}"
             )
-        return cls(step_folder(folder, step if step is not None else _latest(folder, steps)))
+        return cls(step_folder(folder, step if step is not None else steps[-1]))
 
     @property
     def step(self) -> int:
@@ -55,9 +69,8 @@ class Checkpoint:
     def replicated(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the tensors whose names begin with a prefix, under the rest of their names."""
         with self._reader("replicated.safetensors") as file:
-            return {
-                name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)
-            }  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
 
     def rank_state(self, rank: int) -> dict[str, Tensor]:
         """Return what a rank had of its own."""
@@ -71,21 +84,15 @@ class Checkpoint:
             CheckpointError: some of these classes, or the table, are not in the checkpoint.
         """
         parts, at = [], start
-        for entry in sorted(
-            (e for e in self.manifest.files if e.start is not None), key=lambda e: (e.start or 0, e.stop or 0)
-        ):
-            first, past = entry.start or 0, entry.stop or 0
+        for first, past, entry in self._row_files:
             if first <= at < min(past, stop):
-                with self._reader(entry.name) as file:
-                    if name not in file.keys():  # noqa: SIM118
-                        raise CheckpointError(f"{self.folder}: {entry.name} holds no table {name}")
-                    parts.append(file.get_slice(name)[at - first : min(past, stop) - first])
+                parts.append(self._part(entry, name, at - first, min(past, stop) - first))
                 at = min(past, stop)
         if at < stop:
             raise CheckpointError(
                 f"{self.folder}: holds no rows of class {at:,}; it has {self.manifest.num_classes:,} classes"
             )
-        return torch.cat(parts) if parts else torch.empty(0)
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
 
     def verify(self) -> None:
         """Compare every file with its size and checksum.
@@ -93,8 +100,17 @@ class Checkpoint:
         Raises:
             CheckpointError: a file is missing, cut off, changed, or a link.
         """
-        for entry in self.manifest.files:
-            self._trust(entry)
+        with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+            list(threads.map(self._trust, self.manifest.files))
+
+    def _part(self, entry: FileEntry, name: str, start: int, stop: int) -> Tensor:
+        with self._reader(entry.name) as file:
+            if name not in file.keys():  # noqa: SIM118
+                raise CheckpointError(f"{self.folder}: {entry.name} holds no table {name}")
+            part: Tensor = file.get_slice(name)[start:stop]
+        if len(part) != stop - start:
+            raise CheckpointError(f"{self.folder}: {entry.name} holds fewer rows than {NAME} says")
+        return part
 
     def _reader(self, name: str) -> Any:
         entry = next((entry for entry in self.manifest.files if entry.name == name), None)
@@ -110,22 +126,21 @@ class Checkpoint:
         if entry.name in self._trusted:
             return
         path = self.folder / entry.name
-        if path.is_symlink() or not path.is_file():
+        if not is_plain_file(path):
             raise CheckpointError(f"{path}: is missing, or no plain file; the checkpoint is not whole")
-        if path.stat().st_size != entry.size:
+        size = path.stat().st_size
+        if size != entry.size:
             raise CheckpointError(
-                f"{path}: has {path.stat().st_size:,} bytes, not {entry.size:,}; the checkpoint is damaged"
+                f"{path}: has {size:,} bytes, not {entry.size:,}; the checkpoint is damaged"
             )
         if sha256_of(path) != entry.sha256:
             raise CheckpointError(f"{path}: its checksum is not the one in {NAME}; the checkpoint is damaged")
         self._trusted.add(entry.name)
 
 
-def _latest(folder: Path, steps: list[int]) -> int:
-    # The newest whole one, even if a crash came between its rename and that of `latest`.
-    named = folder / LATEST
-    if named.is_file():
-        name = named.read_text(encoding="utf-8", errors="replace").strip()
-        known = {step_folder(folder, step).name: step for step in steps}
-        return max(known.get(name, -1), steps[-1])
-    return steps[-1]
+def _named_by(latest: Path) -> str:
+    with latest.open(encoding="utf-8", errors="replace") as file:
+        name = file.read(64).strip()
+    if not STEP_NAME.fullmatch(name):
+        raise CheckpointError(f"{latest}: names no checkpoint")
+    return name

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import math
 from pathlib import Path
 
-from facetrain.checkpoint.commit import complete_steps, step_folder
+from facetrain.checkpoint.commit import complete_steps, step_folder, take_away
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.errors import CheckpointError
 
 
 def steps_to_remove(folder: Path, *, keep: int, best_metric: str | None) -> list[int]:
-    """Return the steps beyond the last `keep`, but for the best by a metric."""
+    """Return the steps beyond the last `keep` (1 or more), but for the best by a metric."""
     steps = complete_steps(folder)
     old = steps[:-keep]
     best = _best(folder, steps, best_metric) if best_metric else None
@@ -20,19 +19,18 @@ def steps_to_remove(folder: Path, *, keep: int, best_metric: str | None) -> list
 
 
 def remove_checkpoint(folder: Path, step: int) -> None:
-    """Remove a checkpoint: first its name, so that half of one is never seen."""
-    aside = folder / f".step_{step:08d}.old"
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(step_folder(folder, step), aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Remove the checkpoint of a step."""
+    take_away(step_folder(folder, step))
 
 
 def _best(folder: Path, steps: list[int], metric: str) -> int | None:
     values: dict[int, float] = {}
     for step in steps:
         try:
-            values[step] = read_manifest(step_folder(folder, step)).metrics[metric]
+            value = read_manifest(step_folder(folder, step)).metrics[metric]
         except (CheckpointError, KeyError):
             continue
+        if math.isfinite(value):
+            values[step] = value
     # Of equals the newest: it has seen more.
     return max(values, key=lambda step: (values[step], step), default=None)

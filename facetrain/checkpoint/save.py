@@ -7,40 +7,19 @@ read. Here tensors are safetensors files and all else is JSON.
 from __future__ import annotations
 
 import enum
-import os
 import shutil
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from facetrain.checkpoint import commit
-from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, sha256_of
+from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest
 from facetrain.checkpoint.retention import remove_checkpoint, steps_to_remove
+from facetrain.checkpoint.snapshot import HostCopy, Snapshot
+from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of a run after a step, as one rank holds it."""
-
-    step: int
-    replicated: dict[str, Tensor]
-    """The same on all ranks; the leader writes it."""
-    rows: dict[str, Tensor]
-    """Tables of this rank's classes, row i of class `shard[0]` + i."""
-    shard: tuple[int, int]
-    num_classes: int
-    rank_state: dict[str, Tensor]
-    """What each rank has of its own: random states."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """Everything else, as JSON."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The newest verification, for keeping the best."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,8 @@ class CheckpointWriter:
     """Write checkpoints, in the background where asked.
 
     `save` copies the state to host memory, starts the writing and returns. `poll` commits when all
-    ranks have written, and gives up when one could not. All methods are collective.
+    ranks have written, and gives up when one could not. All methods are collective; the thread that
+    writes is silent, because its words could meet those of the training on the way.
     """
 
     def __init__(
@@ -75,9 +55,11 @@ class CheckpointWriter:
     ) -> None:
         self._folder, self._keep, self._best_metric = folder, keep, best_metric
         self._asynchronous = asynchronous
+        self._host_copy = HostCopy()
         self._stage = _Stage.IDLE
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
+        self._scratch = folder
         self._files: list[FileEntry] = []
         self._reason = ""
 
@@ -89,17 +71,21 @@ class CheckpointWriter:
     def save(self, snapshot: Snapshot) -> Saved | SaveFailed | None:
         """Begin to save, after the save before has ended; return what became of the latter, if there was one.
 
-        Without `asynchronous` the save is finished on return, and its own outcome is returned.
+        Without `asynchronous` the save is finished on return, and its own outcome is returned. Tables
+        that are mapped from files are written before it returns in either case.
         """
         before = self.finish() if self.in_flight else None
         self._stage, self._snapshot, self._reason, self._files = _Stage.WRITING, snapshot, "", []
-        if collectives.rank() == 0:
-            self._prepare(snapshot.step)
-        collectives.barrier()
+        self._open_scratch(snapshot.step)
+        if self._stage == _Stage.FAILED:
+            return before if self._asynchronous else self._settle()
         if not self._asynchronous:
             self._write(snapshot)
             return self._settle()
-        self._snapshot = _on_host(snapshot, leader=collectives.rank() == 0)
+        if snapshot.lies_in_files:
+            self._write(snapshot)
+            return before
+        self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)
         self._thread = threading.Thread(
             target=self._write, args=(self._snapshot,), name="checkpoint", daemon=True
         )
@@ -107,7 +93,7 @@ class CheckpointWriter:
         return before
 
     def poll(self) -> Saved | SaveFailed | None:
-        """End a save that all ranks have written or one has failed at; return None where there is nothing to end."""
+        """End a save that all ranks have written or one has failed at; None if there is no such."""
         if not self.in_flight or collectives.any_rank(self._stage == _Stage.WRITING):
             return None
         return self._settle()
@@ -118,61 +104,67 @@ class CheckpointWriter:
             self._thread.join()
         return self._settle() if self.in_flight else None
 
-    def _prepare(self, step: int) -> None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            scratch = commit.scratch_folder(self._folder, step)
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-        except OSError as error:
-            self._fail(error)
+    def _open_scratch(self, step: int) -> None:
+        """Make a folder for all ranks, of a new name: a rank that was lost may still be writing."""
+        said = ["", ""]
+        if collectives.rank() == 0:
+            try:
+                said[0] = commit.make_scratch(self._folder, step).name
+            except OSError as error:
+                said[1] = self._told(error)
+        name, self._reason = collectives.broadcast_json(said)
+        self._scratch = self._folder / name
+        if self._reason:
+            self._stage = _Stage.FAILED
 
     def _write(self, snapshot: Snapshot) -> None:
-        if self._stage == _Stage.FAILED:
-            return
-        scratch = commit.scratch_folder(self._folder, snapshot.step)
         rank, world_size = collectives.rank(), collectives.world_size()
         start, stop = snapshot.shard
         try:
             files = [
-                _write_tensors(
-                    scratch / f"rows_{rank:05d}_of_{world_size:05d}.safetensors", snapshot.rows, start, stop
-                )
+                self._file(f"rows_{rank:05d}_of_{world_size:05d}", snapshot.rows, start, stop),
+                self._file(f"rank_{rank:05d}", snapshot.rank_state),
             ]
-            files.append(_write_tensors(scratch / f"rank_{rank:05d}.safetensors", snapshot.rank_state))
             if rank == 0:
-                files.append(_write_tensors(scratch / "replicated.safetensors", snapshot.replicated))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            self._fail(error)
+                files.append(self._file("replicated", snapshot.replicated))
+        except Exception as error:  # whatever it is, training goes on
+            self._reason = self._told(error)
+            self._stage = _Stage.FAILED
             return
         self._files, self._stage = files, _Stage.WRITTEN
 
-    def _fail(self, error: Exception) -> None:
+    def _file(
+        self, stem: str, tensors: dict[str, Tensor], start: int | None = None, stop: int | None = None
+    ) -> FileEntry:
+        name = f"{stem}.safetensors"
+        size, sha256 = write_tensors(self._scratch / name, tensors)
+        return FileEntry(name, size, sha256, start, stop)
+
+    def _told(self, error: Exception) -> str:
         where = getattr(error, "filename", None) or self._folder
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        self._reason = f"rank {collectives.rank()}: {where}: {reason}"
-        self._stage = _Stage.FAILED
+        if isinstance(error, FileNotFoundError) and collectives.rank() > 0:
+            reason += "; all machines of a run need one folder that they share"
+        return f"rank {collectives.rank()}: {where}: {reason}"
 
     def _settle(self) -> Saved | SaveFailed:
         assert self._snapshot is not None
         snapshot = self._snapshot
-        reports = collectives.gather_json([self._reason, [vars(entry) for entry in self._files]])
-        reasons = [reason for reason, _ in reports if reason]
-        reason = reasons[0] if reasons else None
+        reports = collectives.gather_json([self._reason, [asdict(entry) for entry in self._files]])
+        reason = next((reason for reason, _ in reports if reason), "")
         if collectives.rank() == 0:
             files = tuple(FileEntry(**entry) for _, entries in reports for entry in entries)
-            reason = self._give_up(snapshot.step, reason) if reason else self._commit(snapshot, files)
+            reason = reason or self._commit(snapshot, files)
+            if reason and self._scratch != self._folder:
+                shutil.rmtree(self._scratch, ignore_errors=True)
         reason = collectives.broadcast_json(reason)
         self._stage, self._snapshot, self._thread = _Stage.IDLE, None, None
         if reason:
             return SaveFailed(snapshot.step, reason)
         return Saved(snapshot.step, commit.step_folder(self._folder, snapshot.step))
 
-    def _give_up(self, step: int, reason: str) -> str:
-        shutil.rmtree(commit.scratch_folder(self._folder, step), ignore_errors=True)
-        return reason
-
-    def _commit(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> str | None:
+    def _commit(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> str:
+        """Make the checkpoint appear, then remove those that are too many; return why it failed, if so."""
         manifest = Manifest(
             step=snapshot.step,
             world_size=collectives.world_size(),
@@ -182,47 +174,13 @@ class CheckpointWriter:
             metrics=snapshot.metrics,
         )
         try:
-            commit.write_whole(commit.scratch_folder(self._folder, snapshot.step) / NAME, manifest.dump())
-            commit.publish(self._folder, snapshot.step)
+            commit.write_whole(self._scratch / NAME, manifest.dump())
+            commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
         except OSError as error:
-            return self._give_up(
-                snapshot.step, f"{error.filename or self._folder}: {error.strerror or error}"
-            )
+            return self._told(error)
         for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
             try:
                 remove_checkpoint(self._folder, step)
             except OSError:
                 break  # it is tried again after the next save
-        return None
-
-
-def _on_host(snapshot: Snapshot, *, leader: bool) -> Snapshot:
-    def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(
-                tensor, non_blocking=True
-            )
-            for name, tensor in tensors.items()
-        }
-
-    copy = Snapshot(
-        step=snapshot.step,
-        replicated=copied(snapshot.replicated) if leader else {},
-        rows=copied(snapshot.rows),
-        shard=snapshot.shard,
-        num_classes=snapshot.num_classes,
-        rank_state=copied(snapshot.rank_state),
-        meta=snapshot.meta,
-        metrics=snapshot.metrics,
-    )
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return copy
-
-
-def _write_tensors(
-    path: Path, tensors: dict[str, Tensor], start: int | None = None, stop: int | None = None
-) -> FileEntry:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    commit.sync_to_disk(path)
-    return FileEntry(path.name, os.path.getsize(path), sha256_of(path), start, stop)
+        return ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from facetrain.checkpoint.commit import complete_steps, remove_unfinished, step_folder, write_whole
+from facetrain.checkpoint.commit import complete_steps, point_latest, remove_unfinished, step_folder, write_whole
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
@@ -67,6 +67,7 @@ def set_aside_later(folder: Path, step: int) -> None:
                 target = path.with_name(f"left_{path.name}_{number}")
                 number += 1
             path.rename(target)
+    point_latest(folder / "checkpoints")
 
 
 def _environment(folder: Path, world: World) -> dict[str, Any]:

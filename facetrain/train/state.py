@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.save import Snapshot
+from facetrain.checkpoint.snapshot import Snapshot
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError

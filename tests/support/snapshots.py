@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from facetrain.checkpoint.save import Snapshot
+from facetrain.checkpoint.snapshot import Snapshot
 from facetrain.head.shard import shard_classes
 
 

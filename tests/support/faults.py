@@ -1,0 +1,52 @@
+"""Real faults of storage, for tests of what survives them."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """Within, the kernel refuses this process any write past `size` bytes of a file (EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
+    """Mount a disk of a few KiB on a folder; skip the calling test where mounting is not allowed."""
+    folder.mkdir(exist_ok=True)
+    _mount("-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def make_read_only(folder: Path) -> None:
+    """Mount a small disk's folder anew, so that nothing can be written on it."""
+    _mount("-o", "remount,ro", str(folder))
+
+
+def make_writable(folder: Path) -> None:
+    """Undo `make_read_only`."""
+    _mount("-o", "remount,rw", str(folder))
+
+
+def _mount(*arguments: str) -> None:
+    try:
+        done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("needs the mount command")
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
