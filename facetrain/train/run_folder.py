@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from facetrain.checkpoint.commit import complete_steps, point_latest, remove_unfinished, step_folder, write_whole
+from facetrain.checkpoint.commit import (
+    complete_steps,
+    point_latest,
+    remove_unfinished,
+    step_folder,
+    write_whole,
+)
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
