@@ -44,7 +44,7 @@ from facetrain.telemetry.recorder import Recorder, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.train.hooks import RunHooks
 from facetrain.train.loop import fit
-from facetrain.train.precision import InPrecision
+from facetrain.train.precision import InPrecision, memory_format_for
 from facetrain.train.run_folder import claim_folder, open_folder, set_aside_later
 from facetrain.train.state import TrainState, averaged_state
 from facetrain.train.step import TrainStep
@@ -224,7 +224,11 @@ def _train(
             if not resumed:
                 hooks.verify_now(state)  # also finds out before days of training that verification works
             fit(state, loader, step, hooks)
-            if state.step == plan.total_steps and state.step % config.checkpoint.every_steps and state.step > started_at:
+            if (
+                state.step == plan.total_steps
+                and state.step % config.checkpoint.every_steps
+                and state.step > started_at
+            ):
                 hooks.save_now(state)
             hooks.finish()
         finally:
@@ -236,7 +240,9 @@ def _train(
     weights = averaged_state(state.backbone)
     if world.is_leader:
         save_model(folder / "model.safetensors", weights, description)
-        print(summary(folder, config.eval.targets, config.eval_dir, loader.skipped, time.perf_counter() - since))
+        print(
+            summary(folder, config.eval.targets, config.eval_dir, loader.skipped, time.perf_counter() - since)
+        )
     return 0
 
 
@@ -306,9 +312,7 @@ def _describe(config: Config) -> dict[str, Any]:
     )
 
 
-def _build_state(
-    config: Config, world: World, num_classes: int, plan: Plan, folder: Path
-) -> TrainState:
+def _build_state(config: Config, world: World, num_classes: int, plan: Plan, folder: Path) -> TrainState:
     torch.manual_seed(config.seed)  # the same weights on every rank
     options = _describe(config)["backbone"]
     backbone = build_backbone(
@@ -320,8 +324,8 @@ def _build_state(
     if config.model.init_from:
         load_weights_into(backbone, read_weights(Path(config.model.init_from))[0], config.model.init_from)
     freeze(backbone, config.model.freeze)
-    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    backbone = backbone.to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
+    backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
     sync = config.model.batch_norm == "sync" or (
         config.model.batch_norm == "auto" and config.train.global_batch_size is not None
     )
@@ -331,7 +335,7 @@ def _build_state(
         backbone,
         config.train.precision,
         world.device,
-        channels_last=config.train.channels_last,
+        memory_format=memory_format,
         compile=config.train.compile,
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")

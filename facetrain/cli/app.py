@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from facetrain import __version__
-from facetrain.cli import train
+from facetrain.cli import data, train
 
 app = typer.Typer(
     name="facetrain",
@@ -18,6 +18,7 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
@@ -31,6 +32,8 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+    ] = False,
 ) -> None:
     """Train, verify and export face-recognition models, on one CPU or on many GPUs."""

@@ -9,18 +9,27 @@ from typing import Annotated
 import typer
 
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated."),
 ]
 Processes = Annotated[str, typer.Option(help="Processes on this machine; auto: one per GPU, or one on CPU.")]
-Nodes = Annotated[str, typer.Option(metavar="N|MIN:MAX", help="Machines; a range lets some be lost and come back.")]
-Endpoint = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the machines meet; the same on each.")]
-Restarts = Annotated[int, typer.Option(min=0, help="How often to go on from the newest checkpoint after a failure.")]
+Nodes = Annotated[
+    str, typer.Option(metavar="N|MIN:MAX", help="Machines; a range lets some be lost and come back.")
+]
+Endpoint = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where the machines meet; the same on each.")
+]
+Restarts = Annotated[
+    int, typer.Option(min=0, help="How often to go on from the newest checkpoint after a failure.")
+]
 
 
 def train(
     config: Annotated[Path, typer.Option(help="Run description, YAML.")],
     set_: Set = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default run.dir/run.name.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run; by default run.dir/run.name.")
+    ] = None,
     nproc_per_node: Processes = "auto",
     nnodes: Nodes = "1",
     rdzv_endpoint: Endpoint = None,
@@ -39,13 +48,21 @@ def train(
     if run_dir:
         arguments += ["--run-dir", str(run_dir)]
     _launch(
-        arguments, nproc_per_node, nnodes, rdzv_endpoint, max_restarts, described.train.device, described.run.name
+        arguments,
+        nproc_per_node,
+        nnodes,
+        rdzv_endpoint,
+        max_restarts,
+        described.train.device,
+        described.run.name,
     )
 
 
 def resume(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    checkpoint: Annotated[int | None, typer.Option(metavar="STEP", help="Go on from this step, not the newest.")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Go on from this step, not the newest.")
+    ] = None,
     set_: Set = None,
     nproc_per_node: Processes = "auto",
     nnodes: Nodes = "1",
@@ -68,7 +85,13 @@ def resume(
     if checkpoint is not None:
         arguments += ["--checkpoint", str(checkpoint)]
     _launch(
-        arguments, nproc_per_node, nnodes, rdzv_endpoint, max_restarts, described.train.device, described.run.name
+        arguments,
+        nproc_per_node,
+        nnodes,
+        rdzv_endpoint,
+        max_restarts,
+        described.train.device,
+        described.run.name,
     )
 
 

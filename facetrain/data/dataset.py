@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from facetrain.data.archive import TarSource
 from facetrain.data.index import load_catalogue
+from facetrain.data.mixture import open_mixture
+from facetrain.data.parquet import ParquetSource
 from facetrain.data.recordio import RecordReader, decode_record, label_and_picture
+from facetrain.data.source import PICTURE_SUFFIXES, FaceSource, SubsetSource
 from facetrain.errors import DataError
 
-PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
-
-
-class FaceSource(Protocol):
-    """Numbered images, each of one identity.
-
-    Reading is safe from any number of threads; a source can be pickled, to be read in other processes.
-    """
-
-    @property
-    def num_images(self) -> int:
-        """How many images there are; they are numbered from 0."""
-
-    @property
-    def num_classes(self) -> int:
-        """How many identities there are; labels are below it."""
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The identity of every image: int32 or int64 (num_images,)."""
-
-    def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
-
-    def where(self, number: int) -> str:
-        """Say where an image lies, for messages."""
+__all__ = ["FaceSource", "FolderSource", "RecordSource", "SubsetSource", "check_counts", "open_source"]
 
 
 class RecordSource:
@@ -120,48 +97,42 @@ class FolderSource:
         return str(self._paths[number])
 
 
-class SubsetSource:
-    """Some identities of another source, numbered anew without gaps and in their old order."""
-
-    def __init__(self, source: FaceSource, identities: Iterable[int]) -> None:
-        self._source = source
-        self.identities = np.unique(np.fromiter(identities, dtype=np.int64))
-        kept = np.isin(source.labels, self.identities)
-        self._numbers = np.flatnonzero(kept)
-        self.labels = np.searchsorted(self.identities, source.labels[kept])
-        self.num_images = len(self._numbers)
-        self.num_classes = len(self.identities)
-
-    def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
-        return self._source.read(int(self._numbers[number]))
-
-    def where(self, number: int) -> str:
-        """Say where the other source has it."""
-        return self._source.where(int(self._numbers[number]))
-
-
-def open_source(folder: Path, *, min_images_per_identity: int = 1) -> FaceSource:
-    """Open a dataset folder of any layout that is known.
+def open_source(path: Path, *, min_images_per_identity: int = 1) -> FaceSource:
+    """Open a dataset of any layout that is known: a folder, or a YAML file that mixes several.
 
     Raises:
         DataError: there is no such folder, it holds no dataset, or the dataset contradicts itself.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder}: no such folder; data.train names a folder with train.rec, or with one subfolder per identity"
+    path = Path(path)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return open_mixture(
+            path, lambda folder: open_source(folder, min_images_per_identity=min_images_per_identity)
         )
-    source: FaceSource = RecordSource(folder) if (folder / "train.rec").exists() else FolderSource(folder)
+    source = _open_folder(path)
     if min_images_per_identity == 1:
         return source
     counts = np.bincount(source.labels, minlength=source.num_classes)
     enough = np.flatnonzero(counts >= min_images_per_identity)
     if not len(enough):
         raise DataError(
-            f"{folder}: no identity has {min_images_per_identity} images or more; the most is {counts.max():,}"
+            f"{path}: no identity has {min_images_per_identity} images or more; the most is {counts.max():,}"
         )
     return source if len(enough) == source.num_classes else SubsetSource(source, enough)
+
+
+def _open_folder(folder: Path) -> FaceSource:
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}: no such folder; data.train names a folder with train.rec, with one subfolder per identity, "
+            "with .tar or .parquet shards, or a YAML file that mixes datasets"
+        )
+    if (folder / "train.rec").exists():
+        return RecordSource(folder)
+    if any(folder.glob("*.tar")):
+        return TarSource(folder)
+    if any(folder.glob("*.parquet")):
+        return ParquetSource(folder)
+    return FolderSource(folder)
 
 
 def check_counts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from facetrain.counter import key_of
@@ -99,3 +101,39 @@ class GlobalOrder:
             permute(block, whole // self._block, key_of(self._seed, epoch, 2)) * self._block + rest
         )
         return number
+
+
+class MixedOrder(GlobalOrder):
+    """The order over several datasets, of each of which an epoch shows `weight` times its images.
+
+    Part i of an epoch's images continues where the epoch before left that dataset: a weight of 0.5
+    shows one half and then the other, each pass over a dataset in another permutation.
+    """
+
+    def __init__(
+        self, counts: Sequence[int], weights: Sequence[float], *, seed: int, global_batch_size: int
+    ) -> None:
+        self._counts = np.array(counts)
+        self._shares = images_per_epoch(counts, weights)
+        super().__init__(int(self._shares.sum()), seed=seed, global_batch_size=global_batch_size)
+        self._starts = np.cumsum(self._shares) - self._shares
+        self._offsets = np.cumsum(self._counts) - self._counts
+
+    def batch(self, step: int) -> np.ndarray:
+        """Return the numbers of the step's images, int64 (global_batch_size,)."""
+        drawn, epoch = super().batch(step), self.epoch(step)
+        number = np.empty_like(drawn)
+        part = np.searchsorted(self._starts, drawn, side="right") - 1
+        for each in np.unique(part).tolist():
+            rows, count = np.flatnonzero(part == each), int(self._counts[each])
+            turn, place = np.divmod(epoch * self._shares[each] + drawn[rows] - self._starts[each], count)
+            for pass_ in np.unique(turn).tolist():
+                here = turn == pass_
+                key = key_of(self._seed, 3, each, pass_)
+                number[rows[here]] = self._offsets[each] + permute(place[here], count, key)
+        return number
+
+
+def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
+    """Return how many images an epoch shows of each dataset, int64."""
+    return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)

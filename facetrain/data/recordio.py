@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import os
 import struct
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from facetrain.data.file import File
 from facetrain.errors import RecordError
 
 MAGIC = 0xCED7230A
@@ -108,26 +108,10 @@ def label_and_picture(payload: bytes) -> tuple[float, bytes | None]:
     return label, payload[end:]
 
 
-class RecordReader:
-    """Read records by their offset, or one after the other.
+class RecordReader(File):
+    """Read records by their offset, or one after the other, from any number of threads and processes."""
 
-    Any number of threads may read at once, also after a fork: no position is shared. Sent to another
-    process, it opens the file there.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise RecordError(f"{path}: {error.strerror or error}") from error
-        self.close = weakref.finalize(self, os.close, self._file)
-        """Close the file; also done when nobody holds the reader any more."""
-        self.size = os.fstat(self._file).st_size
-
-    def __reduce__(self) -> tuple[type[RecordReader], tuple[Path]]:
-        """Travel as the path."""
-        return RecordReader, (self.path,)
+    error = RecordError
 
     def read_at(self, offset: int, key: int | None = None) -> bytes:
         """Return the payload of the record at a byte offset; `key` is for the message of an error.
@@ -161,19 +145,6 @@ class RecordReader:
                 place, length = self._frame(offset, start, None)
                 offset += _FRAME.size + length + -length % 4
             yield start
-
-    def bytes_at(self, offset: int, count: int) -> bytes:
-        """Return up to `count` bytes from an offset on; fewer where the file ends.
-
-        Raises:
-            RecordError: the system cannot read there.
-        """
-        try:
-            return os.pread(self._file, count, offset)
-        except OSError as error:
-            raise RecordError(
-                f"{self.path}: reading {count:,} bytes at byte {offset:,} failed: {error.strerror or error}"
-            ) from error
 
     def where(self, offset: int, key: int | None) -> str:
         """Name a record, for messages."""

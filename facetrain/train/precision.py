@@ -20,6 +20,29 @@ def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractC
     return lambda: torch.autocast(device.type, dtype=_DTYPES[precision])
 
 
+def memory_format_for(
+    network: nn.Module, device: torch.device, *, channels_last: bool
+) -> torch.memory_format:
+    """Return the layout of weights and images, `channels_last` where that is asked for and safe.
+
+    On CPU, oneDNN's strided 1 × 1 convolution of fewer than 16 channels writes past its memory in that
+    layout (torch 2.13, AVX-512, backward pass): networks that have one stay in the other.
+    """
+    strided = [
+        module
+        for module in network.modules()
+        if isinstance(module, nn.Conv2d)
+        and module.in_channels < 16
+        and module.stride != (1, 1)
+        and module.kernel_size == (1, 1)
+    ]
+    return (
+        torch.channels_last
+        if channels_last and (device.type == "cuda" or not strided)
+        else torch.contiguous_format
+    )
+
+
 class InPrecision(nn.Module):
     """Run a backbone's trunk in 16 bits and its neck in float32.
 
@@ -27,17 +50,23 @@ class InPrecision(nn.Module):
     """
 
     def __init__(
-        self, backbone: Backbone, precision: str, device: torch.device, *, channels_last: bool, compile: bool
+        self,
+        backbone: Backbone,
+        precision: str,
+        device: torch.device,
+        *,
+        memory_format: torch.memory_format,
+        compile: bool,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self._autocast = autocast_for(precision, device)
-        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._memory_format = memory_format
         self._trunk: Callable[[Tensor], Tensor] = torch.compile(backbone.trunk) if compile else backbone.trunk
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalised images (B, 3, H, W) to embeddings (B, D), float32."""
-        image_BCHW = image_BCHW.contiguous(memory_format=self._layout)
+        image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
         with self._autocast():
             feature = self._trunk(image_BCHW)
         return self.backbone.neck(feature.float())

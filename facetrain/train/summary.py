@@ -16,11 +16,17 @@ def summary(folder: Path, targets: Sequence[str], eval_dir: str, skipped: list[s
     losses = [record for record in records if "loss" in record]
     if losses:
         first, last = losses[0], losses[-1]
-        lines.append(f"  loss      {first['loss']:.3f} at step {first['step']} → {last['loss']:.3f} at step {last['step']}")
+        lines.append(
+            f"  loss      {first['loss']:.3f} at step {first['step']} → {last['loss']:.3f} at step {last['step']}"
+        )
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
-        lines.append(_course(name.removesuffix("/accuracy"), [record for record in records if name in record]))
+        lines.append(
+            _course(name.removesuffix("/accuracy"), [record for record in records if name in record])
+        )
     if skipped:
-        lines.append(f"  {len(skipped)} images could not be decoded and gave way to others; the first: {skipped[0]}")
+        lines.append(
+            f"  {len(skipped)} images could not be decoded and gave way to others; the first: {skipped[0]}"
+        )
     return "\n".join([*lines, *_next_commands(folder, targets, eval_dir)])
 
 

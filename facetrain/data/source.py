@@ -1,0 +1,56 @@
+"""The small interface behind which every kind of dataset stands, and the part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
+
+
+class FaceSource(Protocol):
+    """Numbered images, each of one identity.
+
+    Reading is safe from any number of threads; a source can be pickled, to be read in other processes.
+    """
+
+    @property
+    def num_images(self) -> int:
+        """How many images there are; they are numbered from 0."""
+
+    @property
+    def num_classes(self) -> int:
+        """How many identities there are; labels are below it."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The identity of every image: int32 or int64 (num_images,)."""
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+
+    def where(self, number: int) -> str:
+        """Say where an image lies, for messages."""
+
+
+class SubsetSource:
+    """Some identities of another source, numbered anew without gaps and in their old order."""
+
+    def __init__(self, source: FaceSource, identities: Iterable[int]) -> None:
+        self._source = source
+        self.identities = np.unique(np.fromiter(identities, dtype=np.int64))
+        kept = np.isin(source.labels, self.identities)
+        self._numbers = np.flatnonzero(kept)
+        self.labels = np.searchsorted(self.identities, source.labels[kept])
+        self.num_images = len(self._numbers)
+        self.num_classes = len(self.identities)
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+        return self._source.read(int(self._numbers[number]))
+
+    def where(self, number: int) -> str:
+        """Say where the other source has it."""
+        return self._source.where(int(self._numbers[number]))

@@ -1,0 +1,129 @@
+"""Datasets of drawn people, in the formats that real ones come in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from facetrain.data.bin import write_bin
+from facetrain.data.decode import encode_jpeg
+from facetrain.data.records import write_identities
+from facetrain.data.synthetic.conditions import draw_conditions
+from facetrain.data.synthetic.draw import draw_face
+from facetrain.data.synthetic.identity import draw_identity
+from facetrain.errors import DataError
+
+NAME = "synth"
+FOLDS = 10
+_EVAL_IMAGES = 10
+# Far behind any number of training identities, so that the two never meet.
+_FIRST_EVAL_IDENTITY = 1 << 40
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was written."""
+
+    folder: Path
+    identities: int
+    images: int
+    pairs: int
+
+
+def write_dataset(
+    folder: Path,
+    *,
+    identities: int,
+    images_per_identity: int,
+    eval_identities: int,
+    eval_pairs: int,
+    image_size: int = 112,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Drawn:
+    """Draw a training set and `synth.bin`, whose people are others; the folder appears whole or not at all.
+
+    The same arguments draw the same bytes, whatever the number of workers.
+
+    Raises:
+        DataError: the folder is there already, or its place cannot be written.
+    """
+    if folder.exists():
+        raise DataError(f"{folder}: is there already; remove it, or draw into another folder")
+    if eval_pairs % (2 * FOLDS):
+        raise DataError(
+            f"eval pairs: {eval_pairs} are not a multiple of {2 * FOLDS}: {FOLDS} folds, half of each of one person"
+        )
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        scratch.mkdir(parents=True)
+        total = identities + eval_identities
+        numbers = [*range(identities), *range(_FIRST_EVAL_IDENTITY, _FIRST_EVAL_IDENTITY + eval_identities)]
+        counts = [images_per_identity] * identities + [_EVAL_IMAGES] * eval_identities
+        drawn = _draw_all(seed, numbers, counts, image_size, workers or os.cpu_count() or 1)
+        drawn = _counted(drawn, total, progress)
+        trained = ((label, picture) for label in range(identities) for picture in next(drawn))
+        write_identities(scratch, [images_per_identity] * identities, trained, image_size)
+        images, same = _pairs(list(drawn), eval_pairs, np.random.default_rng([seed, 3]))
+        write_bin(scratch / f"{NAME}.bin", images, same)
+        os.replace(scratch, folder)
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Drawn(folder, identities, identities * images_per_identity, eval_pairs)
+
+
+def draw_pictures(seed: int, identity: int, count: int, size: int) -> list[bytes]:
+    """Draw and encode the pictures of one person."""
+    cv2.setNumThreads(1)
+    person = draw_identity(seed, identity)
+    pictures = []
+    for number in range(count):
+        conditions = draw_conditions(seed, identity, number)
+        pictures.append(encode_jpeg(draw_face(person, conditions, size), conditions.quality))
+    return pictures
+
+
+def _draw_all(
+    seed: int, numbers: list[int], counts: list[int], size: int, workers: int
+) -> Iterator[list[bytes]]:
+    arguments = ([seed] * len(numbers), numbers, counts, [size] * len(numbers))
+    if workers == 1:
+        yield from map(draw_pictures, *arguments)
+        return
+    # Not forked: the process that asks may have threads.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(draw_pictures, *arguments, chunksize=4)
+
+
+def _counted(drawn: Iterator[list[bytes]], total: int, progress: Progress) -> Iterator[list[bytes]]:
+    for done, pictures in enumerate(drawn, start=1):
+        yield pictures
+        progress(done, total)
+
+
+def _pairs(people: list[list[bytes]], pairs: int, rng: np.random.Generator) -> tuple[list[bytes], list[bool]]:
+    """Choose pairs fold by fold, first those of one person, as LFW's list is laid out."""
+    images: list[bytes] = []
+    same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
+    for of_one_person in same:
+        first, second = rng.choice(len(people), 2, replace=False)
+        if of_one_person:
+            one, other = rng.choice(_EVAL_IMAGES, 2, replace=False)
+            images += [people[first][one], people[first][other]]
+        else:
+            one, other = rng.integers(_EVAL_IMAGES, size=2)
+            images += [people[first][one], people[second][other]]
+    return images, same
