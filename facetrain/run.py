@@ -25,7 +25,7 @@ from facetrain.counter import key_of
 from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceSource, check_counts, open_source
 from facetrain.data.loader import Loader
-from facetrain.data.order import GlobalOrder
+from facetrain.data.order import epoch_size, order_of
 from facetrain.distributed import collectives
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.signals import StopRequest
@@ -135,7 +135,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     collectives.barrier()
     with _one_voice(world):
         source, sets = _open_data(config)
-        plan = plan_steps(config, source.num_images, world.size)
+        plan = plan_steps(config, epoch_size(source), world.size)
         state = _build_state(config, world, source.num_classes, plan, folder)
         state.head.check_labels(source.labels)
         if world.is_leader:
@@ -166,11 +166,8 @@ def _train(
     resumed: bool,
 ) -> int:
     recorder, console = _open_recorder(config, world, folder, plan, state.step, resumed=resumed)
-    order = GlobalOrder(
-        source.num_images,
-        seed=config.seed,
-        global_batch_size=plan.global_batch_size,
-        mode=config.data.shuffle,
+    order = order_of(
+        source, seed=config.seed, global_batch_size=plan.global_batch_size, mode=config.data.shuffle
     )
     workers = _workers(config, world)
     loader = Loader(

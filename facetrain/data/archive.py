@@ -1,4 +1,7 @@
-"""WebDataset: tar shards in which `KEY.jpg` stands beside `KEY.cls` or `KEY.json`, or under a folder per identity."""
+"""WebDataset: tar shards of pictures.
+
+`KEY.jpg` stands beside `KEY.cls` or `KEY.json` that say whose it is, or in a folder with its identity's name.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,8 @@ def _pictures(path: Path) -> Iterator[tuple[int, int, int | str]]:
         folder = key.rpartition("/")[0].rpartition("/")[2]
         if key not in identities and not folder:
             raise DataError(
-                f"{path}: picture {key[1:]} has neither a .cls or .json beside it nor a folder that names its identity"
+                f"{path}: picture {key[1:]} has no .cls or .json beside it, and no folder that names its "
+                "identity"
             )
         yield offset, size, identities.get(key, folder)
 

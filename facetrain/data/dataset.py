@@ -18,7 +18,7 @@ __all__ = ["FaceSource", "FolderSource", "RecordSource", "SubsetSource", "check_
 
 
 class RecordSource:
-    """A folder with train.rec and, if it is not to be rebuilt, train.idx; `property` may stand beside them."""
+    """A folder with train.rec and, where it need not be rebuilt, train.idx; and maybe `property`."""
 
     def __init__(self, folder: Path) -> None:
         self._catalogue = load_catalogue(folder / "train.rec", folder / "train.idx")
@@ -48,10 +48,16 @@ class RecordSource:
         if picture is None or label != catalogue.label[number]:
             header, _ = decode_record(payload, self.where(number))
             raise DataError(
-                f"{self.where(number)}: the label of this record is {header.label}, the identity records at the end of "
-                f"the file say {catalogue.label[number]}; `facetrain data check --repair` writes a clean copy"
+                f"{self.where(number)}: the label of this record is {header.label}, the identity records at "
+                "the end "
+                f"say {catalogue.label[number]}; `facetrain data check --repair` writes a clean copy"
             )
         return picture
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Have the system fetch the stretch that holds these images."""
+        offset = self._catalogue.offset[first : first + count]
+        self._reader.will_read(int(offset.min()), int(offset.max() - offset.min()) + 1)
 
     def where(self, number: int) -> str:
         """Name the file, the key and the byte."""
@@ -62,13 +68,14 @@ class RecordSource:
         # Record 0 speaks in float32: above 2^24 it may be off by half the distance of two such numbers.
         if announced is not None and abs(found - announced) > np.spacing(np.float32(announced)):
             raise DataError(
-                f"{self._reader.path}: record 0 announces images up to key {int(announced) - 1:,}, the last one is "
-                f"{found - 1:,}; the file or its index is not whole: download it again, or remove the .idx"
+                f"{self._reader.path}: record 0 announces images up to key {int(announced) - 1:,}, the last "
+                "one "
+                f"is {found - 1:,}; the file or its index is not whole: download it again, or remove the .idx"
             )
 
 
 class FolderSource:
-    """A folder with one subfolder of pictures per identity; identities are numbered in the order of their names."""
+    """A folder with one subfolder of pictures per identity, numbered in the order of their names."""
 
     def __init__(self, folder: Path) -> None:
         self.names = sorted(
@@ -123,8 +130,8 @@ def open_source(path: Path, *, min_images_per_identity: int = 1) -> FaceSource:
 def _open_folder(folder: Path) -> FaceSource:
     if not folder.is_dir():
         raise DataError(
-            f"{folder}: no such folder; data.train names a folder with train.rec, with one subfolder per identity, "
-            "with .tar or .parquet shards, or a YAML file that mixes datasets"
+            f"{folder}: no such folder; data.train names a folder with train.rec, with one subfolder per "
+            "identity, with .tar or .parquet shards, or a YAML file that mixes datasets"
         )
     if (folder / "train.rec").exists():
         return RecordSource(folder)

@@ -96,6 +96,7 @@ def _check(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: n
     if wrong.any():
         bad = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: {what}; the file is cut off or damaged, or the index "
-            "belongs to another: download it again, or remove the .idx to have it rebuilt"
+            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: {what}; the file is cut off or damaged, or "
+            "the "
+            "index belongs to another: download it again, or remove the .idx to have it rebuilt"
         )

@@ -74,7 +74,7 @@ def load_catalogue(rec_path: Path, idx_path: Path) -> Catalogue:
 
 
 def read_index(rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys and offsets, int64 (N,), in the order of the .idx; without one, by walking through the .rec.
+    """Return keys and offsets, int64 (N,), in the order of the .idx; without one, by a walk through the .rec.
 
     Raises:
         RecordError: a line of the index is not "key, tab, offset", or a key stands twice.
@@ -170,8 +170,10 @@ def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offs
     if wrong.any():
         bad = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: the label {label[bad]} is not a whole number from 0 "
-            f"to 2^31 ({int(wrong.sum()):,} such labels near it); `facetrain data check` lists them all"
+            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: the label {label[bad]} is not a whole "
+            "number "
+            f"from 0 to 2^31 ({int(wrong.sum()):,} such labels near it); `facetrain data check` lists them "
+            "all"
         )
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.dataset import FaceSource
 from facetrain.data.order import GlobalOrder
 from facetrain.data.pool import TASK_ROWS, Pool
+from facetrain.data.source import FaceSource, Prefetching
 from facetrain.data.worker import Slots
 
 _STEPS_AHEAD = 3
@@ -68,6 +68,7 @@ class Loader:
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._accumulate = local_batch_size, accumulate
         self._next_step, self._stop_step = start_step, stop_step
+        self._is_first = True
         rows = local_batch_size * accumulate
         self._ahead = max(_STEPS_AHEAD, math.ceil(_TASKS_AHEAD * workers * TASK_ROWS / rows))
         # One more than is read ahead: the last step's images may still be on their way to the device.
@@ -105,6 +106,10 @@ class Loader:
 
     def _submit(self) -> None:
         while len(self._pending) < self._ahead and self._next_step != self._stop_step:
+            if isinstance(self._source, Prefetching):
+                for stretch in self._order.stretches_ahead(self._next_step, first=self._is_first):
+                    self._source.prefetch(*stretch)
+            self._is_first = False
             sample = self._mine(self._order.batch(self._next_step))
             self._pool.submit(self._next_step % (self._ahead + 1), sample)
             self._pending.append((self._next_step, sample))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from facetrain.counter import key_of
+from facetrain.data.mixture import MixedSource
+from facetrain.data.source import FaceSource
 from facetrain.errors import DataError
 
 _ROUNDS = 4
@@ -86,6 +88,25 @@ class GlobalOrder:
             return permute(position, self.num_images, key_of(self._seed, epoch))
         return self._by_blocks(position, epoch)
 
+    def stretches_ahead(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
+        """Yield (number, count) of the stretches that will be read after those that are being read.
+
+        They are those of the next window whenever a step enters one; at the `first` step also those of
+        its own. None in `full` mode, where no two images that follow one another are neighbours.
+        """
+        if self._mode == "full":
+            return
+        epoch, within = divmod(step, self.steps_per_epoch)
+        start, end = within * self.global_batch_size, (within + 1) * self.global_batch_size
+        entered = range(-(-start // self._window), -(-end // self._window))
+        windows = {window + 1 for window in entered} | ({start // self._window} if first else set())
+        per_window = self._window // self._block
+        whole = self.num_images // self._block
+        for window in sorted(windows):
+            block = np.arange(window * per_window, min((window + 1) * per_window, whole))
+            for number in permute(block, whole, key_of(self._seed, epoch, 2)).tolist():
+                yield number * self._block, self._block
+
     def _by_blocks(self, position: np.ndarray, epoch: int) -> np.ndarray:
         whole = self.num_images // self._block * self._block
         # The images behind the last whole block come last; they are few.
@@ -137,3 +158,17 @@ class MixedOrder(GlobalOrder):
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
     """Return how many images an epoch shows of each dataset, int64."""
     return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)
+
+
+def epoch_size(source: FaceSource) -> int:
+    """Return how many images an epoch shows: all of them, or as many as a mixture's weights say."""
+    if isinstance(source, MixedSource):
+        return int(images_per_epoch(source.counts, source.weights).sum())
+    return source.num_images
+
+
+def order_of(source: FaceSource, *, seed: int, global_batch_size: int, mode: str = "full") -> GlobalOrder:
+    """Return the order for a source: weighted for a mixture, which is always shuffled in full."""
+    if isinstance(source, MixedSource):
+        return MixedOrder(source.counts, source.weights, seed=seed, global_batch_size=global_batch_size)
+    return GlobalOrder(source.num_images, seed=seed, global_batch_size=global_batch_size, mode=mode)

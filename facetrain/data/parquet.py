@@ -1,4 +1,4 @@
-"""Parquet shards with a picture and an identity in each row. Needs pyarrow: `pip install facetrain[parquet]`."""
+"""Parquet shards with a picture and an identity in each row. pyarrow comes with `facetrain[parquet]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from facetrain.errors import DataError
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
 _GROUPS_HELD = 8
-"""Row groups a process keeps. A row cannot be read alone: prefer `data.shuffle: blocks`, or pack the dataset."""
+"""Row groups a process keeps. No row can be read alone: take `data.shuffle: blocks`, or pack the dataset."""
 
 
 class ParquetSource:
@@ -28,12 +28,9 @@ class ParquetSource:
         label_column = _pick(names, _LABEL_COLUMNS, "identity", self._paths[0])
         labels, groups = [], []
         for number, file in enumerate(files):
-            labels.append(
-                _read(self._paths[number], lambda: file.read([label_column]))[label_column].to_numpy()
-            )  # noqa: B023
-            groups += [
-                (number, g, file.metadata.row_group(g).num_rows) for g in range(file.metadata.num_row_groups)
-            ]
+            labels.append(_column_of(file, label_column, self._paths[number]).to_numpy())
+            rows = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+            groups += [(number, group, count) for group, count in enumerate(rows)]
         self.labels = _numbered(np.concatenate(labels), folder)
         self._groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
         self._ends = np.cumsum(self._groups[:, 2])
@@ -78,6 +75,10 @@ def _open(path: Path) -> Any:
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path))
 
 
+def _column_of(file: Any, name: str, path: Path) -> Any:
+    return _read(path, lambda: file.read([name]))[name]
+
+
 def _read(path: Path, action: Any) -> Any:
     try:
         return action()
@@ -95,7 +96,7 @@ def _pick(names: list[str], wanted: tuple[str, ...], what: str, path: Path) -> s
 
 
 def _numbered(labels: np.ndarray, folder: Path) -> np.ndarray:
-    """Number identities from 0: as they are if they are whole numbers, else in the order of their names."""
+    """Keep labels that are whole numbers; number names in their order."""
     if labels.dtype.kind in "iu":
         if len(labels) and (labels.min() < 0 or labels.max() >= 2**31):
             raise DataError(f"{folder}: labels go from {labels.min()} to {labels.max()}, not from 0 to 2^31")

@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 
 import numpy as np
 
-from facetrain.data.dataset import FaceSource
+from facetrain.data.source import FaceSource
 from facetrain.data.worker import Done, Filler, Slots, Task, serve
 from facetrain.errors import RunError
 
@@ -95,8 +95,9 @@ class Pool:
         process = self._workers[worker][0]
         process.join(1)
         raise RunError(
-            f"reading process {process.pid} ended by itself (exit code {process.exitcode}); -9 mostly means that the "
-            "machine ran out of memory: give it more, or set data.workers lower"
+            f"reading process {process.pid} ended by itself (exit code {process.exitcode}); -9 mostly means "
+            "that "
+            "the machine ran out of memory: give it more, or set data.workers lower"
         )
 
 

@@ -158,7 +158,7 @@ class RecordReader(File):
             parts.append(self.bytes_at(offset + _FRAME.size, length))
             if len(parts[-1]) < length:
                 raise RecordError(
-                    f"{self.where(start, key)}: the file ends inside the record; it has shrunk while being read"
+                    f"{self.where(start, key)}: the file ends inside the record; it shrank while being read"
                 )
             offset += _FRAME.size + length + -length % 4
         return (parts[0] if place == WHOLE else _MAGIC_BYTES.join(parts)), offset
@@ -168,16 +168,18 @@ class RecordReader(File):
         frame = self.bytes_at(offset, _FRAME.size) if offset >= 0 else b""
         if len(frame) < _FRAME.size:
             raise RecordError(
-                f"{self.where(start, key)}: byte {offset:,} is past the end of the file, which has {self.size:,}; "
-                "the file is cut off or the index belongs to another: download it again, or remove the .idx"
+                f"{self.where(start, key)}: byte {offset:,} is past the end of the file, which has "
+                f"{self.size:,}; the file is cut off or the index belongs to another: download it again, or "
+                "remove the .idx"
             )
         magic, word = _FRAME.unpack(frame)
         place, length = word >> 29, word & MAX_LENGTH
         if magic != MAGIC:
             raise RecordError(
                 f"{self.where(start, key)}: no record starts at byte {offset:,} (found {magic:#010x}, not "
-                f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the .idx to have "
-                "it rebuilt"
+                f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the "
+                ".idx to "
+                "have it rebuilt"
             )
         if (place in (WHOLE, FIRST)) != (offset == start) or place > LAST:
             raise RecordError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,14 @@ class FaceSource(Protocol):
 
     def where(self, number: int) -> str:
         """Say where an image lies, for messages."""
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A source that can have neighbouring images fetched from a slow disk in one go."""
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Say that images `first`, `first + 1`, … will be read soon."""
 
 
 class SubsetSource:

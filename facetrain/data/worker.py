@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 import cv2
 import numpy as np
 
-from facetrain.data.dataset import FaceSource
 from facetrain.data.decode import NotAPictureError, decode, resize_square
 from facetrain.data.shared import SharedBytes
+from facetrain.data.source import FaceSource
 from facetrain.errors import DataError, ImageError, RecordError, RunError
 
 _TRIES = 100

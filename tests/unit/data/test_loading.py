@@ -1,4 +1,4 @@
-import threading
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from facetrain.data.dataset import open_source
 from facetrain.data.jpeg import recompress
 from facetrain.data.loader import Loader
 from facetrain.data.order import GlobalOrder, permute
-from facetrain.errors import ImageError
+from facetrain.errors import DataError, ImageError, RecordError, RunError
 from tests.support.datasets import picture, write_records
 
 
@@ -109,7 +109,9 @@ class OneBad:
 
 def test_a_bad_image_is_an_error_that_names_it_or_gives_way_to_the_next(source):
     order = GlobalOrder(40, seed=9, global_batch_size=40)
-    settings = {"rank": 0, "world_size": 1, "local_batch_size": 40, "image_size": 16, "stop_step": 1}
+    settings = {
+        "rank": 0, "world_size": 1, "local_batch_size": 40, "image_size": 16, "stop_step": 1, "workers": 0
+    }  # fmt: skip
     strict = Loader(OneBad(source), order, **settings)
     with pytest.raises(ImageError, match="key 6 at byte"):
         list(strict)
@@ -123,12 +125,53 @@ def test_a_bad_image_is_an_error_that_names_it_or_gives_way_to_the_next(source):
     assert len(lenient.skipped) == 1 and "key 6 at byte" in lenient.skipped[0]
 
 
-def test_closing_leaves_no_thread_behind(source):
+@pytest.mark.parametrize("taken", [0, 1])
+def test_closing_ends_the_reading_processes(source, taken):
     order = GlobalOrder(40, seed=9, global_batch_size=4)
     loader = Loader(source, order, rank=0, world_size=1, local_batch_size=4, image_size=16)
-    next(iter(loader))
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    assert len(multiprocessing.active_children()) == 2
     loader.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("decode")]
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_in_a_reading_process_is_raised_where_the_batch_is_asked_for(tmp_path):
+    folder = write_records(tmp_path, [n % 7 for n in range(40)])
+    source = open_source(folder)
+    with (folder / "train.rec").open("r+b") as file:
+        file.seek(int(source._catalogue.offset[5]))
+        file.write(b"damaged!")
+    order = GlobalOrder(40, seed=9, global_batch_size=40)
+    loader = Loader(source, order, rank=0, world_size=1, local_batch_size=40, workers=1, image_size=16)
+    with pytest.raises(RecordError, match="key 6 at byte .*: no record starts") as caught:
+        next(iter(loader))
+    assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
+    loader.close()
+
+
+def test_a_reading_process_that_is_killed_is_reported(source):
+    order = GlobalOrder(40, seed=9, global_batch_size=4)
+    loader = Loader(source, order, rank=0, world_size=1, local_batch_size=4, workers=1, image_size=16)
+    batches = iter(loader)
+    next(batches)
+    (child,) = multiprocessing.active_children()
+    child.kill()
+    with pytest.raises(RunError, match="ended by itself"):
+        list(batches)
+    loader.close()
+
+
+def test_blocks_are_asked_for_a_window_ahead():
+    order = GlobalOrder(64 * 12, seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
+    asked = [list(order.stretches_ahead(step, first=step == 0)) for step in range(12)]
+    assert [len(stretches) for stretches in asked] == [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
+    for window in range(3):
+        read = {int(n) // 64 for step in range(4) for n in order.batch(4 * window + step)}
+        stretches = asked[0][:4] if window == 0 else asked[0][4:] if window == 1 else asked[4]
+        assert read == {first // 64 for first, _ in stretches}
 
 
 def images(count=6):
@@ -185,3 +228,8 @@ def test_the_jpeg_of_the_device_looks_like_the_one_of_opencv(quality):
     ours = (ours[0].permute(1, 2, 0).numpy() + 1) * 127.5
     damage = np.abs(expected - smooth).mean()
     assert np.abs(ours - expected).mean() < 0.35 * damage + 0.6
+
+
+def test_fewer_images_than_a_batch_are_an_error():
+    with pytest.raises(DataError, match="3 images do not fill one global batch of 4"):
+        GlobalOrder(3, seed=0, global_batch_size=4)

@@ -1,0 +1,133 @@
+import io
+import json
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import open_source
+from facetrain.data.order import MixedOrder, epoch_size, order_of
+from facetrain.errors import DataError
+from tests.support.datasets import picture, write_records
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def seen(source):
+    return [(int(source.labels[n]), source.read(n)) for n in range(source.num_images)]
+
+
+def test_tar_shards_tell_identities_by_number(tmp_path):
+    write_tar(tmp_path / "b.tar", {"2.png": picture(2), "2.json": json.dumps({"label": 1}).encode()})
+    write_tar(tmp_path / "a.tar", {"0.cls": b"1\n", "0.png": picture(0), "1.png": picture(1), "1.cls": b"0"})
+    for _ in range(2):  # the second time from the catalogue that was kept
+        source = open_source(tmp_path)
+        assert seen(source) == [(1, picture(0)), (0, picture(1)), (1, picture(2))]
+    assert source.num_classes == 2 and "b.tar" in source.where(2)
+    assert seen(pickle.loads(pickle.dumps(source))) == seen(source)
+
+
+def test_tar_shards_tell_identities_by_folder(tmp_path):
+    write_tar(tmp_path / "a.tar", {f"faces/{who}/1.jpg": picture(n) for n, who in enumerate(["zoe", "ann"])})
+    assert seen(open_source(tmp_path)) == [(1, picture(0)), (0, picture(1))]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [({"1.png": b"x"}, "no folder that names"), ({"1.png": b"x", "1.json": b"{}"}, "no identity"),
+     ({}, "no pictures")],
+)  # fmt: skip
+def test_tar_shards_without_pictures_or_identities_are_refused(tmp_path, members, said):
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, match=said):
+        open_source(tmp_path)
+    (tmp_path / "a.tar").write_bytes(b"\x1f\x8b nonsense" * 99)
+    with pytest.raises(DataError, match="not an uncompressed tar"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["p1", "p0", "p1"], [1, 0, 1]])
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet_rows_are_images(tmp_path, names, nested):
+    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    import pyarrow.parquet as pq
+
+    pictures = [picture(n) for n in range(3)]
+    column = [{"bytes": p, "path": None} for p in pictures] if nested else pictures
+    table = pa.table({"image": column, "label": names})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(table, tmp_path / "b.parquet")
+    source = pickle.loads(pickle.dumps(open_source(tmp_path)))
+    assert seen(source) == list(zip([1, 0, 1, 1, 0, 1], pictures * 2, strict=True))
+    assert "a.parquet: row group 1, row 0" in source.where(2)
+
+
+def test_parquet_without_the_columns_is_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"what": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="no column for the picture: it has what"):
+        open_source(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense PAR1")
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        open_source(tmp_path)
+
+
+def mixture(tmp_path, text):
+    write_records(tmp_path / "one", [0, 0, 1, 1, 1, 2])
+    write_records(tmp_path / "two", [0, 1, 1, 1])
+    path = tmp_path / "mix.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_mixture_keeps_identities_apart_and_can_leave_some_out(tmp_path):
+    path = mixture(tmp_path, "datasets: [{path: one, without: drop.txt}, {path: two, identities: keep.txt}]")
+    (tmp_path / "drop.txt").write_text("1\n")
+    (tmp_path / "keep.txt").write_text("1\n")
+    source = open_source(path)
+    assert source.labels.tolist() == [0, 0, 1, 2, 2, 2] and source.num_classes == 3
+    assert [data for _, data in seen(source)] == [picture(n) for n in (1, 2, 6, 2, 3, 4)]
+    assert "two" in source.where(3) and "key 2" in source.where(3)
+
+
+def test_weights_say_how_often_an_epoch_shows_a_dataset(tmp_path):
+    source = open_source(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
+    assert epoch_size(source) == 11
+    order = order_of(source, seed=1, global_batch_size=1)
+    first, second = (np.array([order.batch(11 * e + t)[0] for t in range(11)]) for e in range(2))
+    for epoch in (first, second):
+        assert np.bincount(epoch, minlength=10)[6:].tolist() == [2, 2, 2, 2]
+        assert (epoch < 6).sum() == 3
+    # The half that the first epoch left out is the second epoch's.
+    assert sorted([*first[first < 6], *second[second < 6]]) == list(range(6))
+
+
+def test_a_mixed_batch_depends_on_seed_and_step_alone():
+    orders = [MixedOrder([100, 50], [1, 1.5], seed=seed, global_batch_size=7) for seed in (1, 1, 2)]
+    a, b, c = (order.batch(40) for order in orders)
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("datasets: 3", "needs a list"), ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
+        ("datasets: [{path: one, wait: 1}]", "it may have"),
+        ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
+        ("datasets: [{path: one, identities: none.txt}]", "not a list of identities"),
+        ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
+    ],
+)  # fmt: skip
+def test_a_mixture_that_cannot_be_followed_is_refused(tmp_path, text, said):
+    with pytest.raises(DataError, match=said):
+        open_source(mixture(tmp_path, text))
