@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from facetrain import __version__
-from facetrain.cli import data, train
+from facetrain.cli import config, data, doctor, evaluate, train
 
 app = typer.Typer(
     name="facetrain",
@@ -18,7 +18,12 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.command("eval")(evaluate.evaluate)
+app.command("embed")(evaluate.embed)
+app.command("compare")(evaluate.compare)
+app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
 
 
 def _print_version(wanted: bool) -> None:

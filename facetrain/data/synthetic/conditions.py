@@ -51,12 +51,12 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         red, green, blue = rng.uniform(low, high, 3).tolist()
         return red, green, blue
 
-    warmth, tint = rng.normal(0, 0.16), rng.normal(0, 0.07)
-    exposure = np.exp(rng.normal(0, 0.25))
+    warmth, tint = rng.normal(0, 0.14), rng.normal(0, 0.06)
+    exposure = np.exp(rng.normal(0, 0.2))
     side = rng.uniform(-1.0, 1.0)
     return Conditions(
-        yaw=float(np.clip(rng.normal(0, 0.26), -0.65, 0.65)),
-        pitch=float(np.clip(rng.normal(0, 0.13), -0.35, 0.35)),
+        yaw=float(np.clip(rng.normal(0, 0.22), -0.55, 0.55)),
+        pitch=float(np.clip(rng.normal(0, 0.11), -0.3, 0.3)),
         roll=float(rng.normal(0, 0.05)),
         scale=float(np.exp(rng.normal(0, 0.035))),
         shift=(float(rng.normal(0, 1.4)), float(rng.normal(0, 1.4))),
@@ -66,7 +66,7 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         brows_up=float(rng.normal(0, 1.0)),
         gaze=(float(rng.normal(0, 0.3)), float(rng.normal(0, 0.15))),
         light=(float(side), float(rng.uniform(-0.9, 0.25)), float(rng.uniform(0.35, 1.0))),
-        ambient=float(rng.uniform(0.3, 0.7)),
+        ambient=float(rng.uniform(0.4, 0.75)),
         gains=(
             float(exposure * np.exp(warmth)),
             float(exposure * np.exp(tint)),
@@ -75,16 +75,16 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         gamma=float(np.exp(rng.normal(0, 0.14))),
         background=(color(20, 235), color(20, 235), float(rng.uniform(0, 2 * np.pi))),
         clothes=color(10, 230),
-        glasses=int(rng.integers(1, 4)) if chance(0.12) else 0,
+        glasses=int(rng.integers(1, 4)) if chance(0.1) else 0,
         glasses_color=float(rng.uniform(10, 90)),
-        mask=chance(0.03),
+        mask=chance(0.02),
         hat=color(10, 230) if chance(0.05) else None,
         hand=(float(rng.uniform(-40, 40)), float(rng.uniform(-5, 40)), float(rng.uniform(9, 15)))
-        if chance(0.06)
+        if chance(0.05)
         else None,
-        blur=float(rng.uniform(0.6, 1.6)) if chance(0.2) else 0.0,
-        noise=float(rng.uniform(0, 9)),
-        resolution=float(rng.uniform(0.4, 0.8)) if chance(0.15) else 1.0,
+        blur=float(rng.uniform(0.5, 1.3)) if chance(0.15) else 0.0,
+        noise=float(rng.uniform(0, 7)),
+        resolution=float(rng.uniform(0.5, 0.8)) if chance(0.12) else 1.0,
         gray=chance(0.06),
         quality=int(rng.integers(55, 96)),
         seed=int(rng.integers(2**31)),

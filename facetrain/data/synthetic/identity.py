@@ -71,8 +71,8 @@ def draw_identity(seed: int, number: int) -> Identity:
     rng = np.random.default_rng([seed, number, 1])
 
     def near(mean: float, spread: float) -> float:
-        # Within two and a half spreads: people differ, and nobody is a monster.
-        return float(mean + spread * np.clip(rng.normal(), -2.5, 2.5))
+        # Clipped: people differ, and nobody is a monster.
+        return float(mean + 1.15 * spread * np.clip(rng.normal(), -2.2, 2.2))
 
     def some(probability: float, low: float, high: float) -> float:
         value = rng.uniform(low, high)

@@ -1,0 +1,117 @@
+"""Which checks of `facetrain doctor` apply, and what they are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceSource
+from facetrain.distributed.world import World
+from facetrain.doctor import machine, network, software
+from facetrain.doctor.checkpoints import check_checkpoints
+from facetrain.doctor.dataset import check_dataset
+from facetrain.doctor.disk import check_disk
+from facetrain.doctor.finding import Finding, look, ok
+from facetrain.doctor.recipe import check_learning_rate
+from facetrain.doctor.size import check_memory, state_size
+from facetrain.run import plan_steps
+from facetrain.verify.pairs import load_targets
+
+
+def examine(world: World, config: Config | None, run_dir: Path | None) -> list[Finding]:
+    """Run the checks of this rank: the machine's once a machine, the run's on the leader. Collective."""
+    found: list[Finding] = []
+    if world.local_rank == 0:
+        found += _examine_machine(world, config)
+    found += look("network", network.check_network, world.device)
+    if world.is_leader:
+        if config:
+            found += _examine_run(config, world, run_dir)
+        else:
+            found += look("disk", check_disk, run_dir or Path())
+        if run_dir:
+            found += look("checkpoints", check_checkpoints, run_dir)
+    return found
+
+
+def _examine_machine(world: World, config: Config | None) -> list[Finding]:
+    gpus = look("gpus", machine.check_gpus, config.train.precision if config else "fp32")
+    return [
+        *software.check_python(),
+        *software.check_torch_and_torchvision(),
+        *software.check_cuda(),
+        *machine.check_host(world.local_size),
+        *gpus,
+        *machine.check_shared_memory(torch.cuda.device_count()),
+    ]
+
+
+def _examine_run(config: Config, world: World, run_dir: Path | None) -> list[Finding]:
+    folder = run_dir or Path(config.run.dir) / config.run.name
+    if config.data.synthetic and not Path(config.data.train).exists():
+        drawn = ok("dataset", f"{config.data.train} is drawn at the first start")
+        return [
+            drawn,
+            *look("sizes", _examine_sizes, config, world, config.data.synthetic.identities, folder),
+        ]
+    sources: list[FaceSource] = []
+    found = look("dataset", _examine_dataset, config, sources)
+    found += look("verification sets", _examine_targets, config)
+    for source in sources:
+        found += look("batch", _examine_batch, config, world, source)
+        found += look("sizes", _examine_sizes, config, world, source.num_classes, folder)
+    return found
+
+
+def _examine_dataset(config: Config, sources: list[FaceSource]) -> list[Finding]:
+    findings, source = check_dataset(
+        Path(config.data.train),
+        image_size=config.data.image_size,
+        num_classes=config.data.num_classes,
+        num_images=config.data.num_images,
+        min_images_per_identity=config.data.min_images_per_identity,
+    )
+    sources.append(source)
+    return findings
+
+
+def _examine_targets(config: Config) -> list[Finding]:
+    sets = load_targets(config.eval.targets, Path(config.eval_dir))
+    return [ok("verification sets", ", ".join(f"{p.name} ({len(p.same):,} pairs)" for p in sets) or "none")]
+
+
+def _examine_batch(config: Config, world: World, source: FaceSource) -> list[Finding]:
+    plan = plan_steps(config, source.num_images, world.size)
+    found = (
+        f"{plan.local_batch_size:,} images × {world.size} × {config.optim.accumulate} = "
+        f"{plan.global_batch_size:,} a step, {plan.steps_per_epoch:,} steps an epoch, {plan.total_steps:,} in all"
+    )
+    rate = check_learning_rate(
+        config.optim.name, config.optim.lr, plan.global_batch_size, warmup=plan.warmup_steps > 0
+    )
+    return [ok("batch", found), *rate]
+
+
+def _examine_sizes(config: Config, world: World, num_classes: int, folder: Path) -> list[Finding]:
+    size = state_size(
+        {
+            "name": config.model.backbone,
+            "layers": config.model.layers,
+            "widths": config.model.widths,
+            "embedding_size": config.model.embedding_size,
+            "image_size": config.data.image_size,
+        },
+        num_classes,
+        optimizer=config.optim.name,
+        weight_dtype=config.head.weight_dtype,
+        momentum_dtype=config.head.momentum_dtype,
+    )
+    kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
+    found = look("disk", check_disk, folder, checkpoint_bytes=size.checkpoint, kept=kept)
+    if world.device.type != "cuda":
+        return found
+    head = size.head // world.size if config.head.placement == "device" else 0
+    total = torch.cuda.get_device_properties(world.device).total_memory
+    return found + check_memory(size.backbone + size.gradients + head, total)

@@ -1,0 +1,169 @@
+"""arcface_torch's config files, which are Python, read as syntax and never run."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from facetrain.config.load import build_config
+from facetrain.errors import ConfigError
+
+DEFAULTS: dict[str, Any] = {
+    "margin_list": (1.0, 0.5, 0.0),
+    "network": "r50",
+    "embedding_size": 512,
+    "sample_rate": 1,
+    "interclass_filtering_threshold": 0,
+    "fp16": False,
+    "batch_size": 128,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "weight_decay": 5e-4,
+    "verbose": 2000,
+    "frequent": 10,
+    "gradient_acc": 1,
+    "seed": 2048,
+    "num_epoch": 20,
+    "warmup_epoch": 0,
+    "val_targets": [],
+}
+"""What the peer's configs/base.py says, for configs that stand without it."""
+
+_WITHOUT_EQUIVALENT = {
+    "resume": "`facetrain resume` goes on with a run",
+    "save_all_states": "every checkpoint holds everything",
+    "momentum": "the peer's code ignores it and takes 0.9",
+    "num_workers": "data.workers is set to auto",
+    "dali": "facetrain's own reader is used",
+    "dali_aug": "written as data.augment",
+}
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def convert(path: Path) -> str:
+    """Return the YAML of the run that a config of arcface_torch describes, in the recipe of the peer's present code.
+
+    Raises:
+        ConfigError: the file does more than assign plain values to `config`; the message names the line.
+    """
+    base = path.parent / "base.py"
+    values = DEFAULTS | (read_assignments(base) if base.exists() and path.name != "base.py" else {}) | read_assignments(path)
+    if "rec" not in values:
+        raise ConfigError(f"{path}: says no config.rec, the folder of the dataset")
+    described = _translate(values, path)
+    build_config(described, str(path))  # what comes out must be a config that facetrain takes
+    notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
+    head = [f"# Converted from arcface_torch's {path.name}."]
+    return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False)])
+
+
+def read_assignments(path: Path) -> dict[str, Any]:
+    """Return the values that a file assigns to attributes of `config`.
+
+    Raises:
+        ConfigError: it cannot be read, or assigns something that is not plain.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{path}, line {getattr(error, 'lineno', '?')}: is not Python ({error})") from error
+    values: dict[str, Any] = {}
+    for statement in tree.body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        if isinstance(statement, ast.Assign) and isinstance(target, ast.Attribute):
+            values[target.attr] = _plain(statement.value, values, path)
+        elif not _harmless(statement):
+            raise ConfigError(f"{path}, line {statement.lineno}: only `config.name = value` is understood here")
+    return values
+
+
+def _harmless(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return True
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return True
+    # config = edict()
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call) and not statement.value.args
+
+
+def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_plain(item, known, path) for item in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _plain(node.operand, known, path)
+        if isinstance(value, int | float):
+            return -value
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in known:
+        return known[node.attr]
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _plain(node.left, known, path), _plain(node.right, known, path)
+        # Numbers alone: "a" * 10**9 would be a gigabyte.
+        if all(isinstance(value, int | float) for value in (left, right)):
+            try:
+                return _OPERATORS[type(node.op)](left, right)
+            except (ArithmeticError, ValueError) as error:
+                raise ConfigError(f"{path}, line {node.lineno}: {error}") from error
+    raise ConfigError(f"{path}, line {node.lineno}: `{ast.unparse(node)[:60]}` is not a plain value")
+
+
+def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    m1, m2, m3 = (float(value) for value in values["margin_list"])
+    kind = "cosface" if m3 > 0 and m2 == 0 else "arcface" if m3 == 0 else "combined"
+    described: dict[str, Any] = {
+        "recipe": "head",
+        "seed": values["seed"],
+        "run": {"name": path.stem},
+        "data": {"train": values["rec"]},
+        "model": {"backbone": _backbone(values["network"]), "embedding_size": values["embedding_size"]},
+        "head": {
+            "margin": {
+                "type": kind,
+                "scale": 64.0,
+                "m1": m1,
+                "m2": m2,
+                "m3": m3,
+                "filter_threshold": float(values["interclass_filtering_threshold"]),
+            },
+            "sample_rate": float(values["sample_rate"]),
+        },
+        "optim": {
+            "name": values["optimizer"],
+            "lr": values["lr"],
+            "weight_decay": values["weight_decay"],
+            "accumulate": values["gradient_acc"],
+            "warmup_epochs": max(values["warmup_epoch"], 0),
+        },
+        "train": {
+            "batch_size": values["batch_size"],
+            "epochs": values["num_epoch"],
+            "precision": "fp16" if values["fp16"] else "fp32",
+        },
+        "eval": {"targets": list(values["val_targets"]), "every_steps": values["verbose"]},
+        "log": {"every_steps": values["frequent"]},
+    }
+    for ours, theirs in (("num_classes", "num_classes"), ("num_images", "num_image")):
+        if isinstance(values.get(theirs), int) and values["rec"] != "synthetic":
+            described["data"][ours] = values[theirs]
+    if values.get("dali_aug"):
+        described["data"]["augment"] = {"low_resolution": 0.1, "blur": 0.2, "color": 0.2, "gray": 0.1}
+    return described
+
+
+def _backbone(network: str) -> str:
+    # vit_t_dp005_mask0 and its like: drop path 0.05 is ours too, and the masking was off.
+    return "_".join(network.split("_")[:2]) if network.startswith("vit_") else network

@@ -1,0 +1,104 @@
+"""Embeddings of pictures wherever they lie, with their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.checkpoint.model_file import EmbeddingModel, open_model
+from facetrain.data.bin import read_bin
+from facetrain.data.dataset import PICTURE_SUFFIXES, open_source
+from facetrain.distributed.world import World, join
+from facetrain.errors import DataError
+from facetrain.verify.embed import embed_pictures
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Unit embeddings float32 (N, D), the names of the pictures, and their labels (−1 where there are none)."""
+
+    embedding: np.ndarray
+    name: list[str]
+    label: np.ndarray
+
+
+def embed_input(
+    model: Path, input: Path, *, flip: bool = True, device: str = "auto", batch_size: int = 256
+) -> Embeddings:
+    """Embed a picture, a folder of pictures, a dataset's folder, a .rec or a .bin.
+
+    Raises:
+        DataError: there is nothing that can be embedded.
+    """
+    pictures, names, labels = _read(input)
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        embedding = _embed(opened, pictures, str(input), world, flip=flip, batch_size=batch_size)
+    return Embeddings(embedding, names, labels)
+
+
+def embed_pictures_at(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
+    """Return the unit embeddings of picture files, float32 (N, D)."""
+    pictures = [_bytes_of(path) for path in paths]
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        return _embed(opened, pictures, " and ".join(map(str, paths)), world, flip=True, batch_size=len(paths))
+
+
+def save_embeddings(path: Path, found: Embeddings) -> None:
+    """Write an .npz that NumPy reads without pickles.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    if path.suffix != ".npz":
+        raise DataError(f"{path}: embeddings are written as .npz")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as file:
+            np.savez(file, embedding=found.embedding, name=np.array(found.name), label=found.label)
+        os.replace(scratch, path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def _embed(
+    opened: EmbeddingModel, pictures: list[bytes], name: str, world: World, *, flip: bool, batch_size: int
+) -> np.ndarray:
+    plain, mirrored = embed_pictures(
+        opened.network,
+        pictures,
+        name=name,
+        image_size=opened.image_size,
+        batch_size=batch_size,
+        device=world.device,
+        prepare=opened.prepare,
+    )
+    embedding = plain + mirrored if flip else plain
+    return np.asarray(embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def _read(input: Path) -> tuple[list[bytes], list[str], np.ndarray]:
+    if input.suffix == ".bin":
+        images, _ = read_bin(input)
+        return images, [f"{input.name}:{number}" for number in range(len(images))], np.full(len(images), -1)
+    if input.is_dir() or input.suffix == ".rec":
+        folder = input if input.is_dir() else input.parent
+        flat = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES)
+        if input.is_dir() and flat:
+            return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
+        source = open_source(folder)
+        names = [source.where(number) for number in range(source.num_images)]
+        return [source.read(number) for number in range(source.num_images)], names, np.asarray(source.labels, np.int64)
+    return [_bytes_of(input)], [input.name], np.array([-1])
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
