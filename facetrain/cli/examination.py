@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceSource
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
 from facetrain.doctor.checkpoints import check_checkpoints
@@ -50,22 +49,21 @@ def _examine_machine(world: World, config: Config | None) -> list[Finding]:
 
 def _examine_run(config: Config, world: World, run_dir: Path | None) -> list[Finding]:
     folder = run_dir or Path(config.run.dir) / config.run.name
-    if config.data.synthetic and not Path(config.data.train).exists():
-        drawn = ok("dataset", f"{config.data.train} is drawn at the first start")
-        return [
-            drawn,
-            *look("sizes", _examine_sizes, config, world, config.data.synthetic.identities, folder),
-        ]
-    sources: list[FaceSource] = []
-    found = look("dataset", _examine_dataset, config, sources)
-    found += look("verification sets", _examine_targets, config)
-    for source in sources:
-        found += look("batch", _examine_batch, config, world, source)
-        found += look("sizes", _examine_sizes, config, world, source.num_classes, folder)
+    wanted = config.data.synthetic
+    counts: list[tuple[int, int]] = []
+    if wanted and not Path(config.data.train).exists():
+        found = [ok("dataset", f"{config.data.train} is drawn at the first start")]
+        counts.append((wanted.identities * wanted.images_per_identity, wanted.identities))
+    else:
+        found = look("dataset", _examine_dataset, config, counts)
+        found += look("verification sets", _examine_targets, config)
+    for num_images, num_classes in counts:
+        found += look("batch", _examine_batch, config, world, num_images)
+        found += look("sizes", _examine_sizes, config, world, num_classes, folder)
     return found
 
 
-def _examine_dataset(config: Config, sources: list[FaceSource]) -> list[Finding]:
+def _examine_dataset(config: Config, counts: list[tuple[int, int]]) -> list[Finding]:
     findings, source = check_dataset(
         Path(config.data.train),
         image_size=config.data.image_size,
@@ -73,7 +71,7 @@ def _examine_dataset(config: Config, sources: list[FaceSource]) -> list[Finding]
         num_images=config.data.num_images,
         min_images_per_identity=config.data.min_images_per_identity,
     )
-    sources.append(source)
+    counts.append((source.num_images, source.num_classes))
     return findings
 
 
@@ -82,11 +80,12 @@ def _examine_targets(config: Config) -> list[Finding]:
     return [ok("verification sets", ", ".join(f"{p.name} ({len(p.same):,} pairs)" for p in sets) or "none")]
 
 
-def _examine_batch(config: Config, world: World, source: FaceSource) -> list[Finding]:
-    plan = plan_steps(config, source.num_images, world.size)
+def _examine_batch(config: Config, world: World, num_images: int) -> list[Finding]:
+    plan = plan_steps(config, num_images, world.size)
     found = (
         f"{plan.local_batch_size:,} images × {world.size} × {config.optim.accumulate} = "
-        f"{plan.global_batch_size:,} a step, {plan.steps_per_epoch:,} steps an epoch, {plan.total_steps:,} in all"
+        f"{plan.global_batch_size:,} a step; {plan.steps_per_epoch:,} steps an epoch, "
+        f"{plan.total_steps:,} in all"
     )
     rate = check_learning_rate(
         config.optim.name, config.optim.lr, plan.global_batch_size, warmup=plan.warmup_steps > 0

@@ -43,4 +43,5 @@ def look(what: str, check: Callable[..., list[Finding]], *args: Any, **options: 
     try:
         return check(*args, **options)
     except (FacetrainError, OSError) as error:
-        return [failure(what, " ".join(str(error).split()), "see the line itself")]
+        # Such a message says itself what to do.
+        return [failure(what, " ".join(str(error).split()), "")]

@@ -27,7 +27,7 @@ def check_python() -> list[Finding]:
 
 
 def check_torch_and_torchvision() -> list[Finding]:
-    """See that torchvision belongs to this very torch: of another, its operators are missing when first used."""
+    """See that torchvision belongs to this torch: beside another, its operators are missing when used."""
     own = torch.__version__
     try:
         other = version("torchvision")

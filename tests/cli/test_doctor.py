@@ -1,0 +1,87 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.cli import main
+from tests.support.datasets import write_records
+from tests.support.snapshots import snapshot
+
+
+def run(monkeypatch, capsys, *arguments):
+    """Run the command in this process; return its exit code and what it printed."""
+    monkeypatch.setattr(sys, "argv", ["facetrain", "doctor", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out, printed.err
+
+
+def write_config(tmp_path, **data):
+    config = {
+        "run": {"dir": str(tmp_path / "runs")},
+        "data": {"train": str(tmp_path / "data"), "image_size": 16, **data},
+        "model": {
+            "backbone": "iresnet",
+            "layers": [1, 1, 1, 1],
+            "widths": [8, 8, 8, 8],
+            "embedding_size": 16,
+        },
+        "optim": {"lr": 0.0004},
+        "train": {"batch_size": 2, "epochs": 1, "precision": "fp32", "device": "cpu"},
+        "eval": {"targets": []},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_a_run_that_can_start_is_ok(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [0, 0, 1, 1])
+    code, out, _ = run(monkeypatch, capsys, "--config", write_config(tmp_path))
+    assert code == 0 and "0 failures, 0 warnings" in out
+    assert "4 images of 2 identities" in out and "2 a step; 2 steps an epoch" in out
+
+
+def test_each_failure_says_what_to_do_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [0, 0, 1, 1])
+    path = write_config(tmp_path, num_classes=3)
+    code, out, _ = run(monkeypatch, capsys, "--config", path, "--set", "eval.targets=[lfw]", "--json")
+    report = json.loads(out)
+    failed = {
+        finding["what"]: finding["found"] for finding in report["findings"] if finding["status"] == "failure"
+    }
+    assert code == 1 and report["failures"] == 2
+    assert (
+        "correct the number" in failed["dataset"]
+        and "no such verification set" in failed["verification sets"]
+    )
+
+
+def test_a_run_folder_has_its_checkpoints_verified(tmp_path, monkeypatch, capsys):
+    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(1))
+    code, out, _ = run(monkeypatch, capsys, tmp_path)
+    assert code == 0 and "every checksum is right" in out
+    os.truncate(tmp_path / "checkpoints" / "step_00000001" / "replicated.safetensors", 10)
+    code, out, _ = run(monkeypatch, capsys, tmp_path)
+    assert code == 1 and "the checkpoint is damaged" in out
+
+
+def test_a_folder_that_does_not_exist_is_a_wrong_use(tmp_path, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, tmp_path / "none")
+    assert code == 2 and err.startswith("error: ") and "no such folder" in err
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_way_between_the_ranks_is_measured(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "facetrain", "doctor", "--json"],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    network = next(f for f in json.loads(done.stdout)["findings"] if f["what"] == "network")
+    assert "2 ranks on 1 host: gloo sums at" in network["found"]

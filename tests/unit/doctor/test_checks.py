@@ -1,0 +1,166 @@
+import os
+import shutil
+
+import pytest
+import torch
+
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.distributed.interface import Interface, interface_in_use, interfaces
+from facetrain.doctor import machine, software
+from facetrain.doctor.checkpoints import check_checkpoints
+from facetrain.doctor.dataset import check_dataset
+from facetrain.doctor.disk import check_disk
+from facetrain.doctor.finding import look
+from facetrain.doctor.network import _interface, check_network
+from facetrain.doctor.recipe import check_learning_rate
+from facetrain.doctor.size import check_memory, state_size
+from facetrain.errors import DataError
+from tests.support.datasets import write_records
+from tests.support.faults import small_disk
+from tests.support.snapshots import snapshot
+
+
+def statuses(findings):
+    return {finding.what: finding.status for finding in findings}
+
+
+def test_this_environment_fits_itself():
+    findings = software.check_python() + software.check_torch_and_torchvision() + software.check_cuda()
+    assert "failure" not in statuses(findings).values(), findings
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "torchvision_version", "required", "said"),
+    [
+        ("2.13.0+cu130", "0.28.0", ["numpy", "torch (==2.13.0)"], None),
+        ("2.13.0", "0.28.0+cpu", ["torch==2.13.0"], None),
+        ("2.11.0", "0.28.0", ["torch==2.13.0"], "needs torch 2.13.0"),
+        ("2.13.0+cu130", "0.28.0+cpu", ["torch (==2.13.0)"], "built for cu130 and for cpu"),
+    ],
+)
+def test_torch_and_torchvision_must_be_made_for_each_other(
+    torch_version, torchvision_version, required, said
+):
+    finding = software.torch_fits(torch_version, torchvision_version, required, "both")
+    assert finding is None if said is None else said in finding.found and "one index" in finding.do
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [("sm_80", (8, 6), True), ("sm_90", (8, 0), False), ("sm_70", (9, 0), False),
+     ("compute_80", (12, 0), True),
+     ("sm_90a", (9, 0), True)],
+)  # fmt: skip
+def test_code_runs_on_gpus_of_its_generation_and_intermediate_code_on_newer_ones(arch, capability, runs):
+    assert machine._runs_on(arch, *capability) is runs
+
+
+def test_a_disk_with_room_is_measured_and_one_without_is_a_failure(tmp_path):
+    there = check_disk(tmp_path / "runs" / "new", checkpoint_bytes=1000, kept=3)
+    assert statuses(there) == {"disk space": "ok", "disk speed": "ok"}
+    assert "4 checkpoints" in there[0].found and "MB/s" in there[1].found
+    assert list(tmp_path.iterdir()) == []
+    with small_disk(tmp_path / "disk", size_kib=100 << 10):
+        (full,) = check_disk(tmp_path / "disk", checkpoint_bytes=30 << 20, kept=3)
+    assert full.status == "failure" and "checkpoint.keep" in full.do
+
+
+def test_a_good_dataset_passes(tmp_path):
+    findings, source = check_dataset(write_records(tmp_path, [0, 0, 1, 2, 2], size=16), image_size=16)
+    assert set(statuses(findings).values()) == {"ok"} and source.num_images == 5
+    assert "5 images of 3 identities, 1 to 2 of each" in findings[0].found
+
+
+def test_what_is_odd_about_a_dataset_is_a_warning(tmp_path):
+    findings, _ = check_dataset(write_records(tmp_path, [0, 0, 5, 5], size=20), image_size=16)
+    assert statuses(findings) == {"dataset": "ok", "identities": "warning", "images": "warning"}
+    assert "4 labels below the highest" in findings[1].found and "20 × 20" in findings[2].found
+
+
+def test_images_that_do_not_decode_are_a_failure_that_names_the_first(tmp_path):
+    folder = write_records(tmp_path, [0, 0, 1, 1])
+    data = bytearray((folder / "train.rec").read_bytes())
+    at = data.index(b"\x89PNG")
+    data[at : at + 4] = b"none"
+    (folder / "train.rec").write_bytes(data)
+    findings, _ = check_dataset(folder, image_size=16)
+    assert (
+        findings[-1].status == "failure"
+        and "1 of 4" in findings[-1].found
+        and "train.rec" in findings[-1].found
+    )
+
+
+def test_what_a_check_raises_becomes_its_finding(tmp_path):
+    (finding,) = look("dataset", check_dataset, tmp_path / "none", image_size=16)
+    assert finding.status == "failure" and "no such folder" in finding.found
+    write_records(tmp_path, [0, 1])
+    with pytest.raises(DataError, match="num_classes is 3"):
+        check_dataset(tmp_path, image_size=16, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "batch", "warmup", "status"),
+    [
+        ("sgd", 0.1, 1024, False, "ok"),
+        ("sgd", 0.02, 128, False, "ok"),
+        ("sgd", 0.6, 8192, False, "ok"),
+        ("sgd", 0.1, 128, False, "warning"),
+        ("sgd", 0.1, 128, True, "ok"),
+        ("sgd", 0.1, 8192, False, "warning"),
+        ("adamw", 0.001, 24_576, True, "ok"),
+        ("adamw", 0.1, 1024, True, "warning"),
+    ],
+)
+def test_learning_rates_are_compared_with_published_ones(optimizer, lr, batch, warmup, status):
+    (finding,) = check_learning_rate(optimizer, lr, batch, warmup=warmup)
+    assert finding.status == status
+
+
+def test_the_size_of_a_state_is_that_of_its_checkpoint(tmp_path):
+    from facetrain.backbone.zoo import build_backbone
+
+    size = state_size({"name": "mbf", "embedding_size": 64}, 1000, optimizer="sgd", momentum_dtype="bfloat16")
+    parameters = sum(p.numel() for p in build_backbone("mbf", embedding_size=64).parameters())
+    assert size.backbone == 8 * parameters and size.head == 1000 * 64 * 6 and size.gradients == 4 * parameters
+    assert [check_memory(10, total)[0].status for total in (8, 16, 64)] == ["failure", "warning", "ok"]
+
+
+def test_one_process_has_no_network():
+    (finding,) = check_network(torch.device("cpu"))
+    assert finding.status == "ok" and "torchrun" in finding.found
+
+
+def test_an_interface_that_leads_nowhere_or_is_the_slower_one_is_said():
+    lo, slow = Interface("lo", "127.0.0.1", None), Interface("eth0", "10.0.0.1", 1_000)
+    fast = Interface("ib0", "10.1.0.1", 100_000)
+    there = [lo, slow, fast]
+    said = {
+        name: _interface(used, there, several_hosts=several)[0].status
+        for name, used, several in [
+            ("one host", lo, False), ("lo", lo, True), ("slow", slow, True), ("fast", fast, True),
+            ("none", None, True),
+        ]
+    }  # fmt: skip
+    assert said == {"one host": "ok", "lo": "failure", "slow": "warning", "fast": "ok", "none": "warning"}
+
+
+def test_the_interface_can_be_chosen_by_name(monkeypatch):
+    assert "127.0.0.1" in {interface.address for interface in interfaces()}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert interface_in_use() == Interface("lo", "127.0.0.1", None)
+
+
+def test_checkpoints_are_verified_and_damage_is_a_failure(tmp_path):
+    assert statuses(check_checkpoints(tmp_path)) == {"checkpoints": "warning"}
+    folder = tmp_path / "checkpoints"
+    writer = CheckpointWriter(folder, asynchronous=False)
+    for step in (1, 2):
+        writer.save(snapshot(step))
+    assert [finding.status for finding in check_checkpoints(tmp_path)] == ["ok", "ok", "ok"]
+    os.truncate(folder / "step_00000001" / "replicated.safetensors", 10)
+    shutil.copytree(folder / "step_00000002", folder / "step_00000003")
+    (folder / ".step_00000004.tmp-00000000").mkdir()
+    findings = check_checkpoints(tmp_path)
+    assert [f.status for f in findings] == ["failure", "ok", "ok", "warning", "warning"]
+    assert "has 10 bytes" in findings[0].found and "names step_00000002" in findings[3].found
