@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -53,6 +54,11 @@ from facetrain.verify.pairs import PairSet, load_targets
 from facetrain.verify.verifier import Verifier
 
 _DEFAULT_BATCH = 128
+_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
 
 
 @dataclass(frozen=True)
@@ -397,8 +403,9 @@ def _distribute(network: nn.Module, world: World, compress: str) -> nn.Module:
     wrapped = DistributedDataParallel(
         network,
         device_ids=[world.device] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,  # batch norm's statistics stay each rank's own until they are averaged
         gradient_as_bucket_view=True,
+        # Batch norm's statistics stay each rank's own until they are averaged. torch 2.13 renamed the option.
+        **{_BUFFERS: False},
     )
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:

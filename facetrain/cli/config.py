@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="See what a config says, which keys there are, and convert arcface_torch's.", no_args_is_help=True)
+app = typer.Typer(
+    help="See what a config says, which keys there are, and convert arcface_torch's.", no_args_is_help=True
+)
 
 
 @app.command()
 def show(
     config: Annotated[Path, typer.Argument(help="Run description, YAML.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value.")
+    ] = None,
 ) -> None:
     """Print every key with its value, after the recipe, `extends` and --set."""
     from facetrain.config.load import dump_config, load_config

@@ -48,3 +48,95 @@ def synth(
         typer.echo(
             f"{drawn.folder}: {drawn.images:,} pictures of {drawn.identities:,} people, and {drawn.pairs:,} pairs of others"
         )
+
+
+@app.command()
+def pack(
+    source: Annotated[
+        Path, typer.Argument(help="A dataset: a folder per identity, or records to write anew.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")],
+    image_size: Annotated[int, typer.Option(min=16, help="Pixels a side.")] = 112,
+    quality: Annotated[
+        int, typer.Option(min=1, max=100, help="Of pictures that have to be encoded anew.")
+    ] = 95,
+    min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer pictures.")] = 1,
+    shuffle: Annotated[bool, typer.Option(help="Mix the images of all identities.")] = False,
+    seed: Annotated[int, typer.Option(help="Another seed mixes otherwise.")] = 0,
+    skip_bad: Annotated[
+        bool, typer.Option(help="Leave out pictures that cannot be decoded, and list them.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default one per core.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a dataset as train.rec, train.idx and property, as InsightFace has it."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools.pack import pack as packed
+
+    with progress_bar("packing") as progress:
+        done = packed(
+            source,
+            output,
+            image_size=image_size,
+            quality=quality,
+            min_images_per_identity=min_images,
+            shuffle=shuffle,
+            seed=seed,
+            skip_bad=skip_bad,
+            workers=workers,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(vars(done) | {"folder": str(done.folder)}))
+        return
+    typer.echo(f"{done.folder}: {done.images:,} images of {done.identities:,} identities")
+    for said in done.skipped:
+        typer.echo(f"  left out: {said}")
+
+
+@app.command("inspect")
+def inspect_(
+    folder: Annotated[Path, typer.Argument(help="A dataset's folder.")],
+    sheet: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Write a sheet of pictures, an identity a row.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what a dataset holds: identities, images, how many of each, sizes and formats."""
+    from facetrain.data.tools.inspect import contact_sheet, inspect
+
+    found = inspect(folder)
+    if sheet is not None:
+        contact_sheet(folder, sheet)
+    if as_json:
+        typer.echo(json.dumps(vars(found)))
+        return
+    typer.echo(f"{folder}: {found.images:,} images of {found.identities:,} identities")
+    if found.identities_without_images:
+        typer.echo(f"  {found.identities_without_images:,} identities have no image")
+    typer.echo(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")
+    for name, count in found.histogram.items():
+        typer.echo(f"    {name:>9}  {count:,} identities")
+    for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
+        typer.echo(
+            f"  {what} of {found.sample:,} pictures: " + ", ".join(f"{k} ({v:,})" for k, v in counts.items())
+        )
+
+
+@app.command()
+def pairs(
+    pairs_txt: Annotated[Path, typer.Argument(help="LFW's pairs.txt, or a list in its format.")],
+    images: Annotated[
+        Path, typer.Option(help="Folder with one subfolder per person, pictures NAME_0001.jpg.")
+    ],
+    output: Annotated[Path, typer.Option(help="The .bin to write.")],
+    as_json: Json = False,
+) -> None:
+    """Build a verification set from a list of pairs and a folder of pictures."""
+    from facetrain.data.tools.pairs import build_pairs
+
+    count, same = build_pairs(pairs_txt, images, output)
+    if as_json:
+        typer.echo(json.dumps({"output": str(output), "pairs": count, "same": same}))
+    else:
+        typer.echo(f"{output}: {count:,} pairs, {same:,} of one person")

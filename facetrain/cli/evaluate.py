@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 Model = Annotated[
-    Path, typer.Argument(help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, or .onnx.")
+    Path,
+    typer.Argument(help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, or .onnx."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at a time.")]
@@ -17,16 +18,27 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at a time.")]
 
 def evaluate(
     model: Model,
-    target: Annotated[list[str], typer.Option(help="Name of a .bin set in the data folder, or its path; may be repeated.")],
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the sets; by default the one of the run.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers here too; - for standard output alone.")] = None,
+    target: Annotated[
+        list[str], typer.Option(help="Name of a .bin set in the data folder, or its path; may be repeated.")
+    ],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the sets; by default the one of the run.")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write the numbers here too; - for standard output alone."
+        ),
+    ] = None,
     device: Device = "auto",
     batch_size: BatchSize = 256,
 ) -> None:
     """Score a model on verification sets by the published 10-fold protocol, with exact curves beside it."""
     from facetrain.verify.evaluate import evaluate as score
 
-    description, found, leader = score(model, target, data_dir or _data_dir(model), device=device, batch_size=batch_size)
+    description, found, leader = score(
+        model, target, data_dir or _data_dir(model), device=device, batch_size=batch_size
+    )
     if not leader:
         return
     result = json.dumps({"model": str(model), "description": description, "sets": found}, indent=1)
@@ -42,7 +54,9 @@ def evaluate(
 
 def embed(
     model: Model,
-    input: Annotated[Path, typer.Argument(help="An image, a folder of images or of a dataset, a .rec or a .bin.")],
+    input: Annotated[
+        Path, typer.Argument(help="An image, a folder of images or of a dataset, a .rec or a .bin.")
+    ],
     output: Annotated[Path, typer.Option(help="Where to write: .npz with `embedding`, `name` and `label`.")],
     flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,
     device: Device = "auto",
@@ -61,7 +75,9 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A picture, aligned and cropped.")],
     second: Annotated[Path, typer.Argument(help="Another.")],
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Tell how alike two faces are: 1 the same direction, 0 unrelated."""
     from facetrain.verify.gallery import embed_pictures_at
@@ -82,7 +98,9 @@ def _line(name: str, metrics: dict[str, float]) -> str:
     parts = [f"  {name:12} accuracy {metrics['accuracy']:.4%} ± {metrics['accuracy_std']:.4%}"]
     if "auc" in metrics:
         parts.append(f"AUC {metrics['auc']:.5f}  EER {metrics['eer']:.3%}")
-        parts += [f"TAR@FAR {far[4:]} {value:.2%}" for far, value in metrics.items() if far.startswith("tar@")]
+        parts += [
+            f"TAR@FAR {far[4:]} {value:.2%}" for far, value in metrics.items() if far.startswith("tar@")
+        ]
     else:
         parts.append("all pairs are of one kind: no curve")
     return "  ".join([*parts, f"{metrics['pairs']:.0f} pairs"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -98,7 +99,11 @@ def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
             agent=_agent(),
             restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
+        # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.
+        dist.barrier()
     finally:
+        # What still holds the group (DDP's reducer, in cycles) must go before it, not at exit.
+        gc.collect()
         dist.destroy_process_group()
 
 

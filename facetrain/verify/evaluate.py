@@ -12,7 +12,13 @@ from facetrain.verify.verifier import Metrics, Verifier
 
 
 def evaluate(
-    model: Path, targets: Sequence[str], data_dir: Path, *, device: str = "auto", batch_size: int = 256, workers: int = 2
+    model: Path,
+    targets: Sequence[str],
+    data_dir: Path,
+    *,
+    device: str = "auto",
+    batch_size: int = 256,
+    workers: int = 2,
 ) -> tuple[str, dict[str, Metrics], bool]:
     """Return what the model is, its metrics on every set, and whether this rank is the one to tell them.
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.data.bin import read_bin
-from facetrain.data.dataset import PICTURE_SUFFIXES, open_source
+from facetrain.data.dataset import open_source
+from facetrain.data.source import PICTURE_SUFFIXES
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.verify.embed import embed_pictures
@@ -46,7 +47,9 @@ def embed_pictures_at(model: Path, paths: Sequence[Path], *, device: str = "auto
     pictures = [_bytes_of(path) for path in paths]
     with join(device) as world:
         opened = open_model(model, world.device)
-        return _embed(opened, pictures, " and ".join(map(str, paths)), world, flip=True, batch_size=len(paths))
+        return _embed(
+            opened, pictures, " and ".join(map(str, paths)), world, flip=True, batch_size=len(paths)
+        )
 
 
 def save_embeddings(path: Path, found: Embeddings) -> None:
@@ -79,7 +82,9 @@ def _embed(
         prepare=opened.prepare,
     )
     embedding = plain + mirrored if flip else plain
-    return np.asarray(embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12), np.float32)
+    return np.asarray(
+        embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12), np.float32
+    )
 
 
 def _read(input: Path) -> tuple[list[bytes], list[str], np.ndarray]:
@@ -93,7 +98,11 @@ def _read(input: Path) -> tuple[list[bytes], list[str], np.ndarray]:
             return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
         source = open_source(folder)
         names = [source.where(number) for number in range(source.num_images)]
-        return [source.read(number) for number in range(source.num_images)], names, np.asarray(source.labels, np.int64)
+        return (
+            [source.read(number) for number in range(source.num_images)],
+            names,
+            np.asarray(source.labels, np.int64),
+        )
     return [_bytes_of(input)], [input.name], np.array([-1])
 
 

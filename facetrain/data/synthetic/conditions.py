@@ -55,13 +55,13 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
     exposure = np.exp(rng.normal(0, 0.2))
     side = rng.uniform(-1.0, 1.0)
     return Conditions(
-        yaw=float(np.clip(rng.normal(0, 0.22), -0.55, 0.55)),
-        pitch=float(np.clip(rng.normal(0, 0.11), -0.3, 0.3)),
+        yaw=float(np.clip(rng.normal(0, 0.18), -0.5, 0.5)),
+        pitch=float(np.clip(rng.normal(0, 0.09), -0.25, 0.25)),
         roll=float(rng.normal(0, 0.05)),
         scale=float(np.exp(rng.normal(0, 0.035))),
         shift=(float(rng.normal(0, 1.4)), float(rng.normal(0, 1.4))),
-        smile=float(np.clip(rng.normal(0.2, 0.5), -0.6, 1.2)),
-        mouth_open=float(max(0.0, rng.normal(-0.2, 0.6))),
+        smile=float(np.clip(rng.normal(0.2, 0.4), -0.5, 1.0)),
+        mouth_open=float(max(0.0, rng.normal(-0.2, 0.5))),
         eyes_closed=0.9 if chance(0.05) else float(rng.uniform(0, 0.35)),
         brows_up=float(rng.normal(0, 1.0)),
         gaze=(float(rng.normal(0, 0.3)), float(rng.normal(0, 0.15))),
@@ -75,7 +75,7 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         gamma=float(np.exp(rng.normal(0, 0.14))),
         background=(color(20, 235), color(20, 235), float(rng.uniform(0, 2 * np.pi))),
         clothes=color(10, 230),
-        glasses=int(rng.integers(1, 4)) if chance(0.1) else 0,
+        glasses=int(rng.integers(1, 4)) if chance(0.08) else 0,
         glasses_color=float(rng.uniform(10, 90)),
         mask=chance(0.02),
         hat=color(10, 230) if chance(0.05) else None,

@@ -1,0 +1,111 @@
+"""What a dataset holds: counts, sizes, formats, and a sheet of pictures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from facetrain.counter import key_of
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import decode_rgb, picture_size, resize_square
+from facetrain.data.order import permute
+from facetrain.errors import DataError
+
+_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A dataset in numbers. Sizes and formats are those of a sample."""
+
+    folder: str
+    images: int
+    identities: int
+    identities_without_images: int
+    fewest: int
+    median: float
+    most: int
+    histogram: dict[str, int]
+    sample: int
+    sizes: dict[str, int]
+    formats: dict[str, int]
+
+
+def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> Inspection:
+    """Count a dataset, and look at the headers of a sample of its pictures.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    source = open_source(folder)
+    counts = np.bincount(source.labels, minlength=source.num_classes)
+    there = counts[counts > 0]
+    numbers = permute(np.arange(min(sample, source.num_images)), source.num_images, key_of(seed))
+    pictures = [source.read(int(number)) for number in numbers]
+    return Inspection(
+        folder=str(folder),
+        images=source.num_images,
+        identities=source.num_classes,
+        identities_without_images=int((counts == 0).sum()),
+        fewest=int(there.min()),
+        median=float(np.median(there)),
+        most=int(there.max()),
+        histogram=_histogram(there),
+        sample=len(pictures),
+        sizes=_commonest(_size(picture) for picture in pictures),
+        formats=_commonest(_format(picture) for picture in pictures),
+    )
+
+
+def contact_sheet(
+    folder: Path, output: Path, *, rows: int = 8, columns: int = 8, size: int = 112, seed: int = 0
+) -> None:
+    """Write a PNG with one identity a row: chosen by the seed, with the first of their pictures.
+
+    Raises:
+        DataError: a picture cannot be decoded, or the PNG not be written.
+    """
+    source = open_source(folder)
+    identities = permute(np.arange(min(rows, source.num_classes)), source.num_classes, key_of(seed))
+    sheet = np.full((len(identities) * size, columns * size, 3), 255, np.uint8)
+    for row, identity in enumerate(identities):
+        for column, number in enumerate(np.flatnonzero(source.labels == identity)[:columns]):
+            image = decode_rgb(source.read(int(number)), where=source.where(int(number)))
+            place = slice(row * size, (row + 1) * size), slice(column * size, (column + 1) * size)
+            sheet[place] = resize_square(image, size)
+    encoded = cv2.imencode(".png", sheet[:, :, ::-1])[1]
+    try:
+        output.write_bytes(encoded.tobytes())
+    except OSError as error:
+        raise DataError(f"{output}: {error.strerror or error}") from error
+
+
+def _histogram(counts: np.ndarray) -> dict[str, int]:
+    edges = [bound for bound in _BOUNDS if bound <= counts.max()]
+    edges = edges[max(sum(edge <= counts.min() for edge in edges) - 1, 0) :]
+    upper = [*edges[1:], int(counts.max()) + 1]
+    names = [
+        f"{low}" if high - low == 1 else f"{low}–{high - 1}" for low, high in zip(edges, upper, strict=True)
+    ]
+    return {
+        name: int(((counts >= low) & (counts < high)).sum())
+        for name, low, high in zip(names, edges, upper, strict=True)
+    }
+
+
+def _commonest(values: object) -> dict[str, int]:
+    return dict(Counter(values).most_common(5))  # type: ignore[call-overload]
+
+
+def _size(picture: bytes) -> str:
+    size = picture_size(picture)
+    return f"{size[0]}×{size[1]}" if size else "unreadable"
+
+
+def _format(picture: bytes) -> str:
+    known = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"BM": "BMP"}
+    return known.get(picture[:2], "unknown")

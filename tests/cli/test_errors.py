@@ -1,0 +1,45 @@
+"""Bad input: one line that says what, where and what to do, and the right exit code."""
+
+import pytest
+
+from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.support.command import facetrain, torchrun
+
+WRONG = [
+    (["--set", "data.train=/nowhere"], "/nowhere: no such folder"),
+    (["--set", "data.num_classes=7"], "data.num_classes is 7, and"),
+    (["--set", "train.global_batch_size=25", "--set", "optim.accumulate=2"], "take a multiple of 2"),
+    (["--set", "train.global_batch_size=500"], "fewer than one global batch"),
+    (["--set", "optim.weight_decy=1"], "did you mean weight_decay?"),
+    (["--set", "model={backbone: r51}"], "did you mean r50?"),
+    (["--set", "eval.targets=[lfw]"], "no such verification set; there are val"),
+    (["--nproc-per-node", "none"], "give a number of processes, or auto"),
+    (["--nnodes", "2"], "needs --rdzv-endpoint"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG)
+def test_what_cannot_be_followed_ends_with_2_and_one_line(describe, options, said):  # noqa: F811
+    process = facetrain("train", "--config", describe(), *options)
+    assert process.returncode == 2, process.stderr
+    lines = [line for line in process.stderr.splitlines() if line]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and said in lines[0], process.stderr
+
+
+def test_on_several_ranks_one_of_them_says_it(describe):  # noqa: F811
+    process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
+    assert process.stderr.count("error: /nowhere: no such folder") == 1
+
+
+def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
+    process = facetrain("eval", tmp_path, "--target", "x", "--debug")
+    assert process.returncode == 1 and "Traceback" in process.stderr
+    process = facetrain("eval", tmp_path, "--target", "x")
+    assert process.returncode == 2 and "Traceback" not in process.stderr
+
+
+def test_help_names_every_command():
+    process = facetrain("--help")
+    assert process.returncode == 0
+    for command in ("train", "resume", "eval", "embed", "compare", "data", "config"):
+        assert command in process.stdout

@@ -1,0 +1,171 @@
+"""Whole runs through the command line: the same numbers on any number of ranks, after any interruption."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.telemetry.jsonl import read_jsonl
+from tests.support.command import facetrain, start, torchrun
+
+CLOCK = {"images_per_s", "left_s", "wait_s", "memory_gib"}
+
+
+def metrics(folder):
+    """What a run has recorded, but for what the clock and the machine say."""
+    return [
+        {k: v for k, v in record.items() if k not in CLOCK} for record in read_jsonl(folder / "metrics.jsonl")
+    ]
+
+
+def losses(folder):
+    return [record["loss"] for record in metrics(folder) if "loss" in record]
+
+
+def checked(process):
+    assert process.returncode == 0, process.stderr
+    return process
+
+
+@pytest.fixture
+def whole(describe, tmp_path):
+    """An uninterrupted run on one process, for the config options given."""
+
+    def run(**options):
+        checked(facetrain("train", "--config", describe(**options), "--run-dir", tmp_path / "whole"))
+        return tmp_path / "whole"
+
+    return run
+
+
+def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
+    process = checked(facetrain("train", "--config", describe()))
+    folder = tmp_path / "runs" / "tiny"
+    there = {path.name for path in folder.iterdir()}
+    assert there >= {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "log.txt",
+        "checkpoints",
+        "model.safetensors",
+    }
+    assert "facetrain eval" in process.stdout and "finished" in process.stdout
+    assert len(losses(folder)) == 12
+    assert [r["step"] for r in metrics(folder) if "val/accuracy" in r] == [0, 6, 12]
+    again = checked(facetrain("train", "--config", describe()))
+    assert "tiny_2" in again.stdout, "a second run must not touch the first one's folder"
+
+    scored = checked(facetrain("eval", folder, "--target", "val", "--json", "-"))
+    found = json.loads(scored.stdout)["sets"]["val"]
+    last = [r for r in metrics(folder) if "val/accuracy" in r][-1]
+    assert found["accuracy"] == last["val/accuracy"] and found["auc"] == pytest.approx(last["val/auc"])
+
+    taken = facetrain("train", "--config", describe(), "--run-dir", folder)
+    assert taken.returncode == 2 and "facetrain resume" in taken.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 0.3, "accumulate": 2}])
+def test_two_and_three_ranks_give_the_losses_of_one(whole, describe, tmp_path, options):
+    alone = losses(whole(**options))
+    for world_size in (2, 3):
+        folder = tmp_path / f"on_{world_size}"
+        checked(torchrun(world_size, "train", "--config", describe(**options), "--run-dir", folder))
+        assert losses(folder) == pytest.approx(alone, rel=2e-3)
+        assert losses(folder)[:3] == pytest.approx(alone[:3], rel=1e-5)
+
+
+def interrupt(folder, describe, step, options):
+    """Start a run, and kill its processes at once when it has reported a step."""
+    process = start("train", "--config", describe(**options), "--run-dir", folder)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and any(
+            r.get("step", 0) >= step for r in read_jsonl(folder / "metrics.jsonl")
+        ):
+            break
+        time.sleep(0.005)
+    children = [int(p) for p in (open(f"/proc/{process.pid}/task/{process.pid}/children").read()).split()]
+    for pid in [process.pid, *children]:
+        try:
+            __import__("os").kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dropout": 0.2},
+        {"sample_rate": 0.3, "accumulate": 2},
+        {"precision": "fp16"},
+    ],
+)
+def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(
+    whole, describe, tmp_path, options
+):
+    expected = metrics(whole(**options))
+    folder = tmp_path / "killed"
+    interrupt(folder, describe, random.Random(str(options)).randint(4, 10), options)
+    checked(facetrain("resume", folder))
+    assert metrics(folder) == expected
+    ours, theirs = (Checkpoint.open(path) for path in (folder, tmp_path / "whole"))
+    for name in ("replicated.safetensors", "rows_00000_of_00001.safetensors"):
+        sums = [{f.name: f.sha256 for f in c.manifest.files}[name] for c in (ours, theirs)]
+        assert sums[0] == sums[1], name
+
+
+def test_a_run_saved_on_two_ranks_goes_on_on_three_and_on_one(whole, describe, tmp_path):
+    alone = losses(whole())
+    folder = tmp_path / "moved"
+    checked(torchrun(2, "train", "--config", describe(), "--run-dir", folder, "--set", "train.max_steps=12"))
+    for world_size in (3, 1):
+        command = ["resume", folder, "--checkpoint", 4]
+        checked(torchrun(world_size, *command) if world_size > 1 else facetrain(*command))
+        assert losses(folder) == pytest.approx(alone, rel=2e-3)
+    kept = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert "left_step_00000012" in kept, "checkpoints after the one gone on from are kept, aside"
+
+
+def test_sigterm_saves_and_ends_with_143(describe, tmp_path):
+    folder = tmp_path / "stopped"
+    process = start(
+        "train",
+        "--config",
+        describe(),
+        "--run-dir",
+        folder,
+        "--set",
+        "train.max_steps=100000",
+        "--set",
+        "train.epochs=100000",
+        "--set",
+        "checkpoint.every_steps=100000",
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (
+        (folder / "metrics.jsonl").exists() and len(read_jsonl(folder / "metrics.jsonl")) > 5
+    ):
+        time.sleep(0.05)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "facetrain resume" in said
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.verify()
+    assert checkpoint.step > 3
+
+
+def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describe, tmp_path):
+    process = facetrain(
+        "train", "--config", describe(), "--run-dir", tmp_path / "wild", "--set", "optim.lr=1e30",
+        "--set", "optim.clip_grad_norm=null", "--set", "train.max_skipped_steps=3", "--set", "optim.warmup_epochs=0",
+        "--set", "train.max_steps=60", "--set", "train.epochs=60",
+    )  # fmt: skip
+    assert process.returncode == 1
+    assert "error: the loss or the gradient was not finite in 3 steps running" in process.stderr
+    assert process.stderr.count("error:") == 1 and "Traceback" not in process.stderr

@@ -1,0 +1,45 @@
+"""The command line as a user calls it: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Return a clean environment: one thread per process, so that results do not depend on the machine."""
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
+
+
+def facetrain(*arguments: object, **options) -> subprocess.CompletedProcess:
+    """Run `facetrain ARGUMENTS` and wait for its end."""
+    command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, **options)
+
+
+def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
+    """Run the command on several ranks under torchrun."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
+    command += ["-m", "facetrain", *map(str, arguments)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    """Start `facetrain ARGUMENTS`, to be met while it runs."""
+    command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )

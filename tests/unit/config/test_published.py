@@ -1,0 +1,114 @@
+"""The configs that people start, against the table of the peer's."""
+
+from pathlib import Path
+
+import pytest
+
+from facetrain.backbone.zoo import names
+from facetrain.config.arcface_torch import convert
+from facetrain.config.load import load_config
+from facetrain.errors import ConfigError
+from facetrain.run import plan_steps
+from tests.support.command import ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_can_be_followed(path):
+    config = load_config(path)
+    assert config.model.backbone in names()
+    assert config.run.name == path.stem
+    assert load_config(path, ["recipe=head"]).optim.power == 1 or path.stem == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "steps", "lr", "decay", "margin"),
+    [
+        ("ms1mv3_r50", 8, 101_160, 0.1, 5e-4, "arcface"),
+        ("ms1mv2_r100", 8, 113_720, 0.1, 5e-4, "arcface"),
+        ("glint360k_r100", 8, 333_820, 0.1, 1e-4, "cosface"),
+        ("wf42m_pfc02_8gpus_r50_bs4k", 8, 207_380, 0.4, 5e-4, "cosface"),
+    ],
+)
+def test_steps_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, decay, margin):
+    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    assert plan_steps(config, config.data.num_images, gpus).total_steps == steps
+    assert (config.optim.lr, config.optim.weight_decay, config.head.margin.type) == (lr, decay, margin)
+    assert (config.optim.power, config.head.margin.gradient, config.head.margin.beyond_pi) == (
+        2,
+        "exact",
+        "linear",
+    )
+
+
+PEER = """
+from easydict import EasyDict as edict
+
+# make training faster
+config = edict()
+config.margin_list = (1.0, 0.0, 0.4)
+config.network = "r50"
+config.resume = False
+config.output = None
+config.embedding_size = 512
+config.sample_rate = 0.2
+config.fp16 = True
+config.momentum = 0.9
+config.weight_decay = 5e-4
+config.batch_size = 512
+config.lr = 0.4
+config.verbose = 2000
+config.dali = False
+config.rec = "/train_tmp/WebFace42M"
+config.num_classes = 2059906
+config.num_image = 42474557
+config.num_epoch = 20
+config.warmup_epoch = 2
+config.val_targets = ["lfw", "cfp_fp", "agedb_30"]
+"""
+
+
+def converted(tmp_path, text):
+    path = tmp_path / "wf42m.py"
+    path.write_text(text)
+    (tmp_path / "wf42m.yaml").write_text(convert(path))
+    return load_config(tmp_path / "wf42m.yaml")
+
+
+def test_the_peers_config_becomes_the_same_run(tmp_path):
+    config = converted(tmp_path, PEER)
+    assert config.recipe == "head" and config.optim.power == 1
+    assert (config.head.margin.type, config.head.margin.m3, config.head.sample_rate) == ("cosface", 0.4, 0.2)
+    assert (config.train.batch_size, config.train.precision, config.train.epochs) == (512, "fp16", 20)
+    assert (config.optim.lr, config.optim.warmup_epochs, config.data.num_classes) == (0.4, 2, 2059906)
+    assert config.eval.targets == ("lfw", "cfp_fp", "agedb_30")
+    assert "# momentum: the peer's code ignores it" in (tmp_path / "wf42m.yaml").read_text()
+
+
+def test_a_base_beside_it_and_sums_are_understood(tmp_path):
+    (tmp_path / "base.py").write_text("config = edict()\nconfig.weight_decay = 1e-4\nconfig.lr = 0.3\n")
+    config = converted(tmp_path, PEER.replace("config.lr = 0.4", "config.lr = 0.1 * 512 / 128"))
+    assert (config.optim.lr, config.optim.weight_decay) == (pytest.approx(0.4), 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import os; os.system('touch /tmp/facetrain-ran')", "line 25: only"),
+        ("config.lr = __import__('os').getpid()", "is not a plain value"),
+        ("config.rec = 'a' * 10**10", "is not a plain value"),
+        ("config.lr = 1 / 0", "division by zero"),
+        ("config.network = 'r51'", None),
+        ("def f(: pass", "is not Python"),
+    ],
+)
+def test_what_is_not_a_plain_assignment_is_refused_and_never_run(tmp_path, line, said):
+    path = tmp_path / "evil.py"
+    path.write_text(PEER + line + "\n")
+    if said is None:
+        assert "r51" in convert(path)
+        return
+    with pytest.raises(ConfigError, match=said):
+        convert(path)
+    assert not Path("/tmp/facetrain-ran").exists()
