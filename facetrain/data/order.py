@@ -62,8 +62,8 @@ class GlobalOrder:
         seed: int,
         global_batch_size: int,
         mode: str = "full",
-        block: int = 512,
-        window: int = 64,
+        block: int = 128,
+        window: int = 1024,
     ) -> None:
         if num_images < global_batch_size:
             raise DataError(

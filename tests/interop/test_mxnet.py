@@ -1,4 +1,4 @@
-"""MXNet 1.9.1 and facetrain read and write the same files; `make interop` installs MXNet beside the project."""
+"""MXNet 1.9.1 and facetrain read and write the same files; `make interop` installs MXNet aside."""
 
 import hashlib
 import json

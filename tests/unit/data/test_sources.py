@@ -121,7 +121,8 @@ def test_a_mixed_batch_depends_on_seed_and_step_alone():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("datasets: 3", "needs a list"), ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
+        ("datasets: 3", "needs a list"),
+        ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
         ("datasets: [{path: one, wait: 1}]", "it may have"),
         ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
         ("datasets: [{path: one, identities: none.txt}]", "not a list of identities"),
