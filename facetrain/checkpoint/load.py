@@ -15,6 +15,7 @@ from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, is_plain_fi
 from facetrain.errors import CheckpointError
 
 _HASHING_THREADS = 4
+_ADVICE = "the checkpoint is damaged: go on from an older one, facetrain resume RUN_DIR --checkpoint STEP"
 
 
 class Checkpoint:
@@ -127,14 +128,12 @@ class Checkpoint:
             return
         path = self.folder / entry.name
         if not is_plain_file(path):
-            raise CheckpointError(f"{path}: is missing, or no plain file; the checkpoint is not whole")
+            raise CheckpointError(f"{path}: is missing, or no plain file; {_ADVICE}")
         size = path.stat().st_size
         if size != entry.size:
-            raise CheckpointError(
-                f"{path}: has {size:,} bytes, not {entry.size:,}; the checkpoint is damaged"
-            )
+            raise CheckpointError(f"{path}: has {size:,} bytes, not {entry.size:,}; {_ADVICE}")
         if sha256_of(path) != entry.sha256:
-            raise CheckpointError(f"{path}: its checksum is not the one in {NAME}; the checkpoint is damaged")
+            raise CheckpointError(f"{path}: its checksum is not the one in {NAME}; {_ADVICE}")
         self._trusted.add(entry.name)
 
 

@@ -27,7 +27,7 @@ def _verified(folder: Path) -> Finding:
         checkpoint = Checkpoint(folder)
         checkpoint.verify()
     except (CheckpointError, OSError) as error:
-        do = "go on from another one: facetrain resume RUN_DIR --checkpoint STEP; this one can be removed"
+        do = "remove it, so that no one goes on from it"
         return failure("checkpoint", str(error), do)
     manifest = checkpoint.manifest
     size = sum(entry.size for entry in manifest.files) / _GIB
