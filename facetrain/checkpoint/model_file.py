@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class EmbeddingModel:
     prepare: Callable[[Tensor], Tensor]
     """Brings uint8 (B, H, W, 3) RGB to what the network takes."""
     description: str
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a model file says of it; empty where it came as a graph."""
 
 
 def describe_backbone(name: str, **options: Any) -> dict[str, Any]:
@@ -111,12 +113,17 @@ def _built(
     try:
         options = dict(description["backbone"])
         network = build_backbone(options.pop("name"), **options)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{where}: does not say which network it is ({error})") from error
     load_weights_into(network, weights, where)
     said = f"{description['backbone']['name']}, {sum(p.numel() for p in network.parameters()):,} parameters"
     return EmbeddingModel(
-        network.eval().to(device), options.get("image_size", 112), network.embedding_size, normalise, said
+        network.eval().to(device),
+        options.get("image_size", 112),
+        network.embedding_size,
+        normalise,
+        said,
+        description,
     )
 
 

@@ -5,13 +5,16 @@ import os
 import pickle
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from facetrain.checkpoint import manifest as manifests
+from facetrain.checkpoint.foreign import read_weights
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import NAME
+from facetrain.checkpoint.model_file import open_model
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, ModelError
 from tests.support.snapshots import snapshot
 
 
@@ -132,3 +135,50 @@ def test_latest_leads_nowhere_but_to_a_checkpoint_beside_it(tmp_path, name):
     with pytest.raises(CheckpointError, match="names no checkpoint"):
         Checkpoint.open(tmp_path / "latest")
     assert Checkpoint.open(tmp_path).step == 1
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.proof}",)
+
+
+def torch_file(path, value):
+    torch.save(value, path)
+
+
+def bare_pickle(path, value):
+    path.write_bytes(pickle.dumps(value, protocol=2))
+
+
+@pytest.mark.parametrize("write", [torch_file, bare_pickle])
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
+def test_a_weights_file_with_a_payload_is_refused_and_runs_nothing(tmp_path, write, name):
+    proof = tmp_path / "proof"
+    write(tmp_path / name, {"conv1.weight": torch.zeros(1), "payload": Payload(proof)})
+    with pytest.raises(ModelError, match=name):
+        read_weights(tmp_path / name)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "not JSON",
+        "3",
+        '{"backbone": "r50"}',
+        '{"backbone": {"name": "../../r50"}}',
+        '{"backbone": {"name": ["r50"]}}',
+        '{"backbone": {"name": "iresnet", "layers": [1, 1], "widths": "many"}}',
+        '{"backbone": {"name": "mbf", "embedding_size": -1}}',
+    ],
+)
+def test_a_model_file_that_lies_about_its_network_is_refused(tmp_path, said):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.zeros(1)}, path, metadata={"facetrain": said})
+    with pytest.raises(ModelError, match="model"):
+        open_model(path, torch.device("cpu"))
