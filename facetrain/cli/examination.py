@@ -36,14 +36,13 @@ def examine(world: World, config: Config | None, run_dir: Path | None) -> list[F
 
 
 def _examine_machine(world: World, config: Config | None) -> list[Finding]:
-    gpus = look("gpus", machine.check_gpus, config.train.precision if config else "fp32")
     return [
-        *software.check_python(),
-        *software.check_torch_and_torchvision(),
-        *software.check_cuda(),
-        *machine.check_host(world.local_size),
-        *gpus,
-        *machine.check_shared_memory(torch.cuda.device_count()),
+        *look("python", software.check_python),
+        *look("torch", software.check_torch_and_torchvision),
+        *look("cuda", software.check_cuda),
+        *look("host", machine.check_host, world.local_size),
+        *look("gpus", machine.check_gpus, config.train.precision if config else "fp32"),
+        *look("shared memory", machine.check_shared_memory, torch.cuda.device_count()),
     ]
 
 

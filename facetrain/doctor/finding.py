@@ -42,6 +42,6 @@ def look(what: str, check: Callable[..., list[Finding]], *args: Any, **options: 
     """Call a check; what it raises on purpose becomes its finding, so that the other checks still run."""
     try:
         return check(*args, **options)
-    except (FacetrainError, OSError) as error:
-        # Such a message says itself what to do.
+    except (FacetrainError, OSError, RuntimeError) as error:
+        # Our own messages say themselves what to do.
         return [failure(what, " ".join(str(error).split()), "")]
