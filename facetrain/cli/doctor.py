@@ -61,6 +61,8 @@ def _merged(reports: list[list[dict[str, str]]]) -> list[dict[str, Any]]:
 
 
 def _print(findings: list[dict[str, Any]], failures: int, *, as_json: bool) -> None:
+    from facetrain.doctor.finding import count
+
     if as_json:
         typer.echo(json.dumps({"failures": failures, "findings": findings}, indent=1))
         return
@@ -71,4 +73,4 @@ def _print(findings: list[dict[str, Any]], failures: int, *, as_json: bool) -> N
         if finding["do"]:
             typer.echo(f"{'':8} → {finding['do']}")
     warnings = sum(finding["status"] == "warning" for finding in findings)
-    typer.echo(f"{failures} failures, {warnings} warnings")
+    typer.echo(f"{count(failures, 'failure')}, {count(warnings, 'warning')}")

@@ -12,7 +12,7 @@ from facetrain.doctor import machine, network, software
 from facetrain.doctor.checkpoints import check_checkpoints
 from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.disk import check_disk
-from facetrain.doctor.finding import Finding, look, ok
+from facetrain.doctor.finding import Finding, count, look, ok
 from facetrain.doctor.recipe import check_learning_rate
 from facetrain.doctor.size import check_memory, state_size
 from facetrain.run import plan_steps
@@ -56,6 +56,8 @@ def _examine_run(config: Config, world: World, run_dir: Path | None) -> list[Fin
     else:
         found = look("dataset", _examine_dataset, config, counts)
         found += look("verification sets", _examine_targets, config)
+    if not counts and config.data.num_images and config.data.num_classes:
+        counts.append((config.data.num_images, config.data.num_classes))
     for num_images, num_classes in counts:
         found += look("batch", _examine_batch, config, world, num_images)
         found += look("sizes", _examine_sizes, config, world, num_classes, folder)
@@ -82,7 +84,8 @@ def _examine_targets(config: Config) -> list[Finding]:
 def _examine_batch(config: Config, world: World, num_images: int) -> list[Finding]:
     plan = plan_steps(config, num_images, world.size)
     found = (
-        f"{plan.local_batch_size:,} images × {world.size} × {config.optim.accumulate} = "
+        f"{plan.local_batch_size:,} images × {count(world.size, 'rank')} × "
+        f"{count(config.optim.accumulate, 'micro-batch', 'micro-batches')} = "
         f"{plan.global_batch_size:,} a step; {plan.steps_per_epoch:,} steps an epoch, "
         f"{plan.total_steps:,} in all"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.commit import LATEST, complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.doctor.finding import Finding, failure, ok, warning
+from facetrain.doctor.finding import Finding, count, failure, ok, warning
 from facetrain.errors import CheckpointError
 
 _GIB = 1 << 30
@@ -31,8 +31,9 @@ def _verified(folder: Path) -> Finding:
         return failure("checkpoint", str(error), do)
     manifest = checkpoint.manifest
     size = sum(entry.size for entry in manifest.files) / _GIB
-    found = f"{folder.name}: {len(manifest.files)} files, {size:.2f} GiB, saved on {manifest.world_size} rank"
-    return ok("checkpoint", f"{found}{'s' if manifest.world_size > 1 else ''}; every checksum is right")
+    saved_on = count(manifest.world_size, "rank")
+    found = f"{folder.name}: {len(manifest.files)} files, {size:.2f} GiB, of {saved_on}"
+    return ok("checkpoint", f"{found}; every checksum is right")
 
 
 def _latest(folder: Path, newest: int) -> list[Finding]:

@@ -38,6 +38,11 @@ def failure(what: str, found: str, do: str) -> Finding:
     return Finding(what, FAILURE, found, do)
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """Return "1 rank", "2 ranks"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def look(what: str, check: Callable[..., list[Finding]], *args: Any, **options: Any) -> list[Finding]:
     """Call a check; what it raises on purpose becomes its finding, so that the other checks still run."""
     try:

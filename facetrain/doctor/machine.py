@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from facetrain.doctor.finding import Finding, failure, ok, warning
+from facetrain.doctor.finding import Finding, count, failure, ok, warning
 
 _SHM = Path("/dev/shm")
 _SHM_FOR_GPUS = 1 << 30
@@ -19,7 +19,7 @@ def check_host(processes: int) -> list[Finding]:
     """Count the cores and the memory that each process of this machine gets."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
-    found = f"{cores} cores and {memory:.0f} GiB for {processes} process{'es' if processes > 1 else ''}"
+    found = f"{cores} cores and {memory:.0f} GiB for {count(processes, 'process', 'processes')}"
     if cores < processes:
         return [warning("host", found, "start at most one process per core")]
     return [ok("host", found)]

@@ -9,7 +9,7 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.interface import Interface, interface_in_use, interfaces
-from facetrain.doctor.finding import Finding, failure, ok, warning
+from facetrain.doctor.finding import Finding, count, failure, ok, warning
 
 _BYTES = 1 << 25
 _ROUNDS = 5
@@ -24,7 +24,7 @@ def check_network(device: torch.device) -> list[Finding]:
     hosts = sorted(set(collectives.gather_json(socket.gethostname())))
     rate = _all_reduce_rate(device)
     backend = "NCCL" if device.type == "cuda" else "gloo"
-    found = f"{world_size} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: "
+    found = f"{world_size} ranks on {count(len(hosts), 'host')}: "
     found += f"{backend} sums at {rate / 1e6:,.0f} MB/s for each rank"
     findings = _interface(interface_in_use(), interfaces(), several_hosts=len(hosts) > 1)
     if rate < _SLOW_MB_PER_S * 1e6:
