@@ -41,6 +41,7 @@ from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
+from facetrain.telemetry.plot import plot_curves
 from facetrain.telemetry.recorder import Recorder, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.train.hooks import RunHooks
@@ -54,7 +55,8 @@ from facetrain.verify.pairs import PairSet, load_targets
 from facetrain.verify.verifier import Verifier
 
 _DEFAULT_BATCH = 128
-_BUFFERS = next(
+# torch 2.13 renamed the option.
+_SYNC_BUFFERS = next(
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -243,6 +245,7 @@ def _train(
     weights = averaged_state(state.backbone)
     if world.is_leader:
         save_model(folder / "model.safetensors", weights, description)
+        plot_curves(folder / "metrics.jsonl", folder / "curves.png")
         print(
             summary(folder, config.eval.targets, config.eval_dir, loader.skipped, time.perf_counter() - since)
         )
@@ -400,12 +403,13 @@ def _distribute(network: nn.Module, world: World, compress: str) -> nn.Module:
 
     if world.size == 1:
         return network
+    # Batch norm's statistics stay each rank's own until they are averaged.
+    own_buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
     wrapped = DistributedDataParallel(
         network,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        # Batch norm's statistics stay each rank's own until they are averaged. torch 2.13 renamed the option.
-        **{_BUFFERS: False},
+        **own_buffers,
     )
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:

@@ -46,7 +46,8 @@ def synth(
         typer.echo(json.dumps(vars(drawn) | {"folder": str(drawn.folder)}))
     else:
         typer.echo(
-            f"{drawn.folder}: {drawn.images:,} pictures of {drawn.identities:,} people, and {drawn.pairs:,} pairs of others"
+            f"{drawn.folder}: {drawn.images:,} pictures of {drawn.identities:,} people, "
+            f"and {drawn.pairs:,} pairs of others"
         )
 
 

@@ -58,7 +58,11 @@ def convert(path: Path) -> str:
         ConfigError: the file does more than assign plain values to `config`; the message names the line.
     """
     base = path.parent / "base.py"
-    values = DEFAULTS | (read_assignments(base) if base.exists() and path.name != "base.py" else {}) | read_assignments(path)
+    values = (
+        DEFAULTS
+        | (read_assignments(base) if base.exists() and path.name != "base.py" else {})
+        | read_assignments(path)
+    )
     if "rec" not in values:
         raise ConfigError(f"{path}: says no config.rec, the folder of the dataset")
     described = _translate(values, path)
@@ -82,11 +86,17 @@ def read_assignments(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}, line {getattr(error, 'lineno', '?')}: is not Python ({error})") from error
     values: dict[str, Any] = {}
     for statement in tree.body:
-        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        target = (
+            statement.targets[0]
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1
+            else None
+        )
         if isinstance(statement, ast.Assign) and isinstance(target, ast.Attribute):
             values[target.attr] = _plain(statement.value, values, path)
         elif not _harmless(statement):
-            raise ConfigError(f"{path}, line {statement.lineno}: only `config.name = value` is understood here")
+            raise ConfigError(
+                f"{path}, line {statement.lineno}: only `config.name = value` is understood here"
+            )
     return values
 
 
@@ -96,7 +106,11 @@ def _harmless(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return True
     # config = edict()
-    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call) and not statement.value.args
+    return (
+        isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Call)
+        and not statement.value.args
+    )
 
 
 def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:

@@ -54,7 +54,7 @@ def parse(text: str, where: str) -> Any:
         ConfigError: it is not YAML, or uses tags, aliases or a key twice; the message names the line.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import signal
 import traceback
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import numpy as np
 from facetrain.data.decode import NotAPictureError, decode, resize_square
 from facetrain.data.shared import SharedBytes
 from facetrain.data.source import FaceSource
-from facetrain.errors import DataError, ImageError, RecordError, RunError
+from facetrain.errors import DataError, FacetrainError, ImageError, RecordError, RunError
 
 _TRIES = 100
 
@@ -126,8 +125,7 @@ def serve(connection: Connection, source: FaceSource, slots: Slots, skip: bool) 
 def _portable(error: Exception) -> Exception:
     """Return the error as it can travel to another process, with the traceback it had here."""
     error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(pickle.dumps(error))  # our own bytes, made a moment ago
-    except Exception:  # an exception class of a library that cannot be rebuilt
-        return RunError(f"reading failed: {type(error).__name__}: {error}")
-    return error
+    if isinstance(error, FacetrainError):
+        return error
+    # An exception class of a library need not come back from a pickle as it was.
+    return RunError(f"reading failed: {type(error).__name__}: {error}")

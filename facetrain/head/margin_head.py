@@ -55,13 +55,14 @@ class MarginHead:
         folder: Path | None = None,
         fused: bool = True,
         chunk_size: int | None = None,
+        product_dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.num_classes, self.embedding_size = num_classes, embedding_size
         self.shard = shard_classes(num_classes, rank, world_size)
         self.fused, self.lr = fused, 0.0
         self._rank, self._margin, self._rate, self._seed = rank, margin, sample_rate, seed
-        self._chunk_size = chunk_size
+        self._chunk_size, self._product_dtype = chunk_size, product_dtype
         self._device = device or torch.device("cpu")
         own = folder / f"rank_{rank:05d}" if folder else None
         self.weight = RowTable(
@@ -112,8 +113,9 @@ class MarginHead:
             index_S=index_S,
             target_G=target_G,
             margin=self._margin,
-            chunk_size=self._chunk_size or _chunk_for(len(unit_GD), self._device),
+            chunk_size=self._chunk_size or _chunk_for(*unit_GD.shape, self._device),
             take_gradient=self._update_now if self.fused else self._gradient.add,
+            product_dtype=self._product_dtype,
         )
         return sharded_cross_entropy(unit_GD, sweep)
 
@@ -206,7 +208,8 @@ def _equal(a: Rows, b: Rows) -> bool:
     return isinstance(a, slice) and isinstance(b, slice) and a == b
 
 
-def _chunk_for(global_batch: int, device: torch.device) -> int:
-    # Logits of a chunk stay in the processor's cache; a GPU wants enough of them to fill it.
-    logits = 1 << 20 if device.type == "cpu" else 1 << 26
-    return max(logits // global_batch, 128)
+def _chunk_for(global_batch: int, embedding_size: int, device: torch.device) -> int:
+    if device.type == "cuda":  # enough logits to fill it
+        return max((1 << 26) // global_batch, 128)
+    # Logits, centres, momentum and gradient of a chunk stay in the processor's last cache.
+    return max((1 << 22) // (2 * global_batch + 3 * embedding_size), 128)

@@ -60,39 +60,54 @@ class RowOptimizer:
             self._generator.manual_seed(key_of(self._seed, step, rank) & (2**63 - 1))
 
     def update(self, rows: Rows, gradient: Tensor, lr: float, valid: Tensor) -> None:
-        """Step the rows by their gradient (S, D). Where `valid` (a bool scalar on the device) is not set,
-        nothing changes: the host need not know whether it is."""
-        weight = self.weight.fetch(rows).to(gradient.dtype)
-        gradient = torch.where(valid, gradient, 0.0)
-        lr_now = _where(valid, lr, 0.0, gradient)
-        if self._adamw:
-            weight = self._adamw_step(rows, weight, gradient, lr_now, valid)
+        """Step the rows by their gradient (S, D), which is used up.
+
+        Where `valid` (a bool scalar on the device) is not set, nothing changes. Only on the CPU is it read:
+        a GPU is not waited for, and multiplies by 0 and 1 instead.
+        """
+        now: float | Tensor = 1.0
+        if valid.device.type == "cpu":
+            if not valid:
+                return
         else:
-            weight = self._sgd_step(rows, weight, gradient, lr_now, valid)
+            gradient, now = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
+        weight = self.weight.fetch(rows).to(gradient.dtype)
+        (self._adamw_step if self._adamw else self._sgd_step)(rows, weight, gradient, lr, now)
         self.weight.store(rows, weight, self._generator)
 
-    def _sgd_step(self, rows: Rows, weight: Tensor, gradient: Tensor, lr: Tensor, valid: Tensor) -> Tensor:
-        direction = gradient.add_(weight * valid, alpha=self._decay) if self._decay else gradient
+    def _sgd_step(self, rows: Rows, weight: Tensor, gradient: Tensor, lr: float, now: float | Tensor) -> None:
+        direction = gradient
         if self._momentum:
-            table = self.tables["momentum"]
-            keep = _where(valid, self._momentum, 1.0, gradient)
-            direction = (table.fetch(rows).to(gradient.dtype) * keep).add_(direction)
-            table.store(rows, direction, self._generator)
-        return torch.addcmul(weight, direction, -lr)
+            direction = self.tables["momentum"].fetch(rows).to(gradient.dtype)
+            direction.mul_(1 - (1 - self._momentum) * now).add_(gradient)
+        if self._decay:
+            _add_(direction, weight, self._decay * now)
+        if self._momentum:
+            self.tables["momentum"].store(rows, direction, self._generator)
+        _add_(weight, direction, -lr * now)
 
-    def _adamw_step(self, rows: Rows, weight: Tensor, gradient: Tensor, lr: Tensor, valid: Tensor) -> Tensor:
-        first, second, steps = (self.tables[name] for name in ("first_moment", "second_moment", "steps"))
-        keep = [_where(valid, beta, 1.0, gradient) for beta in self._betas]
-        count = steps.fetch(rows) + valid
-        moment = first.fetch(rows).to(gradient.dtype) * keep[0] + gradient * (1 - keep[0])
-        square = second.fetch(rows).to(gradient.dtype) * keep[1] + gradient * gradient * (1 - keep[1])
-        for table, values in ((first, moment), (second, square), (steps, count)):
+    def _adamw_step(
+        self, rows: Rows, weight: Tensor, gradient: Tensor, lr: float, now: float | Tensor
+    ) -> None:
+        tables = [self.tables[name] for name in ("first_moment", "second_moment", "steps")]
+        first, second, count = (table.fetch(rows).to(gradient.dtype) for table in tables)
+        keep = [1 - (1 - beta) * now for beta in self._betas]
+        first.mul_(keep[0]).add_(gradient * (1 - keep[0]))
+        second.mul_(keep[1]).add_(gradient * gradient * (1 - keep[1]))
+        count.add_(now)
+        corrected = [
+            moment / (1 - beta**count).clamp_min(1e-30)
+            for moment, beta in zip((first, second), self._betas, strict=True)
+        ]
+        weight.mul_(1 - lr * self._decay * now)
+        _add_(weight, corrected[0] / (corrected[1].sqrt_() + self._eps), -lr * now)
+        for table, values in zip(tables, (first, second, count), strict=True):
             table.store(rows, values, self._generator)
-        age = count.to(gradient.dtype)
-        corrected = moment / (1 - self._betas[0] ** age).clamp_min(1e-30)
-        scale = (square / (1 - self._betas[1] ** age).clamp_min(1e-30)).sqrt() + self._eps
-        return weight * (1 - lr * self._decay) - lr * corrected / scale
 
 
-def _where(valid: Tensor, value: float, otherwise: float, like: Tensor) -> Tensor:
-    return torch.where(valid, like.new_tensor(value), like.new_tensor(otherwise))
+def _add_(total: Tensor, x: Tensor, factor: float | Tensor) -> None:
+    """Add factor · x in place; a factor that is on the device stays there."""
+    if isinstance(factor, Tensor):
+        total.addcmul_(x, factor)
+    else:
+        total.add_(x, alpha=factor)

@@ -38,7 +38,7 @@ class RowTable:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
 
     def fetch(self, rows: Rows) -> Tensor:
-        """Return rows on the device. Consecutive rows may be the table itself: do not change them."""
+        """Return rows on the device. Consecutive rows may be the table itself: whoever changes them stores them."""
         if isinstance(rows, Tensor):
             rows = rows.to(self.data.device)
         return self.data[rows].to(self._device, non_blocking=True)
@@ -49,7 +49,7 @@ class RowTable:
             values = round_stochastically(values, generator)
         if isinstance(rows, Tensor):
             self.data.index_copy_(0, rows.to(self.data.device), values.to(self.data.device, self.data.dtype))
-        else:
+        elif values.data_ptr() != self.data[rows].data_ptr():
             self.data[rows].copy_(values)
 
 

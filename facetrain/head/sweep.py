@@ -13,6 +13,9 @@ relative to it, the target's logit), and the backward pass computes each chunk a
 # B local batch   G gathered batch   D embedding   K this rank's classes   S sampled of K   C a chunk of S
 # W world size
 
+# Embeddings and statistics keep their precision; `product_dtype` is that of the factors of the three large
+# products alone. The own class's cosine is always computed in full: it is the one that the margin sees.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.distributed import collectives
@@ -42,12 +46,18 @@ class Sweep:
     margin: Margin
     chunk_size: int
     take_gradient: TakeGradient
+    product_dtype: torch.dtype | None = None
+    """What the factors of the matrix products are rounded to; None: they stay as they are."""
+
+    @property
+    def size(self) -> int:
+        """How many classes of this rank take part."""
+        return len(self.weight.data) if self.index_S is None else len(self.index_S)
 
     def chunks(self) -> Iterator[tuple[int, int, Rows]]:
         """Yield (first, past the last, rows of the table) of each chunk of the S."""
-        total = len(self.weight.data) if self.index_S is None else len(self.index_S)
-        for start in range(0, total, self.chunk_size):
-            stop = min(start + self.chunk_size, total)
+        for start in range(0, self.size, self.chunk_size):
+            stop = min(start + self.chunk_size, self.size)
             yield start, stop, slice(start, stop) if self.index_S is None else self.index_S[start:stop]
 
 
@@ -64,81 +74,109 @@ def sharded_cross_entropy(unit_GD: Tensor, sweep: Sweep) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit_GD: Tensor, sweep: Sweep) -> Tensor:
-        largest_G, total_G, target_G = _statistics(unit_GD, sweep)
+        own = _own_class(unit_GD, sweep)
+        factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
+        largest_G, total_G = _statistics(factor_GD, own, sweep)
+        target_G = torch.where(own.here_G, own.logit_G, -torch.inf)
         log_total_G, target_G = _combine_over_ranks(largest_G, total_G, target_G)
         loss = (log_total_G - target_G).mean()
-        ctx.save_for_backward(unit_GD, log_total_G, torch.isfinite(loss))
-        ctx.sweep = sweep
+        ctx.save_for_backward(factor_GD, log_total_G, torch.isfinite(loss))
+        ctx.sweep, ctx.own = sweep, own
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None]:
-        unit_GD, log_total_G, finite = ctx.saved_tensors
-        sweep: Sweep = ctx.sweep
-        grad_GD = torch.zeros_like(unit_GD)
-        per_sample = grad_loss / len(unit_GD)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad_loss,) = grads
+        factor_GD, log_total_G, finite = ctx.saved_tensors
+        sweep, own = ctx.sweep, ctx.own
+        grad_GD = torch.zeros(factor_GD.shape, dtype=log_total_G.dtype, device=factor_GD.device)
+        per_logit = grad_loss / len(factor_GD) * sweep.margin.scale
         for start, stop, rows in sweep.chunks():
-            chunk = _Chunk(unit_GD, sweep, start, stop, rows)
-            slope_GC = chunk.cosine_gradient(log_total_G, per_sample)
-            # cos = e·w/|w|, so the gradient reaches w through its direction alone: what points along
-            # w is taken out of it. Its share is Σ slope·cos, a column sum.
-            along_C = (slope_GC * chunk.cos_GC).sum(0)
-            slope_GC *= chunk.inverse_C
-            grad_GD.addmm_(slope_GC, chunk.weight_CD)
-            grad_CD = slope_GC.T @ unit_GD
-            grad_CD.addcmul_(chunk.weight_CD, (along_C * chunk.inverse_C**2)[:, None], value=-1)
+            chunk = _Chunk(factor_GD, own, sweep, start, stop, rows)
+            slope_GC = chunk.slopes(log_total_G).mul_(chunk.inverse_C * per_logit).to(factor_GD.dtype)
+            grad_GD += slope_GC @ chunk.factor_CD
+            grad_CD = (slope_GC.T @ factor_GD).to(grad_GD.dtype)
+            # cos = e·w/|w| does not change with |w|: what points along w is taken out of the gradient.
+            weight_CD = chunk.weight_CD.to(grad_CD.dtype)
+            along_C = torch.linalg.vecdot(grad_CD, weight_CD)
+            grad_CD.addcmul_(weight_CD, (along_C * chunk.inverse_C**2)[:, None], value=-1)
             sweep.take_gradient(rows, grad_CD, finite)
         return grad_GD, None
 
 
+@dataclass(frozen=True)
+class _OwnClass:
+    """Of each sample of the global batch: where its own class is, and what the margin makes of its cosine; (G,) each."""
+
+    place_G: Tensor
+    here_G: Tensor
+    logit_G: Tensor
+    slope_G: Tensor
+
+    def columns(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Whether the own class lies in [start, stop), and in which column (any, if it does not)."""
+        inside_G = (self.place_G >= start) & (self.place_G < stop)
+        return inside_G, (self.place_G - start).clamp(0, stop - start - 1)[:, None]
+
+
+def _own_class(unit_GD: Tensor, sweep: Sweep) -> _OwnClass:
+    place_G = sweep.target_G
+    here_G = place_G >= 0
+    cos_G = unit_GD.new_zeros(len(unit_GD))
+    if sweep.size:
+        place = place_G.clamp_min(0)
+        rows = place if sweep.index_S is None else sweep.index_S[place]
+        centre_GD = F.normalize(sweep.weight.fetch(rows).to(unit_GD.dtype))
+        cos_G = torch.linalg.vecdot(unit_GD, centre_GD).clamp_(-1, 1)
+    value_G, slope_G = sweep.margin.target(cos_G)
+    return _OwnClass(place_G, here_G, value_G * sweep.margin.scale, slope_G)
+
+
 class _Chunk:
-    """Cosines of all embeddings to a chunk of class centres."""
+    """Logits of all embeddings to a chunk of class centres."""
 
-    def __init__(self, unit_GD: Tensor, sweep: Sweep, start: int, stop: int, rows: Rows) -> None:
-        self._margin = sweep.margin
-        self.weight_CD = sweep.weight.fetch(rows).to(unit_GD.dtype)
-        self.inverse_C = self.weight_CD.norm(dim=1).clamp_min(1e-12).reciprocal()
-        self.cos_GC = (unit_GD @ self.weight_CD.T).mul_(self.inverse_C).clamp_(-1, 1)
-        inside_G = (sweep.target_G >= start) & (sweep.target_G < stop)
-        self.samples = inside_G.nonzero()[:, 0]
-        self.columns = sweep.target_G[self.samples] - start
-        self.target_cos, self.target_slope = sweep.margin.target(self.cos_GC[self.samples, self.columns])
+    def __init__(
+        self, factor_GD: Tensor, own: _OwnClass, sweep: Sweep, start: int, stop: int, rows: Rows
+    ) -> None:
+        self._own, self._margin = own, sweep.margin
+        compute = own.logit_G.dtype
+        self.weight_CD = sweep.weight.fetch(rows)
+        self.factor_CD = self.weight_CD.to(factor_GD.dtype)
+        self.inverse_C = (
+            torch.linalg.vector_norm(self.weight_CD, dim=1, dtype=compute).clamp_min_(1e-12).reciprocal_()
+        )
+        self.logit_GC = (factor_GD @ self.factor_CD.T).to(compute).mul_(self.inverse_C * sweep.margin.scale)
+        self.inside_G, self.column_G1 = own.columns(start, stop)
+        self._filtered_GC = None
+        if sweep.margin.filter_threshold:
+            self._filtered_GC = self.logit_GC > sweep.margin.filter_threshold * sweep.margin.scale
+            self.logit_GC.masked_fill_(self._filtered_GC, 0)
+        self._put(self.logit_GC, own.logit_G)
 
-    def logits(self) -> Tensor:
-        """Return scaled logits with the margin in them (G, C)."""
-        scale, threshold = self._margin.scale, self._margin.filter_threshold
-        logit_GC = self.cos_GC * scale
-        if threshold:
-            logit_GC.masked_fill_(self.cos_GC > threshold, 0)
-        logit_GC[self.samples, self.columns] = self.target_cos * scale
-        return logit_GC
+    def slopes(self, log_total_G: Tensor) -> Tensor:
+        """Turn the logits into the loss's derivative by the cosines, for a scale of 1 and one sample (G, C)."""
+        slope_GC = self.logit_GC.sub_(log_total_G[:, None]).exp_()
+        if self._filtered_GC is not None:
+            slope_GC.masked_fill_(self._filtered_GC, 0)
+        self._put(slope_GC, ((self._own.logit_G - log_total_G).exp() - 1) * self._own.slope_G)
+        return slope_GC
 
-    def cosine_gradient(self, log_total_G: Tensor, per_sample: Tensor) -> Tensor:
-        """Return the gradient of the loss by the cosines (G, C)."""
-        scale, threshold = self._margin.scale, self._margin.filter_threshold
-        slope_GC = self.logits().sub_(log_total_G[:, None]).exp_()
-        slope_GC[self.samples, self.columns] -= 1
-        if threshold:
-            filtered_GC = self.cos_GC > threshold
-            filtered_GC[self.samples, self.columns] = False
-            slope_GC.masked_fill_(filtered_GC, 0)
-        slope_GC[self.samples, self.columns] *= self.target_slope
-        return slope_GC.mul_(per_sample * scale)
+    def _put(self, matrix_GC: Tensor, own_G: Tensor) -> None:
+        """Write each sample's number into its own class's column, without asking the device which are here."""
+        present_G = matrix_GC.gather(1, self.column_G1)[:, 0]
+        matrix_GC.scatter_(1, self.column_G1, torch.where(self.inside_G, own_G, present_G)[:, None])
 
 
-def _statistics(unit_GD: Tensor, sweep: Sweep) -> tuple[Tensor, Tensor, Tensor]:
-    """Of this rank's logits per sample: the largest, Σ exp(logit − largest), and the target's or −∞; (G,) each."""
-    largest_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
+def _statistics(factor_GD: Tensor, own: _OwnClass, sweep: Sweep) -> tuple[Tensor, Tensor]:
+    """Of this rank's logits per sample: the largest, and Σ exp(logit − largest); (G,) each."""
+    largest_G = torch.full_like(own.logit_G, -torch.inf)
     total_G = torch.zeros_like(largest_G)
-    target_G = largest_G.clone()
     for start, stop, rows in sweep.chunks():
-        chunk = _Chunk(unit_GD, sweep, start, stop, rows)
-        logit_GC = chunk.logits()
-        target_G[chunk.samples] = logit_GC[chunk.samples, chunk.columns]
+        logit_GC = _Chunk(factor_GD, own, sweep, start, stop, rows).logit_GC
         larger_G = torch.maximum(largest_G, logit_GC.amax(1))
         total_G = total_G * (largest_G - larger_G).exp() + logit_GC.sub_(larger_G[:, None]).exp_().sum(1)
         largest_G = larger_G
-    return largest_G, total_G, target_G
+    return largest_G, total_G
 
 
 def _combine_over_ranks(largest_G: Tensor, total_G: Tensor, target_G: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,8 @@ def summary(folder: Path, targets: Sequence[str], eval_dir: str, skipped: list[s
 
 def _course(name: str, records: list[dict[str, Any]]) -> str:
     first, last = records[0], records[-1]
-    line = f"  {name:9} accuracy {first[f'{name}/accuracy']:.2%} at step {first['step']} → {last[f'{name}/accuracy']:.2%}"
+    before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
+    line = f"  {name:9} accuracy {before:.2%} at step {first['step']} → {after:.2%}"
     if f"{name}/auc" in last:
         line += f" (AUC {last[f'{name}/auc']:.4f})"
     return f"{line}, {last[f'{name}/pairs']:.0f} pairs"

@@ -11,7 +11,10 @@ WRONG = [
     (["--set", "train.global_batch_size=25", "--set", "optim.accumulate=2"], "take a multiple of 2"),
     (["--set", "train.global_batch_size=500"], "fewer than one global batch"),
     (["--set", "optim.weight_decy=1"], "did you mean weight_decay?"),
-    (["--set", "model={backbone: r51}"], "did you mean r50?"),
+    (
+        ["--set", "model.backbone=r51", "--set", "model.layers=null", "--set", "model.widths=null"],
+        "did you mean r50?",
+    ),
     (["--set", "eval.targets=[lfw]"], "no such verification set; there are val"),
     (["--nproc-per-node", "none"], "give a number of processes, or auto"),
     (["--nnodes", "2"], "needs --rdzv-endpoint"),

@@ -1,9 +1,11 @@
 """Whole runs through the command line: the same numbers on any number of ranks, after any interruption."""
 
 import json
+import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -88,10 +90,12 @@ def interrupt(folder, describe, step, options):
         ):
             break
         time.sleep(0.005)
-    children = [int(p) for p in (open(f"/proc/{process.pid}/task/{process.pid}/children").read()).split()]
+    children = [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
     for pid in [process.pid, *children]:
         try:
-            __import__("os").kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
     process.communicate()

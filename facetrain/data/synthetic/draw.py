@@ -224,16 +224,16 @@ class _Canvas:
 
     def _marks(self) -> None:
         p = self._p
-        for x, y, radius in p.moles:
+        for across, down, radius in p.moles:
             angle = np.linspace(0, 2 * np.pi, 10)
             self._fill(
-                self._project.surface(x + np.cos(angle) * radius, y + np.sin(angle) * radius),
+                self._project.surface(across + np.cos(angle) * radius, down + np.sin(angle) * radius),
                 self._skin * 0.4,
             )
         if p.freckles:
             rng = np.random.default_rng(round(p.eye_distance * 1e6))
-            for x, y in zip(rng.uniform(-24, 24, 26), rng.uniform(-12, 6, 26), strict=True):
-                dot = self._project.surface(np.array([x - 0.5, x + 0.5, x]), np.array([y, y, y + 0.9]))
+            for across, down in zip(rng.uniform(-24, 24, 26), rng.uniform(-12, 6, 26), strict=True):
+                dot = self._project.surface(across + np.array([-0.5, 0.5, 0]), down + np.array([0, 0, 0.9]))
                 self._fill(dot, self._skin * 0.68, 0.7 * p.freckles)
         if p.folds:
             for side in (-1.0, 1.0):
@@ -315,8 +315,8 @@ class _Canvas:
             self._fill(self._project.surface(x, y, 8.0), c.clothes)
         if c.hand is not None:
             angle = np.linspace(0, 2 * np.pi, 20)
-            x, y, radius = c.hand
-            shape = self._project(x + np.cos(angle) * radius, y + np.sin(angle) * radius * 1.5, 60.0)
+            across, down, radius = c.hand
+            shape = self._project(across + np.cos(angle) * radius, down + np.sin(angle) * radius * 1.5, 60.0)
             self._fill(shape, self._skin * 0.8)
 
 
@@ -324,12 +324,12 @@ def _background(side: int, c: Conditions) -> np.ndarray:
     first, second, angle = c.background
     ramp = np.linspace(-0.7, 0.7, side, dtype=np.float32)
     share = np.clip(0.5 + ramp[None, :] * np.cos(angle) + ramp[:, None] * np.sin(angle), 0, 1)[:, :, None]
-    image = np.float32(first) * (1 - share) + np.float32(second) * share
+    image = np.array(first, np.float32) * (1 - share) + np.array(second, np.float32) * share
     return np.ascontiguousarray(image.astype(np.uint8))
 
 
 def _photograph(image: np.ndarray, c: Conditions) -> np.ndarray:
-    """What the camera adds: resolution, blur, colour of the light, exposure, noise."""
+    """Add what a camera adds: resolution, blur, colour of the light, exposure, noise."""
     size = image.shape[0]
     if c.resolution < 1:
         small = max(16, round(size * c.resolution))

@@ -1,1 +1,1 @@
-"""What a dataset's owner does to it: pack, inspect, check, merge, split, …"""
+"""What a dataset's owner does to it: pack, inspect, pair."""

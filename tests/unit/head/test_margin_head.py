@@ -16,7 +16,8 @@ CLASSES, SIZE, BATCH = 23, 8, 12
 def make_head(margin="arcface", **options):
     head = MarginHead(
         embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]),
-        **{"weight_dtype": torch.float64, "momentum_dtype": torch.float64, "chunk_size": 5, "weight_decay": 0.01} | options,
+        **{"weight_dtype": torch.float64, "momentum_dtype": torch.float64, "chunk_size": 5, "weight_decay": 0.01}
+        | options,
     )  # fmt: skip
     head.lr = 0.1
     return head
