@@ -394,6 +394,7 @@ def _build_head(config: Config, world: World, num_classes: int, folder: Path, *,
         folder=folder / "centres" if config.head.placement == "disk" else None,
         fused=fused,
         chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
+        product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,
     )
 

@@ -32,7 +32,7 @@ class Margin:
     filter_threshold: float = 0.0
 
     def target(self, cos: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the target's cosine with the margin, and its derivative by the cosine; both shaped like `cos`.
+        """Return the target's cosine with the margin, and its derivative by the cosine, shaped like it.
 
         Past π, where cos(θ + m2) would rise again, `linear_beyond_pi` goes on with cos θ − m2·sin m2,
         as the paper's code does. The derivative of an angle is infinite at cos = ±1; it is bounded

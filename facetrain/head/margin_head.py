@@ -113,14 +113,14 @@ class MarginHead:
             index_S=index_S,
             target_G=target_G,
             margin=self._margin,
-            chunk_size=self._chunk_size or _chunk_for(*unit_GD.shape, self._device),
+            chunk_size=self._chunk_size or _chunk_for(len(unit_GD), self.embedding_size, self._device),
             take_gradient=self._update_now if self.fused else self._gradient.add,
             product_dtype=self._product_dtype,
         )
         return sharded_cross_entropy(unit_GD, sweep)
 
     def step(self, grad_scale: float = 1.0) -> None:
-        """Update the centres by the gradient collected since the last step, which is `grad_scale` too large."""
+        """Update the centres by the gradient collected since the last step, `grad_scale` times too large."""
         valid = torch.ones((), dtype=torch.bool, device=self._device)
         for rows, gradient in self._gradient.take():
             self._optimizer.update(rows, gradient / grad_scale, self.lr, valid)
@@ -135,11 +135,11 @@ class MarginHead:
         Raises:
             DataError: one is not; it would have no centre, and its loss no gradient.
         """
-        if len(labels) and not (0 <= labels.min() and labels.max() < self.num_classes):
-            wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
             raise DataError(
                 f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
-                f"{self.num_classes - 1:,}); {len(wrong):,} such labels: check data.num_classes and the dataset"
+                f"{self.num_classes - 1:,}); {len(wrong):,} labels are: check data.num_classes and the dataset"
             )
 
     def row_state(self) -> dict[str, Tensor]:

@@ -15,9 +15,9 @@ def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: in
     """Choose this rank's classes for a step: ascending, counted from the shard's start, int64 (S,).
 
     `positive` holds classes of this shard, counted from its start: those of the batch, which are
-    always in. Any other class is in with probability `rate`. That is decided by a hash of (seed, step, class),
-    so the sample of all ranks together does not depend on how many they are; Partial FC draws a fixed
-    number on each rank instead, which has the same expectation.
+    always in. Any other class is in with probability `rate`. That is decided by a hash of (seed, step,
+    class), so the sample of all ranks together does not depend on how many they are; Partial FC draws a
+    fixed number on each rank instead, which has the same expectation.
     """
     chosen = torch.zeros(shard.size, dtype=torch.bool, device=positive.device)
     if rate > 0:

@@ -18,7 +18,7 @@ class ClassShard(NamedTuple):
 
 
 def shard_classes(num_classes: int, rank: int, world_size: int) -> ClassShard:
-    """Split classes into contiguous ranges whose sizes differ by at most one; the first ranks hold one more."""
+    """Split classes into contiguous ranges whose sizes differ by one at most; the first are larger."""
     base, extra = divmod(num_classes, world_size)
     start = rank * base + min(rank, extra)
     return ClassShard(start, start + base + (rank < extra))

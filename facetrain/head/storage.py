@@ -38,7 +38,7 @@ class RowTable:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
 
     def fetch(self, rows: Rows) -> Tensor:
-        """Return rows on the device. Consecutive rows may be the table itself: whoever changes them stores them."""
+        """Return rows on the device. Consecutive rows may be the table itself; who changes them stores them."""
         if isinstance(rows, Tensor):
             rows = rows.to(self.data.device)
         return self.data[rows].to(self._device, non_blocking=True)
@@ -76,6 +76,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             os.posix_fallocate(file.fileno(), 0, max(count * dtype.itemsize, 1))
     except OSError as error:
         raise RunError(
-            f"{path}: {count * dtype.itemsize / 2**30:.1f} GiB for class centres cannot be reserved: {error.strerror}"
+            f"{path}: cannot reserve {count * dtype.itemsize / 2**30:.1f} GiB for centres: {error.strerror}; "
+            "free space, or name another disk"
         ) from error
     return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(shape)

@@ -31,7 +31,7 @@ from facetrain.head.margin import Margin
 from facetrain.head.storage import Rows, RowTable
 
 TakeGradient = Callable[[Rows, Tensor, Tensor], None]
-"""Called in the backward pass with the rows of a chunk, their gradient (C, D), and whether the loss is finite."""
+"""Called in the backward pass with a chunk's rows, their gradient (C, D), and whether the loss is finite."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad_loss,) = grads
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None]:
         factor_GD, log_total_G, finite = ctx.saved_tensors
         sweep, own = ctx.sweep, ctx.own
         grad_GD = torch.zeros(factor_GD.shape, dtype=log_total_G.dtype, device=factor_GD.device)
@@ -106,7 +105,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _OwnClass:
-    """Of each sample of the global batch: where its own class is, and what the margin makes of its cosine; (G,) each."""
+    """Where each sample's own class is, and what the margin makes of its cosine; (G,) each."""
 
     place_G: Tensor
     here_G: Tensor
@@ -154,7 +153,7 @@ class _Chunk:
         self._put(self.logit_GC, own.logit_G)
 
     def slopes(self, log_total_G: Tensor) -> Tensor:
-        """Turn the logits into the loss's derivative by the cosines, for a scale of 1 and one sample (G, C)."""
+        """Turn the logits into the derivative of the summed loss by cosine times scale (G, C), in place."""
         slope_GC = self.logit_GC.sub_(log_total_G[:, None]).exp_()
         if self._filtered_GC is not None:
             slope_GC.masked_fill_(self._filtered_GC, 0)
@@ -162,7 +161,7 @@ class _Chunk:
         return slope_GC
 
     def _put(self, matrix_GC: Tensor, own_G: Tensor) -> None:
-        """Write each sample's number into its own class's column, without asking the device which are here."""
+        """Write each sample's number into its own class's column, not asking the device which are here."""
         present_G = matrix_GC.gather(1, self.column_G1)[:, 0]
         matrix_GC.scatter_(1, self.column_G1, torch.where(self.inside_G, own_G, present_G)[:, None])
 
