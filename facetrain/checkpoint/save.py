@@ -58,6 +58,7 @@ class CheckpointWriter:
         self._host_copy = HostCopy()
         self._stage = _Stage.IDLE
         self._thread: threading.Thread | None = None
+        self._removal: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
         self._scratch = folder
         self._files: list[FileEntry] = []
@@ -74,14 +75,14 @@ class CheckpointWriter:
         Without `asynchronous` the save is finished on return, and its own outcome is returned. Tables
         that are mapped from files are written before it returns in either case.
         """
-        before = self.finish() if self.in_flight else None
+        before = self.finish()
         self._stage, self._snapshot, self._reason, self._files = _Stage.WRITING, snapshot, "", []
         self._open_scratch(snapshot.step)
         if self._stage == _Stage.FAILED:
-            return before if self._asynchronous else self._settle()
+            return before if self._asynchronous else self.finish()
         if not self._asynchronous:
             self._write(snapshot)
-            return self._settle()
+            return self.finish()
         if snapshot.lies_in_files:
             self._write(snapshot)
             return before
@@ -102,7 +103,11 @@ class CheckpointWriter:
         """Wait for the save in flight, and end it."""
         if self._thread is not None:
             self._thread.join()
-        return self._settle() if self.in_flight else None
+        outcome = self._settle() if self.in_flight else None
+        if self._removal is not None:
+            self._removal.join()
+            self._removal = None
+        return outcome
 
     def _open_scratch(self, step: int) -> None:
         """Make a folder for all ranks, of a new name: a rank that was lost may still be writing."""
@@ -164,7 +169,7 @@ class CheckpointWriter:
         return Saved(snapshot.step, commit.step_folder(self._folder, snapshot.step))
 
     def _commit(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> str:
-        """Make the checkpoint appear, then remove those that are too many; return why it failed, if so."""
+        """Make the checkpoint appear; return why it failed, if so."""
         manifest = Manifest(
             step=snapshot.step,
             world_size=collectives.world_size(),
@@ -178,9 +183,14 @@ class CheckpointWriter:
             commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
         except OSError as error:
             return self._told(error)
+        # To give back many gigabytes takes a file system seconds: training does not wait for that.
+        self._removal = threading.Thread(target=self._remove_surplus, name="retention", daemon=True)
+        self._removal.start()
+        return ""
+
+    def _remove_surplus(self) -> None:
         for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
             try:
                 remove_checkpoint(self._folder, step)
             except OSError:
-                break  # it is tried again after the next save
-        return ""
+                return  # it is tried again after the next save
