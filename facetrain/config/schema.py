@@ -71,7 +71,7 @@ class DataConfig(Section):
     """What is learned from."""
 
     train: str
-    """A folder with train.rec and train.idx, or with one folder per identity."""
+    """A folder with train.rec, one folder per identity, tar or Parquet shards; or a YAML file that mixes some."""
     image_size: Annotated[int, Field(ge=16, le=1024)] = 112
     """Width and height in pixels that the network sees."""
     num_classes: Positive | None = None
@@ -81,7 +81,7 @@ class DataConfig(Section):
     min_images_per_identity: Positive = 1
     """Leave out identities with fewer images."""
     workers: NotNegative | Literal["auto"] = "auto"
-    """Threads that read and decode, on each rank; auto takes the cores that the rank has."""
+    """Processes that read and decode, on each rank; auto takes the cores that the rank has; 0 reads in between."""
     shuffle: Literal["full", "blocks"] = "full"
     """full: any image may follow any other. blocks: for slow disks, read in stretches, shuffle within a window."""
     bad_records: Literal["error", "skip"] = "error"

@@ -53,8 +53,9 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
         whole & (24 + 4 * flag > length),
         "its header speaks of more labels than it holds",
     )
-    label = np.where(flag > 0, raw["first"], raw["label"]).astype(np.float64)
-    second = np.where(flag > 1, raw["second"], 0).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a damaged label may be a signalling NaN
+        label = np.where(flag > 0, raw["first"], raw["label"]).astype(np.float64)
+        second = np.where(flag > 1, raw["second"], 0).astype(np.float64)
     kept = raw["id2"] >> np.uint64(48) == LABEL_MARK >> 48
     label[kept] = (raw["id2"][kept] & np.uint64((1 << 48) - 1)).astype(np.float64)
     headers = Headers(label, second, length - 24 - 4 * flag)

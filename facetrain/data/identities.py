@@ -32,6 +32,8 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     if ranges is None or past_images == 1:
         return None
     first, past = ranges
+    if not (np.isfinite(first) & np.isfinite(past) & (first >= 0) & (past < 2**53)).all():
+        return None
     image_keys = keys[1:past_images]
     edges = np.append(first, past[-1])
     expected = np.array([image_keys[0], image_keys[-1] + 1]).astype(np.float32)
@@ -41,7 +43,8 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     for start in range(0, len(label), _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
         label[part] = np.searchsorted(first, image_keys[part], side="right") - 1
-    _ask_near_rounded_edges(reader, keys, offsets, edges, label)
+    if not _ask_near_rounded_edges(reader, keys, offsets, edges, label):
+        return None
     asked = np.unique(np.linspace(0, len(label) - 1, _ASKED).astype(np.int64))
     some = first[:: max(1, len(first) // _ASKED)].astype(np.int64)  # float64 would copy all keys to float64
     borders = np.searchsorted(image_keys, some)
@@ -78,7 +81,8 @@ def _first_without_picture(reader: RecordReader, keys: np.ndarray, offsets: np.n
 
 def _ask_near_rounded_edges(
     reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, edges: np.ndarray, label: np.ndarray
-) -> None:
+) -> bool:
+    """Correct the labels near borders that float32 has rounded; False where an image's own is no identity."""
     rounded = np.unique(edges[edges >= _EXACT])
     image_keys = keys[1 : len(label) + 1]
     for start in range(0, len(rounded), _EDGES_AT_ONCE):
@@ -87,4 +91,8 @@ def _ask_near_rounded_edges(
         near = (edge[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
         rows = np.unique(np.searchsorted(image_keys, near))
         rows = rows[rows < len(label)]
-        label[rows] = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label
+        told = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label
+        if not ((told >= 0) & (told < len(edges) - 1)).all():
+            return False
+        label[rows] = told
+    return True

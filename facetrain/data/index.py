@@ -19,6 +19,7 @@ from facetrain.errors import RecordError
 
 _ROWS_AT_ONCE = 1 << 19
 _CHUNK = 1 << 23
+_MOST = 1 << 53
 _REBUILD = "remove it, and it will be rebuilt from the .rec"
 
 
@@ -123,6 +124,8 @@ def _parse(text: bytes, path: Path) -> np.ndarray:
     numbers = np.fromstring(text, dtype=np.int64, sep=" ")
     if len(numbers) != len(between) + 1:
         raise RecordError(f"{path}: some of its lines do not hold two numbers each; {_REBUILD}")
+    if numbers.max() >= _MOST:
+        raise RecordError(f"{path}: the number {numbers.max()} is no key and no offset; {_REBUILD}")
     return np.asarray(numbers).reshape(-1, 2)
 
 

@@ -11,6 +11,7 @@ import random
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 def fuzz(target: Callable[[bytes], None], corpus: list[bytes], executions: int, seed: int) -> None:
     """Run mutations of the corpus; the input that breaks the target is kept."""
     rng = random.Random(seed)
+    warnings.simplefilter("error")
     for _ in range(executions):
         data = mutate(rng.choice(corpus), rng)
         try:
