@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -50,6 +51,8 @@ class AugmentConfig(Section):
     """Cut out a part and enlarge it."""
     erase: Probability = 0.0
     """Cover a rectangle."""
+    jpeg: Probability = 0.0
+    """Save at a low quality and open again."""
 
 
 class SyntheticConfig(Section):
@@ -274,8 +277,9 @@ class Config(Section):
 
     @property
     def eval_dir(self) -> str:
-        """Where verification sets are looked for."""
-        return self.eval.dir or self.data.train
+        """Where verification sets are looked for: beside the training data, if it is not said."""
+        mixture = self.data.train.endswith((".yaml", ".yml"))
+        return self.eval.dir or (str(Path(self.data.train).parent) if mixture else self.data.train)
 
 
 RECIPES: dict[str, dict[str, object]] = {
