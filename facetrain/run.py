@@ -31,7 +31,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import ConfigError, DataError, FacetrainError, LostRankError, RankError
+from facetrain.errors import ConfigError, DataError, FacetrainError, LostRankError, RankError, RunError
 from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
@@ -104,6 +104,11 @@ def _joined(config: Config) -> Iterator[World]:
             yield world
         except FacetrainError:
             raise
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise RunError(
+                f"rank {world.rank}: {where}{error.strerror or error}; what was saved before is whole"
+            ) from error
         except RuntimeError as error:
             said = " ".join(str(error).split())
             if "imed out" in said or "imeout" in said:

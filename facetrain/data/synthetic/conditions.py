@@ -55,11 +55,11 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
     exposure = np.exp(rng.normal(0, 0.2))
     side = rng.uniform(-1.0, 1.0)
     return Conditions(
-        yaw=float(np.clip(rng.normal(0, 0.18), -0.5, 0.5)),
+        yaw=float(np.clip(rng.normal(0, 0.16), -0.45, 0.45)),
         pitch=float(np.clip(rng.normal(0, 0.09), -0.25, 0.25)),
         roll=float(rng.normal(0, 0.05)),
         scale=float(np.exp(rng.normal(0, 0.035))),
-        shift=(float(rng.normal(0, 1.4)), float(rng.normal(0, 1.4))),
+        shift=(float(rng.normal(0, 1.2)), float(rng.normal(0, 1.2))),
         smile=float(np.clip(rng.normal(0.2, 0.4), -0.5, 1.0)),
         mouth_open=float(max(0.0, rng.normal(-0.2, 0.5))),
         eyes_closed=0.9 if chance(0.05) else float(rng.uniform(0, 0.35)),
@@ -75,14 +75,14 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         gamma=float(np.exp(rng.normal(0, 0.14))),
         background=(color(20, 235), color(20, 235), float(rng.uniform(0, 2 * np.pi))),
         clothes=color(10, 230),
-        glasses=int(rng.integers(1, 4)) if chance(0.08) else 0,
+        glasses=int(rng.integers(1, 4)) if chance(0.07) else 0,
         glasses_color=float(rng.uniform(10, 90)),
-        mask=chance(0.02),
+        mask=chance(0.01),
         hat=color(10, 230) if chance(0.05) else None,
         hand=(float(rng.uniform(-40, 40)), float(rng.uniform(-5, 40)), float(rng.uniform(9, 15)))
-        if chance(0.05)
+        if chance(0.03)
         else None,
-        blur=float(rng.uniform(0.5, 1.3)) if chance(0.15) else 0.0,
+        blur=float(rng.uniform(0.5, 1.2)) if chance(0.12) else 0.0,
         noise=float(rng.uniform(0, 7)),
         resolution=float(rng.uniform(0.5, 0.8)) if chance(0.12) else 1.0,
         gray=chance(0.06),

@@ -72,7 +72,7 @@ def draw_identity(seed: int, number: int) -> Identity:
 
     def near(mean: float, spread: float) -> float:
         # Clipped: people differ, and nobody is a monster.
-        return float(mean + 1.6 * spread * np.clip(rng.normal(), -1.8, 1.8))
+        return float(mean + 1.7 * spread * np.clip(rng.normal(), -1.8, 1.8))
 
     def some(probability: float, low: float, high: float) -> float:
         value = rng.uniform(low, high)

@@ -1,0 +1,76 @@
+import cv2
+import numpy as np
+import pytest
+
+from facetrain.data.bin import read_bin
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import decode_rgb
+from facetrain.data.synthetic import write_dataset
+from facetrain.data.synthetic.conditions import draw_conditions
+from facetrain.data.synthetic.draw import draw_face
+from facetrain.data.synthetic.identity import draw_identity
+from facetrain.errors import DataError
+from facetrain.verify.folds import fold_accuracy
+
+SMALL = {"identities": 3, "images_per_identity": 4, "eval_identities": 12, "eval_pairs": 40, "image_size": 48}
+
+
+def test_the_same_seed_draws_the_same_bytes_whatever_the_number_of_workers(tmp_path):
+    one = write_dataset(tmp_path / "one", workers=1, **SMALL)
+    two = write_dataset(tmp_path / "two", workers=2, **SMALL)
+    write_dataset(tmp_path / "other", workers=1, seed=1, **SMALL)
+    assert (one.images, one.pairs) == (two.images, two.pairs) == (12, 40)
+    for name in ("train.rec", "train.idx", "property", "synth.bin"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert (tmp_path / "one" / "train.rec").read_bytes() != (tmp_path / "other" / "train.rec").read_bytes()
+
+
+def test_what_is_written_is_a_dataset_whose_pairs_show_other_people(tmp_path):
+    write_dataset(tmp_path / "data", workers=1, **SMALL)
+    source = open_source(tmp_path / "data")
+    assert (source.num_images, source.num_classes) == (12, 3)
+    images, same = read_bin(tmp_path / "data" / "synth.bin")
+    trained = {source.read(number) for number in range(12)}
+    assert not trained & set(images)
+    assert same.sum() == 20 and all(same[fold * 4 : fold * 4 + 4].sum() == 2 for fold in range(10))
+    assert decode_rgb(images[0], where="x").shape == (48, 48, 3)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DataError, match="is there already"):
+        write_dataset(tmp_path / "data", workers=1, **SMALL)
+    with pytest.raises(DataError, match="multiple of 20"):
+        write_dataset(tmp_path / "other", workers=1, **(SMALL | {"eval_pairs": 30}))
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="Not a directory"):
+        write_dataset(tmp_path / "file" / "data", workers=1, **SMALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+def baseline_accuracy(features, same):
+    distance = np.square(features[0::2] - features[1::2]).reshape(len(same), -1).sum(1)
+    return fold_accuracy(distance / distance.max() * 3.99, same).mean
+
+
+def test_neither_colours_nor_raw_pixels_tell_people_apart():
+    random = np.random.default_rng(0)
+    pictures, same = [], np.arange(300) % 2 == 0
+    for of_one_person in same:
+        first = int(random.integers(200))
+        for identity in (first, first if of_one_person else (first + 1 + int(random.integers(198))) % 200):
+            conditions = draw_conditions(0, identity, int(random.integers(1000)))
+            pictures.append(draw_face(draw_identity(0, identity), conditions, 64))
+    images = np.stack(pictures).astype(np.float64)
+    small = np.stack([cv2.resize(image, (16, 16), interpolation=cv2.INTER_AREA) for image in images])
+    normed = small - small.mean((1, 2, 3), keepdims=True)
+    normed /= np.linalg.norm(normed.reshape(len(normed), -1), axis=1)[:, None, None, None]
+    for features in (images.mean((1, 2)), images, small, normed):
+        assert baseline_accuracy(features, same) < 0.75
+
+
+def test_a_person_looks_different_from_picture_to_picture():
+    person = draw_identity(0, 1)
+    pictures = [draw_face(person, draw_conditions(0, 1, number)) for number in range(3)]
+    assert pictures[0].shape == (112, 112, 3) and pictures[0].dtype == np.uint8
+    assert not np.array_equal(pictures[0], pictures[1])
