@@ -100,6 +100,7 @@ class _CrossEntropy(torch.autograd.Function):
             along_C = torch.linalg.vecdot(grad_CD, weight_CD)
             grad_CD.addcmul_(weight_CD, (along_C * chunk.inverse_C**2)[:, None], value=-1)
             sweep.take_gradient(rows, grad_CD, finite)
+            del chunk, slope_GC, grad_CD, weight_CD  # or two chunks would exist while the next is made
         return grad_GD, None
 
 
@@ -175,6 +176,7 @@ def _statistics(factor_GD: Tensor, own: _OwnClass, sweep: Sweep) -> tuple[Tensor
         larger_G = torch.maximum(largest_G, logit_GC.amax(1))
         total_G = total_G * (largest_G - larger_G).exp() + logit_GC.sub_(larger_G[:, None]).exp_().sum(1)
         largest_G = larger_G
+        del logit_GC
     return largest_G, total_G
 
 
