@@ -31,7 +31,15 @@ from facetrain.distributed import collectives
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import ConfigError, DataError, FacetrainError, LostRankError, RankError, RunError
+from facetrain.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    FacetrainError,
+    LostRankError,
+    RankError,
+    RunError,
+)
 from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
@@ -233,7 +241,11 @@ def _train(
         try:
             if not resumed:
                 hooks.verify_now(state)  # also finds out before days of training that verification works
-            fit(state, loader, step, hooks)
+            try:
+                fit(state, loader, step, hooks)
+            except DivergedError:
+                hooks.finish()  # all ranks are here: the checkpoint in flight is from before
+                raise
             if (
                 state.step == plan.total_steps
                 and state.step % config.checkpoint.every_steps

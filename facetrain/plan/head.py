@@ -1,0 +1,135 @@
+"""Bytes of the head on one rank: the same arithmetic as its storage and its sweep, without running them."""
+
+# G gathered batch   D embedding   K this rank's classes   S sampled of K   C a chunk of S
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_MOMENTS = {"sgd": 1, "adamw": 2}
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """The numbers on which the head's cost depends."""
+
+    num_classes: int
+    embedding_size: int
+    global_batch: int
+    """Rows that one call gathers: all ranks, one micro-batch."""
+    world_size: int
+    sample_rate: float = 1.0
+    accumulate: int = 1
+    chunk_size: int | None = None
+    optimizer: str = "sgd"
+    weight_dtype: str = "float32"
+    momentum_dtype: str = "float32"
+    placement: str = "device"
+    product_bytes: int = 4
+    """Of a factor of the matrix products: 2 in bf16, else 4."""
+    fused: bool = True
+    """The centres are updated inside the backward pass; not with accumulation or a loss scale."""
+    cuda: bool = True
+    """On a GPU the update is masked, not asked for."""
+
+    @property
+    def rows(self) -> int:
+        """Classes of the largest shard."""
+        return -(-self.num_classes // self.world_size)
+
+    @property
+    def sampled(self) -> int:
+        """Classes of this rank in a step's sample, on average."""
+        if self.sample_rate >= 1:
+            return self.rows
+        positive = min(self.global_batch / self.world_size, self.rows)
+        return min(round(self.sample_rate * self.rows + (1 - self.sample_rate) * positive), self.rows)
+
+    @property
+    def chunk(self) -> int:
+        """Classes whose logits exist at a time."""
+        return min(self.chunk_size or max((1 << 26) // self.global_batch, 128), self.sampled)
+
+
+@dataclass(frozen=True)
+class HeadBytes:
+    """What the head holds on one rank."""
+
+    centres: int
+    moments: int
+    work: int
+    """The most that exists beside them while the backbone's activations exist, on the device."""
+    update: int
+    """The most that exists beside them at the end of a step that collected its gradient; else 0."""
+    elsewhere: int
+    """Of centres and moments that lie in the host's memory or on its disk."""
+
+
+def head_bytes(shape: HeadShape) -> HeadBytes:
+    """Work out what the head holds, on the rank with the largest shard."""
+    row = shape.embedding_size * shape.rows
+    centres = row * _BYTES[shape.weight_dtype]
+    moments = row * _BYTES[shape.momentum_dtype] * _MOMENTS[shape.optimizer]
+    sample = 0 if shape.sample_rate >= 1 else shape.rows + 8 * shape.sampled
+    work = _gathered(shape) + sample + _chunk(shape) + _collected(shape)
+    update = _joined(shape)
+    if shape.placement == "device":
+        return HeadBytes(centres, moments, work, update, 0)
+    return HeadBytes(0, 0, work, update, centres + moments)
+
+
+def _gathered(shape: HeadShape) -> int:
+    # Unit embeddings, their factor, their gradient.
+    return shape.global_batch * shape.embedding_size * (4 + _narrow(shape) + 4)
+
+
+def _chunk(shape: HeadShape) -> int:
+    logits = shape.global_batch * shape.chunk * (4 + _narrow(shape))
+    factor = _narrow(shape) if shape.weight_dtype == "float32" else 0
+    converted = 4 if shape.weight_dtype == "bfloat16" else 0
+    gradient = 4 if shape.fused else 0
+    # 4: a product that is summed over the row, while nothing is updated yet.
+    later = max(4, _update_per_number(shape)) if shape.fused else 4
+    per_number = _taken(shape) + factor + gradient + converted + later
+    return logits + shape.chunk * shape.embedding_size * per_number
+
+
+def _collected(shape: HeadShape) -> int:
+    """Gradient of the step's rows, where the update waits for the end of the step."""
+    if shape.fused:
+        return 0
+    rows = shape.sampled * shape.embedding_size * 4
+    # Samples of micro-batches differ by their positives, so each is kept.
+    return rows if shape.sample_rate >= 1 else rows * shape.accumulate
+
+
+def _joined(shape: HeadShape) -> int:
+    """What joining the collected gradients takes, then updating all their rows at once."""
+    if shape.fused:
+        return 0
+    numbers = shape.sampled * shape.embedding_size
+    if shape.sample_rate >= 1:
+        return 4 * numbers + shape.chunk * shape.embedding_size * (4 + _update_per_number(shape))
+    return numbers * max(4 * (2 * shape.accumulate + 1), 8 + _update_per_number(shape))
+
+
+def _update_per_number(shape: HeadShape) -> int:
+    """Bytes per number of the rows that are updated: copies of rows and moments, and temporaries."""
+    rounding = 14 if "bfloat16" in (shape.weight_dtype, shape.momentum_dtype) else 0
+    converted = 4 if shape.weight_dtype == "bfloat16" else _taken(shape)
+    moments = 4 if shape.momentum_dtype == "bfloat16" else _taken(shape)
+    temporaries = 16 if shape.optimizer == "adamw" else 0
+    masked = 4 if shape.cuda else 0
+    return converted + moments * _MOMENTS[shape.optimizer] + max(temporaries, rounding) + masked
+
+
+def _taken(shape: HeadShape) -> int:
+    """Bytes per number of rows that are copied to be read; consecutive rows on the device are not."""
+    if shape.sample_rate >= 1 and shape.placement == "device":
+        return 0
+    return _BYTES[shape.weight_dtype]
+
+
+def _narrow(shape: HeadShape) -> int:
+    return shape.product_bytes if shape.product_bytes < 4 else 0

@@ -1,0 +1,76 @@
+"""The commands around training: what they write, and what they say."""
+
+import json
+
+import numpy as np
+import pytest
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.model_file import describe_backbone, save_model
+from tests.support.command import facetrain
+from tests.support.datasets import picture, write_records
+
+OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+@pytest.fixture
+def model(tmp_path):
+    network = build_backbone("iresnet", **OPTIONS)
+    save_model(tmp_path / "model.safetensors", network.state_dict(), describe_backbone("iresnet", **OPTIONS))
+    return tmp_path / "model.safetensors"
+
+
+def said(process):
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_drawn_people_are_a_dataset_that_can_be_scored(model, tmp_path):
+    drawn = json.loads(
+        said(
+            facetrain(
+                "data", "synth", "--output", tmp_path / "data", "--identities", 2, "--images-per-identity", 2,
+                "--eval-identities", 5, "--eval-pairs", 20, "--image-size", 32, "--workers", 1, "--json",
+            )
+        )
+    )  # fmt: skip
+    assert (drawn["images"], drawn["pairs"]) == (4, 20)
+    scored = said(facetrain("eval", model, "--target", "synth", "--data-dir", tmp_path / "data"))
+    assert "synth" in scored and "20 pairs" in scored
+
+
+def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"{number}.png").write_bytes(picture(number, 32))
+    alike = json.loads(said(facetrain("compare", model, tmp_path / "1.png", tmp_path / "1.png", "--json")))
+    assert alike["cosine"] == pytest.approx(1, abs=1e-5)
+    write_records(tmp_path / "data", [0, 0, 1], size=32)
+    said(facetrain("embed", model, tmp_path / "data", "--output", tmp_path / "e.npz"))
+    found = np.load(tmp_path / "e.npz", allow_pickle=False)
+    assert found["embedding"].shape == (3, 16) and found["label"].tolist() == [0, 0, 1]
+    assert "key 2" in str(found["name"][1])
+    np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("extra", [[], ["--from-pixels", "--unit"]])
+def test_an_onnx_file_gives_the_same_embeddings(model, tmp_path, extra):
+    output = tmp_path / "model.onnx"
+    assert "differs by at most" in said(
+        facetrain("export", model, "--format", "onnx", "--output", output, *extra)
+    )
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    normalised = ((pixels.astype(np.float32) - 127.5) / 127.5).transpose(0, 3, 1, 2)
+    (embedding,) = session.run(None, {"image": pixels if extra else np.ascontiguousarray(normalised)})
+    assert embedding.shape == (3, 16)
+    if extra:
+        np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)
+
+
+def test_a_config_is_shown_whole_and_its_schema_tells_what_keys_mean():
+    shown = said(facetrain("config", "show", "configs/quickstart.yaml", "--set", "optim.lr=0.3"))
+    assert "lr: 0.3" in shown and "weight_dtype: float32" in shown
+    schema = json.loads(said(facetrain("config", "schema")))
+    assert "Fraction" in json.dumps(schema) or "Share of the classes" in json.dumps(schema)
