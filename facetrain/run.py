@@ -411,7 +411,6 @@ def _build_head(config: Config, world: World, num_classes: int, folder: Path, *,
         folder=folder / "centres" if config.head.placement == "disk" else None,
         fused=fused,
         chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
-        product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         # The products of the sweep in 16 bits, its statistics and the own class's cosine never.
         product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,

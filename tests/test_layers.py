@@ -13,16 +13,17 @@ LAYERS = [
     {"data", "backbone", "head", "optim", "telemetry"},
     {"checkpoint", "verify", "export"},
     {"train"},
-    {"run", "doctor"},
+    {"run", "doctor", "plan"},
     {"cli"},
 ]
 # `config` stands beside: it knows the errors, and run, doctor and cli know it.
-CONFIG_KNOWN_BY = {"run", "doctor", "cli", "config"}
+CONFIG_KNOWN_BY = {"run", "doctor", "plan", "cli", "config"}
 # Siblings that know each other, and why.
 SIBLINGS = {
     ("verify", "checkpoint"),  # a model to score comes from a checkpoint or a model file
     ("export", "checkpoint"),  # as does one to export
     ("doctor", "run"),  # examines the plan of a run without starting it
+    ("doctor", "plan"),  # and what it will need
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 
