@@ -85,7 +85,6 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
 
     _quieten()
     _share_cores(where.nproc_per_node)
-    _keep_freed_memory()
     with tempfile.TemporaryDirectory(prefix="facetrain-") as log_dir:
         try:
             elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
@@ -132,14 +131,6 @@ def _quieten() -> None:
 def _share_cores(processes: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
-
-
-def _keep_freed_memory() -> None:
-    # glibc returns every large block to the kernel, which clears its pages before it gives them out
-    # again: on CPU half of a step went into that. Kept, and in huge pages, a step takes half as long.
-    os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 40))
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _explain(error: Any) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from facetrain.distributed.allocator import keep_freed_memory
 from facetrain.errors import RunError, UsageError
 
 
@@ -75,6 +76,8 @@ def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
     Raises:
         RunError: the group could not be formed.
     """
+    if device == "cpu" or not torch.cuda.is_available():
+        keep_freed_memory()
     if not started_by_torchrun():
         yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
         return
