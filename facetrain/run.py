@@ -391,7 +391,7 @@ def _build_state(config: Config, world: World, num_classes: int, plan: Plan, fol
 
 
 def _build_head(config: Config, world: World, num_classes: int, folder: Path, *, fused: bool) -> MarginHead:
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
     return MarginHead(
         embedding_size=config.model.embedding_size,
         num_classes=num_classes,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from facetrain.counter import key_of
+from facetrain.errors import ConfigError
 from facetrain.head.storage import Rows, RowTable
 
 
@@ -45,6 +46,9 @@ class RowOptimizer:
 
         self.tables: dict[str, RowTable] = {}
         if self._adamw:
+            if momentum_dtype == torch.int8:
+                # A second moment spans many powers of ten, which 127 equal steps cannot tell from 0.
+                raise ConfigError("head.momentum_dtype int8 is for optim.name sgd; use bfloat16 with adamw")
             # Each row counts its own steps, by which its moments are corrected.
             self.tables = {
                 name: table(name, shape, momentum_dtype) for name in ("first_moment", "second_moment")
@@ -52,10 +56,12 @@ class RowOptimizer:
             self.tables["steps"] = RowTable((shape[0], 1), torch.float32, device)
         elif momentum:
             self.tables = {"momentum": table("momentum", shape, momentum_dtype)}
+            if scale := self.tables["momentum"].scale:
+                self.tables["momentum_scale"] = scale
 
     def begin_step(self, step: int, rank: int) -> None:
-        """Start the step's random numbers, by which 16-bit storage is rounded."""
-        if any(t.data.dtype == torch.bfloat16 for t in (self.weight, *self.tables.values())):
+        """Start the step's random numbers, by which storage in few bits is rounded."""
+        if any(t.data.dtype in (torch.bfloat16, torch.int8) for t in (self.weight, *self.tables.values())):
             self._generator = torch.Generator(self.weight._device)
             self._generator.manual_seed(key_of(self._seed, step, rank) & (2**63 - 1))
 

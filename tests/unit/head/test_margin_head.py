@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.errors import DataError
+from facetrain.errors import ConfigError, DataError
 from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.sampling import sample_classes
@@ -212,3 +212,43 @@ def test_bfloat16_storage_stays_near_float32():
             loss.backward()
             losses.append(loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_momentum_in_8_bits_stays_near_float32_and_travels_with_its_scales(rate):
+    exact, small = (
+        make_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
+        for dtype in (torch.float32, torch.int8)
+    )
+    assert {name: t.dtype for name, t in small.row_state().items()} == {
+        "weight": torch.float32, "momentum": torch.int8, "momentum_scale": torch.float32,
+    }  # fmt: skip
+    for step in range(20):
+        losses = []
+        for head in (exact, small):
+            head.begin_step(step)
+            embedding, label = batch(step % 4)
+            loss = head(embedding.float(), label)
+            loss.backward()
+            losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_8_bits_are_refused_where_they_cannot_hold_the_numbers():
+    with pytest.raises(ConfigError, match="use bfloat16 with adamw"):
+        make_head(optimizer="adamw", momentum_dtype=torch.int8)
+
+
+@pytest.mark.parametrize("margin", list(MARGINS))
+def test_products_in_bfloat16_stay_near_the_dense_reference(margin):
+    head = make_head(margin, weight_dtype=torch.float32, product_dtype=torch.bfloat16)
+    weight = head.weight.data.double().requires_grad_()
+    embedding, label = batch()
+    reference = embedding.detach().clone().requires_grad_()
+    ours = embedding.detach().float().requires_grad_()
+    loss = head(ours, label)
+    loss.backward()
+    expected = dense_loss(reference, weight, label, MARGINS[margin])
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=0.02)
+    assert torch.nn.functional.cosine_similarity(ours.grad.double(), reference.grad).min() > 0.98
