@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.foreign import load_weights_into, read_weights
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.augment import normalise
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, RunError
 
 NOTE = "facetrain"
 PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
@@ -45,11 +46,20 @@ def describe_backbone(name: str, **options: Any) -> dict[str, Any]:
 
 
 def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write weights and description to a .safetensors file; it appears whole or not at all."""
-    scratch = path.with_name(f".{path.name}.writing")
+    """Write weights and description to a .safetensors file; it appears whole or not at all.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.writing")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    save_file(tensors, scratch, metadata={NOTE: json.dumps(description)})
-    os.replace(scratch, path)
+    try:
+        save_file(tensors, scratch, metadata={NOTE: json.dumps(description)})
+        os.replace(scratch, path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: the model cannot be written: {error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def open_model(path: Path, device: torch.device) -> EmbeddingModel:

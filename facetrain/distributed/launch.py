@@ -61,6 +61,7 @@ def _node_range(nnodes: str) -> tuple[int, int]:
 
 def _processes(nproc_per_node: str, device: str) -> int:
     if nproc_per_node == "auto":
+        _quieten()
         import torch
 
         return max(torch.cuda.device_count(), 1) if device != "cpu" else 1
@@ -78,12 +79,12 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
     Raises:
         LaunchError: the processes could not be started, or one of them died without a word.
     """
+    _quieten()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
-    _quieten()
     _share_cores(where.nproc_per_node)
     with tempfile.TemporaryDirectory(prefix="facetrain-") as log_dir:
         try:
@@ -122,9 +123,16 @@ def _config(where: Topology, run_id: str, log_dir: str) -> Any:
 
 
 def _quieten() -> None:
+    """Import torch in this process with its own account of failures switched off: we say them in one line."""
     import logging
 
-    # The agent retells every failure with a table; we say it in one line.
+    name, before = "TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL")
+    os.environ[name] = before or "FATAL"  # read once, when torch is imported
+    import torch  # noqa: F401
+
+    # The workers keep theirs: a warning of NCCL's is worth reading.
+    if before is None:
+        del os.environ[name]
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
 
