@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from facetrain import __version__
-from facetrain.cli import config, data, doctor, evaluate, export, train
+from facetrain.cli import config, data, doctor, evaluate, export, plan, train
 
 app = typer.Typer(
     name="facetrain",
@@ -23,6 +23,7 @@ app.command("embed")(evaluate.embed)
 app.command("compare")(evaluate.compare)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 

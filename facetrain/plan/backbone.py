@@ -32,11 +32,11 @@ class BackboneCost:
     """Two points (batch, bytes kept by the forward pass, most bytes in the backward pass)."""
 
     def kept(self, batch: int) -> int:
-        """Bytes that exist when the forward pass is done: activations, and weights cast to 16 bits."""
+        """Return the bytes that exist when the forward pass is done: activations, and weights cast to 16 bits."""
         return self._at(batch, 1)
 
     def peak(self, batch: int) -> int:
-        """The most bytes that exist at a time, forward and backward."""
+        """Return the most bytes that exist at a time, forward and backward."""
         return self._at(batch, 2)
 
     def _at(self, batch: int, column: int) -> int:
@@ -96,8 +96,8 @@ def _count_bytes(
 
 def _count_flops(options: dict[str, Any]) -> int:
     # Apart from the bytes: the counter's hooks would keep recomputed activations alive.
+    net = _on_meta(options)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        net = _on_meta(options)
         _give_fake_tensors(net)
         _forward(net, _image(options, 2), "fp32").sum().backward()
     return counter.get_total_flops() // 2

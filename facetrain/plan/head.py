@@ -60,6 +60,8 @@ class HeadBytes:
     moments: int
     work: int
     """The most that exists beside them while the backbone's activations exist, on the device."""
+    collected: int
+    """Of `work`: gradient of centres that waits for the end of the step; 0 where nothing waits."""
     update: int
     """The most that exists beside them at the end of a step that collected its gradient; else 0."""
     elsewhere: int
@@ -73,10 +75,10 @@ def head_bytes(shape: HeadShape) -> HeadBytes:
     moments = row * _BYTES[shape.momentum_dtype] * _MOMENTS[shape.optimizer]
     sample = 0 if shape.sample_rate >= 1 else shape.rows + 8 * shape.sampled
     work = _gathered(shape) + sample + _chunk(shape) + _collected(shape)
-    update = _joined(shape)
-    if shape.placement == "device":
-        return HeadBytes(centres, moments, work, update, 0)
-    return HeadBytes(0, 0, work, update, centres + moments)
+    elsewhere = 0
+    if shape.placement != "device":
+        centres, moments, elsewhere = 0, 0, centres + moments
+    return HeadBytes(centres, moments, work, _collected(shape), _joined(shape), elsewhere)
 
 
 def _gathered(shape: HeadShape) -> int:
@@ -105,7 +107,7 @@ def _collected(shape: HeadShape) -> int:
 
 
 def _joined(shape: HeadShape) -> int:
-    """What joining the collected gradients takes, then updating all their rows at once."""
+    """Return what joining the collected gradients takes, then updating all their rows at once."""
     if shape.fused:
         return 0
     numbers = shape.sampled * shape.embedding_size

@@ -1,0 +1,111 @@
+"""`facetrain plan`: what will fit, and how fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
+
+_GIB = 1 << 30
+
+
+def plan(
+    config: Annotated[Path, typer.Option(help="Run description, YAML.")],
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole job, eight to a machine.")] = 8,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", min=1, help="Memory of one GPU; by default, that of --gpu.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Kind: v100, a100, h100 or h200.")] = "h100",
+    identities: Annotated[
+        int | None, typer.Option(min=1, help="Where the config has no data.num_classes.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Forecast memory by part, what would fit, images per second and days, before any of it is paid for."""
+    from facetrain.config.load import load_config
+    from facetrain.errors import UsageError
+    from facetrain.plan.device import DEVICES
+
+    if gpu not in DEVICES:
+        raise UsageError(f"--gpu {gpu}: there are {', '.join(DEVICES)}")
+    described = load_config(config, set_ or ())
+    synthetic = described.data.synthetic
+    num_classes = identities or described.data.num_classes or (synthetic.identities if synthetic else None)
+    if num_classes is None:
+        raise UsageError(f"{config}: has no data.num_classes; say how many with --identities N")
+    report = _report(described, num_classes, gpus, gpu, memory or DEVICES[gpu].memory_gib)
+    typer.echo(json.dumps(report, indent=1) if as_json else _told(report))
+
+
+def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: float) -> dict[str, Any]:
+    from facetrain.plan import limits
+    from facetrain.plan.device import DEVICES
+    from facetrain.plan.forecast import forecast, local_batch
+    from facetrain.plan.speed import step_time
+
+    memory = int(memory_gib * _GIB)
+    needed = forecast(config, num_classes, gpus)
+    fits = limits.fits(config, num_classes, gpus, memory)
+    change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory)
+    time = step_time(config, num_classes, gpus, DEVICES[gpu])
+    images = _images_of_run(config, time.images)
+    return {
+        "gpus": gpus,
+        "gpu": gpu,
+        "identities": num_classes,
+        "batch": local_batch(config, gpus),
+        "memory_bytes": memory,
+        "parts_bytes": needed.parts(),
+        "total_bytes": needed.total,
+        "elsewhere_bytes": needed.elsewhere,
+        "fits": fits,
+        "largest_batch": limits.largest_batch(config, num_classes, gpus, memory),
+        "most_identities": limits.most_identities(config, gpus, memory),
+        "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
+        "images_per_second": round(time.images_per_second),
+        "step_seconds": {name: getattr(time, name) for name in ("backbone", "head", "network")},
+        "days": images and images / time.images_per_second / 86_400,
+    }
+
+
+def _images_of_run(config: Config, global_batch: int) -> int | None:
+    if config.train.max_steps:
+        return config.train.max_steps * global_batch
+    return config.data.num_images and config.data.num_images * config.train.epochs
+
+
+def _told(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['gpus']} × {report['gpu']}, {report['identities']:,} identities, {report['batch']} images per GPU",
+        *(
+            f"  {name.replace('_', ' '):16}{size / _GIB:8.2f} GiB"
+            for name, size in report["parts_bytes"].items()
+        ),
+        f"  {'total':16}{report['total_bytes'] / _GIB:8.2f} GiB of {report['memory_bytes'] / _GIB:.0f}: "
+        + ("fits" if report["fits"] else "does not fit"),
+    ]
+    if report["elsewhere_bytes"]:
+        lines.append(f"  and {report['elsewhere_bytes'] / _GIB:.2f} GiB for each GPU on the host")
+    if not report["fits"]:
+        change = report["change"]
+        lines.append(
+            f"cheapest change that makes it fit: {change['options']} ({change['price']})"
+            if change
+            else "no change of the config makes it fit: take more GPUs"
+        )
+    lines.append(
+        f"largest batch per GPU {report['largest_batch']:,}; most identities {report['most_identities']:,}"
+    )
+    days = f"; {report['days']:.1f} days" if report["days"] else ""
+    lines.append(f"about {report['images_per_second']:,} images/s{days} (an estimate: docs/performance.md)")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""The memory of one rank, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from facetrain.config.schema import Config
+from facetrain.plan.backbone import BackboneCost, measure_backbone
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES
+from facetrain.plan.head import HeadBytes, HeadShape, head_bytes
+
+_MOMENTS = {"sgd": 1, "adamw": 2}
+# Of a batch: the loader's two copies in uint8, and float32 before and after the change of layout.
+_BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
+_DEFAULT_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes on one rank."""
+
+    weights: int
+    """Of the backbone, with its buffers."""
+    gradients: int
+    """Of the backbone, where DDP's buckets hold them; else they are part of `work`."""
+    moments: int
+    """Of the backbone."""
+    centres: int
+    centre_moments: int
+    images: int
+    activations: int
+    """What the forward pass keeps for the backward pass."""
+    work: int
+    """The most that exists beside all this: a chunk of logits with its rows, or the backward pass."""
+    runtime: int
+    """CUDA's and NCCL's own."""
+    elsewhere: int
+    """Centres and moments in the host's memory or on its disk."""
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device at the worst moment of a step."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Return the bytes on the device, by part."""
+        return {name: value for name, value in vars(self).items() if name != "elsewhere"}
+
+
+def local_batch(config: Config, gpus: int) -> int:
+    """Return the images per rank and micro-batch."""
+    if config.train.global_batch_size:
+        return max(config.train.global_batch_size // (gpus * config.optim.accumulate), 1)
+    return config.train.batch_size or _DEFAULT_BATCH
+
+
+def backbone_cost(config: Config, gpus: int) -> BackboneCost:
+    """Count what the config's backbone costs; remembered, for the batch hardly matters."""
+    options: dict[str, Any] = {
+        "name": config.model.backbone,
+        "embedding_size": config.model.embedding_size,
+        "image_size": config.data.image_size,
+        "dropout": config.model.dropout,
+    }
+    if config.model.layers:
+        options |= {"layers": config.model.layers, "widths": config.model.widths}
+    return _measured(
+        tuple(options.items()),
+        config.train.precision,
+        local_batch(config, gpus),
+        config.model.checkpoint_activations,
+        gpus > 1,
+    )
+
+
+@lru_cache(maxsize=32)
+def _measured(
+    options: tuple[tuple[str, Any], ...], precision: str, batch: int, again: bool, held: bool
+) -> BackboneCost:
+    return measure_backbone(
+        dict(options), precision=precision, batch=batch, checkpoint_activations=again, gradients_held=held
+    )
+
+
+def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda: bool = True) -> HeadShape:
+    """Return the numbers of the head that `config` describes."""
+    return HeadShape(
+        num_classes=num_classes,
+        embedding_size=config.model.embedding_size,
+        global_batch=batch * gpus,
+        world_size=gpus,
+        sample_rate=config.head.sample_rate,
+        accumulate=config.optim.accumulate,
+        chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
+        optimizer=config.optim.name,
+        weight_dtype=config.head.weight_dtype,
+        momentum_dtype=config.head.momentum_dtype,
+        placement=config.head.placement,
+        product_bytes=2 if config.train.precision == "bf16" else 4,
+        fused=config.optim.accumulate == 1 and config.train.precision != "fp16",
+        cuda=cuda,
+    )
+
+
+def forecast(
+    config: Config,
+    num_classes: int,
+    gpus: int,
+    *,
+    batch: int | None = None,
+    cost: BackboneCost | None = None,
+    cuda: bool = True,
+) -> Forecast:
+    """Work out the memory of the rank that needs most; `batch` and `cost` spare working them out again."""
+    batch = batch or local_batch(config, gpus)
+    cost = cost or backbone_cost(config, gpus)
+    head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
+    return Forecast(
+        weights=cost.state_bytes,
+        gradients=4 * cost.parameters if gpus > 1 else 0,
+        moments=4 * cost.parameters * _MOMENTS[config.optim.name],
+        centres=head.centres,
+        centre_moments=head.moments,
+        images=batch * config.data.image_size**2 * _BYTES_PER_PIXEL,
+        activations=cost.kept(batch),
+        work=_work(cost, head, batch),
+        runtime=(CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)) if cuda else 0,
+        elsewhere=head.elsewhere,
+    )
+
+
+def _work(cost: BackboneCost, head: HeadBytes, batch: int) -> int:
+    kept, backward = cost.kept(batch), cost.peak(batch) - cost.kept(batch)
+    # At the end of the step the activations are gone, and leave room for the update.
+    return max(head.work, backward + head.collected, head.update - kept)

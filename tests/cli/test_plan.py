@@ -1,0 +1,26 @@
+import json
+
+from tests.support.command import ROOT, facetrain
+
+CONFIG = ROOT / "configs" / "wf42m_pfc02_r100.yaml"
+
+
+def test_a_plan_says_what_a_script_needs():
+    done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["fits"] and report["change"] is None
+    assert report["total_bytes"] == sum(report["parts_bytes"].values())
+    assert report["largest_batch"] > report["batch"] == 128
+    assert report["days"] > 0 and report["images_per_second"] > 1000
+
+
+def test_a_run_that_does_not_fit_is_told_the_cheapest_change():
+    done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 9)
+    assert done.returncode == 0, done.stderr
+    assert "does not fit" in done.stdout and "cheapest change that makes it fit: --set " in done.stdout
+
+
+def test_wrong_use_ends_with_2_and_one_line():
+    done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus")
+    assert done.returncode == 2 and done.stderr == "error: --gpu abacus: there are v100, a100, h100, h200\n"
