@@ -1,9 +1,9 @@
 """The head beside a plain PyTorch implementation of the same algorithm: time and memory of one full step.
 
-    python benchmarks/head.py                          every way at 1 million identities
-    python benchmarks/head.py --sizes 1e5 1e6          several sizes
-    python benchmarks/head.py --ways head_bf16_stored8 --sizes 1e7
-    python benchmarks/head.py --ranks 2                bytes that a rank sends in a step, at two sizes
+    python -m benchmarks.head                          every way at 1 million identities
+    python -m benchmarks.head --sizes 1e5 1e6          several sizes
+    python -m benchmarks.head --ways head_bf16_stored8 --sizes 1e7
+    python -m benchmarks.head --ranks 2                bytes that a rank sends in a step, at two sizes
 
 A step is forward, backward and update: embeddings in, their gradient and moved centres out. Each way runs
 in a process of its own, whose peak of resident memory (VmHWM) is read when it ends.
@@ -63,6 +63,7 @@ class PlainHead:
         self.rate, self.autocast = sample_rate, autocast
 
     def step(self, embedding_BD: Tensor, label_B: Tensor) -> None:
+        """Go forward and backward, and update."""
         weight = self.weight
         if self.rate < 1:
             score = torch.rand(len(weight), device=weight.device)
@@ -99,6 +100,7 @@ class OurHead:
         self.count = 0
 
     def step(self, embedding_BD: Tensor, label_B: Tensor) -> None:
+        """Go forward and backward, and update."""
         self.head.begin_step(self.count)
         self.head(embedding_BD, label_B).backward()
         self.count += 1
@@ -115,21 +117,24 @@ def measure(
         else:
             step = OurHead(classes, size, device, Path(folder), **HEADS[way]).step
         torch.manual_seed(0)
-        seconds = []
+        seconds, cpu_seconds = [], []
         for _ in range(steps + 1):
             embedding = torch.randn(batch, size, device=device, requires_grad=True)
             label = torch.randint(0, classes, (batch,), device=device)
             finish(device)
-            since = time.perf_counter()
+            since, cpu_since = time.perf_counter(), time.process_time()
             step(embedding, label)
             finish(device)
             seconds.append(time.perf_counter() - since)
+            cpu_seconds.append(time.process_time() - cpu_since)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak_bytes()
     return {
         "way": way,
         "classes": classes,
         "step_s": round(statistics.median(seconds[1:]), 4),
         "fastest_s": round(min(seconds[1:]), 4),
+        # Of all threads together: with OMP_NUM_THREADS=1, the measure that other programs disturb least.
+        "cpu_s": round(min(cpu_seconds[1:]), 4),
         "peak_bytes": peak,
         "peak_above_start_bytes": peak if device == "cuda" else peak - started_bytes,
         "peak_over_fp32_centres_and_momentum": round(peak / (classes * size * 8), 3),
@@ -170,11 +175,14 @@ def measure_traffic(world_size: int, size: int, local_batch: int) -> dict[str, A
 def with_ratios(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add how many times faster than the plain way of the same sample each is."""
     time_of = {(r["way"], r["classes"]): r["step_s"] for r in reports}
+    cpu_time_of = {(r["way"], r["classes"]): r["cpu_s"] for r in reports}
     for report in reports:
         for plain in PLAIN:
             if (plain, report["classes"]) in time_of:
                 ratio = time_of[plain, report["classes"]] / report["step_s"]
                 report[f"times_faster_than_{plain}"] = round(ratio, 2)
+                cpu_ratio = cpu_time_of[plain, report["classes"]] / report["cpu_s"]
+                report[f"times_less_cpu_than_{plain}"] = round(cpu_ratio, 2)
     return reports
 
 
@@ -213,7 +221,17 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"--steps={o.steps}",
             ]
             rest += [f"--device={o.device}"] + ([f"--disk={o.disk}"] if o.disk else [])
-            command = [sys.executable, __file__, "--here", "--ways", way, "--sizes", str(classes), *rest]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.head",
+                "--here",
+                "--ways",
+                way,
+                "--sizes",
+                str(classes),
+                *rest,
+            ]
             reports.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
             print(json.dumps(reports[-1]), file=sys.stderr)
     print(json.dumps({"torch": torch.__version__, "reports": with_ratios(reports)}, indent=1))

@@ -123,16 +123,10 @@ def _config(where: Topology, run_id: str, log_dir: str) -> Any:
 
 
 def _quieten() -> None:
-    """Import torch in this process with its own account of failures switched off: we say them in one line."""
+    """Switch off torch's and the agent's own accounts of failures, stacks and tables: we say them in one line."""
     import logging
 
-    name, before = "TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL")
-    os.environ[name] = before or "FATAL"  # read once, when torch is imported
-    import torch  # noqa: F401
-
-    # The workers keep theirs: a warning of NCCL's is worth reading.
-    if before is None:
-        del os.environ[name]
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
 
