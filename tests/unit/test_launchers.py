@@ -1,0 +1,100 @@
+"""Launchers and containers, as far as they can be examined without a cluster."""
+
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from tests.support.command import ROOT
+
+SCRIPTS = sorted((ROOT / "recipes" / "launch").glob("*.s*"))
+MANIFESTS = sorted((ROOT / "recipes" / "launch").glob("*.yaml"))
+COMPOSE = sorted((ROOT / "docker").glob("compose*.yaml"))
+TRAINED = "configs/glint360k_r100.yaml"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_valid_shell_and_stops_at_its_first_error(path):
+    subprocess.run(["bash", "-n", path], check=True)
+    assert "set -eu" in path.read_text()
+
+
+def documents(path):
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def find(node, key):
+    """Yield every value that stands under `key`, however deep."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == key:
+                yield value
+            yield from find(value, key)
+    elif isinstance(node, list):
+        for item in node:
+            yield from find(item, key)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_kubernetes_manifest_trains_goes_on_and_shares_memory(path):
+    found = documents(path)
+    assert all({"apiVersion", "kind", "metadata", "spec"} <= set(document) for document in found)
+    (arguments,) = [value for value in find(found, "args") if value]
+    script = " ".join(arguments)
+    subprocess.run(["sh", "-n", "-c", script], check=True)
+    assert "resume /runs" in script and TRAINED in script and (ROOT / TRAINED).exists()
+    assert {"nvidia.com/gpu": 8} in list(find(found, "limits"))
+    mounts = [mount["mountPath"] for mounts in find(found, "volumeMounts") for mount in mounts]
+    assert sorted(mounts) == ["/data", "/dev/shm", "/runs"]
+
+
+def test_the_indexed_job_meets_at_its_first_pod():
+    service, job = documents(ROOT / "recipes" / "launch" / "indexed_job.yaml")
+    spec, template = job["spec"], job["spec"]["template"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    nodes = template["spec"]["containers"][0]["env"][0]
+    assert nodes["name"] == "NODES" and int(nodes["value"]) == spec["completions"] == spec["parallelism"]
+    script = template["spec"]["containers"][0]["args"][0]
+    assert f"{job['metadata']['name']}-0.{service['metadata']['name']}:29400" in script
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_two_containers_are_two_nodes_of_one_job(path):
+    (found,) = documents(path)
+    services = found["services"]
+    assert [service["hostname"] for service in services.values()] == ["node0", "node1"]
+    for service in services.values():
+        command = service["command"]
+        assert {"--nnodes=2", "--rdzv-endpoint=node0:29400", "train"} <= set(command)
+        assert service["networks"] == ["ranks"] and "shm_size" in service
+        assert (ROOT / "docker" / service["build"]["dockerfile"].split("/")[1]).exists()
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_docker_compose_takes_the_file(path):
+    if shutil.which("docker-compose"):
+        command = ["docker-compose"]
+    elif subprocess.run(["sh", "-c", "docker compose version"], capture_output=True).returncode == 0:
+        command = ["docker", "compose"]
+    else:
+        pytest.skip("docker compose is not installed")
+    done = subprocess.run([*command, "-f", path, "config", "--quiet"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cpu"])
+def test_an_image_is_pinned_runs_as_nobody_special_and_tells_its_health(name):
+    text = (ROOT / "docker" / name).read_text()
+    lines = text.replace("\\\n", " ").splitlines()
+    instructions = [line.split()[0] for line in lines if line and line[0].isupper()]
+    assert instructions[0] == "FROM"
+    assert "--require-hashes -r requirements.lock" in text
+    assert instructions.index("USER") > max(i for i, word in enumerate(instructions) if word == "RUN")
+    assert "HEALTHCHECK" in instructions
+    copied = [word for line in lines if line.startswith("COPY") for word in shlex.split(line)[1:-1]]
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    assert all((ROOT / word).exists() and word in kept for word in copied)
