@@ -1,1 +1,0 @@
-"""The head's sweep as Triton kernels."""
