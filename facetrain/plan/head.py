@@ -6,8 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_BYTES = {"float32": 4, "bfloat16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+_INT8_BLOCK = 128
+"""Numbers that share a float32 scale where a table is held in 8 bits."""
 _MOMENTS = {"sgd": 1, "adamw": 2}
+_ROUNDING = {"float32": 0, "bfloat16": 14, "int8": 9}
+"""Temporary bytes per number that is rounded at random: noise, sums, the result."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ def head_bytes(shape: HeadShape) -> HeadBytes:
     row = shape.embedding_size * shape.rows
     centres = row * _BYTES[shape.weight_dtype]
     moments = row * _BYTES[shape.momentum_dtype] * _MOMENTS[shape.optimizer]
+    if shape.momentum_dtype == "int8":
+        moments += 4 * shape.rows * -(-shape.embedding_size // _INT8_BLOCK)
     sample = 0 if shape.sample_rate >= 1 else shape.rows + 8 * shape.sampled
     work = _gathered(shape) + sample + _chunk(shape) + _collected(shape)
     elsewhere = 0
@@ -118,9 +124,9 @@ def _joined(shape: HeadShape) -> int:
 
 def _update_per_number(shape: HeadShape) -> int:
     """Bytes per number of the rows that are updated: copies of rows and moments, and temporaries."""
-    rounding = 14 if "bfloat16" in (shape.weight_dtype, shape.momentum_dtype) else 0
+    rounding = max(_ROUNDING[shape.weight_dtype], _ROUNDING[shape.momentum_dtype])
     converted = 4 if shape.weight_dtype == "bfloat16" else _taken(shape)
-    moments = 4 if shape.momentum_dtype == "bfloat16" else _taken(shape)
+    moments = _taken(shape) if shape.momentum_dtype == "float32" else 4
     temporaries = 16 if shape.optimizer == "adamw" else 0
     masked = 4 if shape.cuda else 0
     return converted + moments * _MOMENTS[shape.optimizer] + max(temporaries, rounding) + masked

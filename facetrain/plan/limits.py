@@ -108,6 +108,8 @@ def _changes(config: Config, gpus: int) -> list[Change]:
         changes.append(
             Change({"head.weight_dtype": "bfloat16"}, "centres stored in 16 bits, rounded at random")
         )
+    if config.optim.name == "sgd" and head.momentum_dtype != "int8":
+        changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of centres in 8 bits"))
     if head.placement == "device":
         rate = {"head.sample_rate": 0.1} if head.sample_rate > 0.1 else {}
         changes.append(

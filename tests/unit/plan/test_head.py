@@ -14,6 +14,9 @@ SETTINGS = [
     {"sample_rate": 0.2, "optimizer": "adamw"},
     {"optimizer": "adamw", "product_bytes": 2},
     {"weight_dtype": "bfloat16", "product_bytes": 2},
+    {"momentum_dtype": "bfloat16", "sample_rate": 0.2},
+    {"momentum_dtype": "int8", "sample_rate": 0.2},
+    {"momentum_dtype": "int8"},
     {"sample_rate": 0.2, "fused": False},
     {"fused": False},
 ]
@@ -32,6 +35,7 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
         optimizer=shape.optimizer,
         weight_decay=5e-4,
         weight_dtype=getattr(torch, shape.weight_dtype),
+        momentum_dtype=getattr(torch, shape.momentum_dtype),
         fused=shape.fused,
         chunk_size=2048,
         product_dtype=torch.bfloat16 if shape.product_bytes == 2 else None,
