@@ -97,3 +97,35 @@ def test_no_text_does_more_than_parse_or_fail_with_the_documented_error(text):
         build_config(value if isinstance(value, dict) else {}, "x")
     except ConfigError:
         pass
+
+
+SECTIONS = ["run", "data", "model", "head", "optim", "train", "eval", "checkpoint", "log", "recipe", "extra"]
+KEYS = [
+    "train",
+    "backbone",
+    "margin",
+    "lr",
+    "batch_size",
+    "async",
+    "layers",
+    "widths",
+    "targets",
+    "lr_factors",
+    "x",
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(st.sampled_from(SECTIONS), VALUES, max_size=5))
+def test_no_values_do_more_than_make_a_config_or_fail_with_one_line(values):
+    try:
+        config = build_config(values, "x")
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    else:
+        assert build_config(yaml.parse(dump_config(config), "x"), "x") == config
