@@ -19,6 +19,7 @@ from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.foreign import load_weights_into, read_weights
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mxnet_symbol import open_mxnet
 from facetrain.data.augment import normalise
 from facetrain.errors import ModelError, RunError
 
@@ -63,7 +64,7 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
 
 
 def open_model(path: Path, device: torch.device) -> EmbeddingModel:
-    """Open a run's folder, a checkpoint, a .safetensors, arcface_torch's .pt or .pth, or an .onnx.
+    """Open a run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, .onnx, or MXNet's pair of files.
 
     Raises:
         ModelError: there is none, or no network that we know has such weights.
@@ -81,6 +82,8 @@ def open_model(path: Path, device: torch.device) -> EmbeddingModel:
         )
     if path.suffix == ".onnx":
         return _open_onnx(path)
+    if path.suffix in (".params", ".json"):
+        return _open_mxnet(path, device)
     weights, notes = read_weights(path)
     try:
         description = json.loads(notes[NOTE]) if NOTE in notes else {}
@@ -163,3 +166,19 @@ def _open_onnx(path: Path) -> EmbeddingModel:
     return EmbeddingModel(
         _OnnxNetwork(session), size, width if isinstance(width, int) else 0, normalise, f"ONNX, {path.name}"
     )
+
+
+def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
+    network, size = open_mxnet(path).to(device), 112
+    try:
+        with torch.no_grad():
+            width = network(torch.zeros(1, 3, size, size, device=device)).shape[-1]
+    except (RuntimeError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path}: the graph does not run on pictures of {size} pixels: {said}") from error
+    return EmbeddingModel(network, size, width, _pixels, f"MXNet, {path.name}")
+
+
+def _pixels(image_BHWC: Tensor) -> Tensor:
+    """Bring uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 255: MXNet's graphs normalise themselves."""
+    return image_BHWC.permute(0, 3, 1, 2).float()
