@@ -10,7 +10,9 @@ import typer
 
 Model = Annotated[
     Path,
-    typer.Argument(help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, or .onnx."),
+    typer.Argument(
+        help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, .onnx, MXNet's -symbol.json."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at a time.")]

@@ -1,0 +1,32 @@
+"""InsightFace's published MobileFaceNet y1, against what NumPy and onnxruntime measured of it."""
+
+import pytest
+import torch
+
+from facetrain.checkpoint.model_file import open_model
+from facetrain.data.decode import decode_rgb
+from facetrain.verify.evaluate import evaluate
+from facetrain.verify.pairs import load_targets
+from tests.support.shared import shared_path
+
+FACES = "real/lfw_verification/lfw_folds1-2.bin"
+
+
+def test_y1_from_mxnets_own_files_scores_on_real_faces_as_measured_elsewhere():
+    faces = shared_path(FACES)
+    _, found, _ = evaluate(shared_path("real/y1/model-symbol.json"), [str(faces)], faces.parent, device="cpu")
+    (metrics,) = found.values()
+    assert metrics["accuracy"] == pytest.approx(0.995, abs=5e-4)
+    assert metrics["auc"] == pytest.approx(0.99964, abs=5e-4)
+
+
+def test_y1_from_mxnet_and_from_onnx_gives_the_same_embeddings():
+    faces = shared_path(FACES)
+    (pairs,) = load_targets([str(faces)], faces.parent)
+    image = torch.stack([torch.from_numpy(decode_rgb(data, where="")) for data in pairs.images[:8]])
+    found = []
+    for name in ("model-symbol.json", "y1_rgb_pm1.onnx"):
+        opened = open_model(shared_path(f"real/y1/{name}"), torch.device("cpu"))
+        with torch.no_grad():
+            found.append(opened.network(opened.prepare(image)))
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
