@@ -51,8 +51,8 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         red, green, blue = rng.uniform(low, high, 3).tolist()
         return red, green, blue
 
-    warmth, tint = rng.normal(0, 0.11), rng.normal(0, 0.05)
-    exposure = np.exp(rng.normal(0, 0.16))
+    warmth, tint = rng.normal(0, 0.14), rng.normal(0, 0.06)
+    exposure = np.exp(rng.normal(0, 0.2))
     side = rng.uniform(-1.0, 1.0)
     return Conditions(
         yaw=float(np.clip(rng.normal(0, 0.16), -0.45, 0.45)),
@@ -62,11 +62,11 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         shift=(float(rng.normal(0, 1.2)), float(rng.normal(0, 1.2))),
         smile=float(np.clip(rng.normal(0.2, 0.4), -0.5, 1.0)),
         mouth_open=float(max(0.0, rng.normal(-0.2, 0.5))),
-        eyes_closed=0.9 if chance(0.03) else float(rng.uniform(0, 0.3)),
+        eyes_closed=0.9 if chance(0.05) else float(rng.uniform(0, 0.35)),
         brows_up=float(rng.normal(0, 1.0)),
         gaze=(float(rng.normal(0, 0.3)), float(rng.normal(0, 0.15))),
         light=(float(side), float(rng.uniform(-0.9, 0.25)), float(rng.uniform(0.35, 1.0))),
-        ambient=float(rng.uniform(0.5, 0.8)),
+        ambient=float(rng.uniform(0.4, 0.75)),
         gains=(
             float(exposure * np.exp(warmth)),
             float(exposure * np.exp(tint)),
@@ -78,14 +78,14 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
         glasses=int(rng.integers(1, 4)) if chance(0.07) else 0,
         glasses_color=float(rng.uniform(10, 90)),
         mask=chance(0.01),
-        hat=color(10, 230) if chance(0.03) else None,
+        hat=color(10, 230) if chance(0.05) else None,
         hand=(float(rng.uniform(-40, 40)), float(rng.uniform(-5, 40)), float(rng.uniform(9, 15)))
         if chance(0.03)
         else None,
         blur=float(rng.uniform(0.5, 1.2)) if chance(0.12) else 0.0,
-        noise=float(rng.uniform(0, 5)),
-        resolution=float(rng.uniform(0.55, 0.85)) if chance(0.1) else 1.0,
-        gray=chance(0.04),
+        noise=float(rng.uniform(0, 7)),
+        resolution=float(rng.uniform(0.5, 0.8)) if chance(0.12) else 1.0,
+        gray=chance(0.06),
         quality=int(rng.integers(55, 96)),
         seed=int(rng.integers(2**31)),
     )
