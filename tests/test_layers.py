@@ -13,11 +13,12 @@ LAYERS = [
     {"data", "backbone", "head", "optim", "telemetry"},
     {"checkpoint", "verify", "export"},
     {"train"},
+    {"build"},
     {"run", "doctor", "plan"},
     {"cli"},
 ]
-# `config` stands beside: it knows the errors, and run, doctor and cli know it.
-CONFIG_KNOWN_BY = {"run", "doctor", "plan", "cli", "config"}
+# `config` stands beside: it knows the errors, and whoever builds from it, examines it or reads it.
+CONFIG_KNOWN_BY = {"build", "run", "doctor", "plan", "cli", "config"}
 # Siblings that know each other, and why.
 SIBLINGS = {
     ("verify", "checkpoint"),  # a model to score comes from a checkpoint or a model file

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from facetrain.build import plan_steps
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
@@ -15,7 +16,6 @@ from facetrain.doctor.disk import check_disk
 from facetrain.doctor.finding import Finding, count, look, ok
 from facetrain.doctor.recipe import check_learning_rate
 from facetrain.doctor.size import check_memory, state_size
-from facetrain.run import plan_steps
 from facetrain.verify.pairs import load_targets
 
 

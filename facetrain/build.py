@@ -1,0 +1,226 @@
+"""Builds the parts of a run from its config: the data, the network, the head, the optimizers."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.foreign import load_weights_into, read_weights
+from facetrain.checkpoint.model_file import describe_backbone
+from facetrain.config.schema import Config
+from facetrain.counter import key_of
+from facetrain.data.dataset import FaceSource, check_counts, open_source
+from facetrain.distributed.batchnorm import synchronise_batchnorm
+from facetrain.distributed.world import World
+from facetrain.errors import ConfigError, DataError
+from facetrain.head.margin import build_margin
+from facetrain.head.margin_head import MarginHead
+from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
+from facetrain.optim.scaler import LossScale
+from facetrain.optim.schedule import polynomial
+from facetrain.optim.stepper import Stepper
+from facetrain.train.precision import InPrecision, memory_format_for
+from facetrain.train.state import TrainState
+from facetrain.verify.pairs import PairSet, load_targets
+
+_DEFAULT_BATCH = 128
+# torch 2.13 renamed the option.
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole numbers that follow from the config, the dataset and the number of ranks."""
+
+    local_batch_size: int
+    global_batch_size: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+
+
+def draw_synthetic(config: Config, world: World) -> None:
+    """Draw the config's synthetic dataset, if it wants one that is not there yet. The leader alone does."""
+    wanted, folder = config.data.synthetic, Path(config.data.train)
+    if wanted is None or folder.exists() or not world.is_leader:
+        return
+    from facetrain.data.synthetic import write_dataset
+
+    write_dataset(
+        folder,
+        identities=wanted.identities,
+        images_per_identity=wanted.images_per_identity,
+        eval_identities=wanted.eval_identities,
+        eval_pairs=wanted.eval_pairs,
+        image_size=config.data.image_size,
+        seed=wanted.seed,
+    )
+
+
+def open_data(config: Config) -> tuple[FaceSource, list[PairSet]]:
+    """Open the training set and the verification sets.
+
+    Raises:
+        DataError: one of them cannot be read, or is not what the config says.
+    """
+    folder = Path(config.data.train)
+    source = open_source(folder, min_images_per_identity=config.data.min_images_per_identity)
+    check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
+    return source, load_targets(config.eval.targets, Path(config.eval_dir))
+
+
+def plan_steps(config: Config, num_images: int, world_size: int) -> Plan:
+    """Work out batch sizes and steps.
+
+    Raises:
+        ConfigError: the global batch cannot be shared by the ranks.
+        DataError: the dataset is smaller than one global batch.
+    """
+    parts = world_size * config.optim.accumulate
+    wanted = config.train.global_batch_size
+    if wanted and wanted % parts:
+        raise ConfigError(
+            f"train.global_batch_size: {wanted} images cannot be shared by {world_size} ranks in "
+            f"{config.optim.accumulate} micro-batches; take a multiple of {parts}"
+        )
+    local = wanted // parts if wanted else config.train.batch_size or _DEFAULT_BATCH
+    if local < 2:
+        raise ConfigError(
+            f"train: {local} image per rank and micro-batch is too few for batch normalisation; take 2"
+        )
+    steps = num_images // (local * parts)
+    if steps == 0:
+        raise DataError(
+            f"{config.data.train}: {num_images:,} images are fewer than one global batch of {local * parts:,}"
+        )
+    total = min(steps * config.train.epochs, config.train.max_steps or steps * config.train.epochs)
+    warmup = round(config.optim.warmup_epochs * steps)
+    if warmup > total:
+        raise ConfigError(
+            f"optim.warmup_epochs: {warmup:,} steps of warm-up are more than the {total:,} of the run"
+        )
+    return Plan(local, local * parts, steps, total, warmup)
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """Return what a model file of this run says of its network."""
+    return describe_backbone(
+        config.model.backbone,
+        **({"layers": config.model.layers, "widths": config.model.widths} if config.model.layers else {}),
+        embedding_size=config.model.embedding_size,
+        image_size=config.data.image_size,
+    )
+
+
+def build_state(config: Config, world: World, num_classes: int, plan: Plan, folder: Path) -> TrainState:
+    """Build network, head and optimizers on this rank's device, the same on every rank."""
+    torch.manual_seed(config.seed)  # the same weights on every rank
+    options = describe(config)["backbone"]
+    backbone = build_backbone(
+        options.pop("name"),
+        **options,
+        dropout=config.model.dropout,
+        checkpoint_activations=config.model.checkpoint_activations,
+    )
+    if config.model.init_from:
+        load_weights_into(backbone, read_weights(Path(config.model.init_from))[0], config.model.init_from)
+    freeze(backbone, config.model.freeze)
+    memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
+    backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
+    sync = config.model.batch_norm == "sync" or (
+        config.model.batch_norm == "auto" and config.train.global_batch_size is not None
+    )
+    if sync:
+        synchronise_batchnorm(backbone, world.device)
+    network = InPrecision(
+        backbone,
+        config.train.precision,
+        world.device,
+        memory_format=memory_format,
+        compile=config.train.compile,
+    )
+    scale = LossScale(world.device, enabled=config.train.precision == "fp16")
+    head = _build_head(
+        config, world, num_classes, folder, fused=config.optim.accumulate == 1 and not scale.enabled
+    )
+    stepper = Stepper(
+        backbone,
+        build_optimizer(
+            parameter_groups(backbone, config.model.lr_factors),
+            config.optim.name,
+            momentum=config.optim.momentum,
+            betas=config.optim.betas,
+            eps=config.optim.eps,
+            weight_decay=config.optim.weight_decay,
+        ),
+        head,
+        scale,
+        schedule=lambda step: polynomial(
+            step,
+            base=config.optim.lr,
+            warmup_steps=plan.warmup_steps,
+            total_steps=plan.total_steps,
+            power=config.optim.power,
+        ),
+        clip_grad_norm=config.optim.clip_grad_norm,
+    )
+    torch.manual_seed(key_of(config.seed, 4, world.rank) & (2**63 - 1))  # dropout differs from rank to rank
+    return TrainState(world, network, head, stepper)
+
+
+def _build_head(config: Config, world: World, num_classes: int, folder: Path, *, fused: bool) -> MarginHead:
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+    return MarginHead(
+        embedding_size=config.model.embedding_size,
+        num_classes=num_classes,
+        margin=build_margin(**config.head.margin.model_dump()),
+        rank=world.rank,
+        world_size=world.size,
+        sample_rate=config.head.sample_rate,
+        seed=key_of(config.seed, 5),
+        optimizer=config.optim.name,
+        momentum=config.optim.momentum,
+        betas=config.optim.betas,
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+        weight_dtype=dtypes[config.head.weight_dtype],
+        momentum_dtype=dtypes[config.head.momentum_dtype],
+        placement=config.head.placement,
+        folder=folder / "centres" if config.head.placement == "disk" else None,
+        fused=fused,
+        chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
+        # The products of the sweep in 16 bits, its statistics and the own class's cosine never.
+        product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
+        device=world.device,
+    )
+
+
+def distribute(network: nn.Module, world: World, compress: str) -> nn.Module:
+    """Put DDP around a network, where there is more than one rank."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    if world.size == 1:
+        return network
+    # Batch norm's statistics stay each rank's own until they are averaged.
+    own_buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
+    wrapped = DistributedDataParallel(
+        network,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        **own_buffers,
+    )
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    if compress in hooks:
+        wrapped.register_comm_hook(None, hooks[compress])
+    return wrapped
