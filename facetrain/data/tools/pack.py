@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,10 +12,8 @@ from facetrain.data.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.data.order import permute
 from facetrain.data.records import write_identities
 from facetrain.data.source import FaceSource
+from facetrain.data.tools.work import Progress, counted, in_order, new_folder, silent
 from facetrain.errors import DataError, ImageError
-
-Progress = Callable[[int, int], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ def pack(
     seed: int = 0,
     skip_bad: bool = False,
     workers: int | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = silent,
 ) -> Packed:
     """Write a dataset of any layout as train.rec, train.idx and property; the folder appears whole or not at all.
 
@@ -57,29 +49,20 @@ def pack(
         DataError: there is nothing to pack, the output is there already or cannot be written, or a picture cannot be
             decoded and bad ones are not to be skipped.
     """
-    if output.exists():
-        raise DataError(f"{output}: is there already; remove it, or pack into another folder")
     source = open_source(source_folder, min_images_per_identity=min_images_per_identity)
-    good, skipped = _without_bad(source, workers, skip=skip_bad)
-    identity, label = np.unique(source.labels[good], return_inverse=True)
-    numbers = np.arange(len(good))
-    if shuffle:
-        numbers = permute(numbers, len(good), key=seed)
-    scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        pictures = _in_order(
+    with new_folder(output) as scratch:
+        good, skipped = _without_bad(source, workers, skip=skip_bad)
+        identity, label = np.unique(source.labels[good], return_inverse=True)
+        numbers = np.arange(len(good))
+        if shuffle:
+            numbers = permute(numbers, len(good), key=seed)
+        pictures = in_order(
             lambda number: (int(label[number]), _fitting(source, int(good[number]), image_size, quality)),
             numbers,
             workers,
         )
-        write_identities(
-            scratch, np.bincount(label).tolist(), _counted(pictures, len(good), progress), image_size
-        )
-        os.replace(scratch, output)
-    except OSError as error:
-        raise DataError(f"{error.filename or output}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        pictures = counted(pictures, len(good), progress)
+        write_identities(scratch, np.bincount(label).tolist(), pictures, image_size)
     return Packed(output, len(identity), len(good), skipped)
 
 
@@ -103,27 +86,8 @@ def _without_bad(source: FaceSource, workers: int | None, *, skip: bool) -> tupl
             return str(error)
         return None
 
-    faults = list(_in_order(fault, np.arange(source.num_images), workers))
+    faults = list(in_order(fault, range(source.num_images), workers))
     good = np.flatnonzero([said is None for said in faults])
     if not len(good):
         raise DataError(f"none of the {source.num_images:,} pictures can be decoded; the first: {faults[0]}")
     return good, [said for said in faults if said is not None]
-
-
-def _in_order(work: Callable[[int], T], numbers: np.ndarray, workers: int | None) -> Iterator[T]:
-    """Do work for numbers on all cores, a little ahead of whoever takes the results."""
-    ahead = 4 * (workers or os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        waiting: deque[Future[T]] = deque()
-        for number in numbers.tolist():
-            waiting.append(pool.submit(work, number))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _counted(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
-    for done, item in enumerate(items, start=1):
-        yield item
-        progress(done, total)

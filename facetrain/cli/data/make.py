@@ -1,4 +1,4 @@
-"""`facetrain data …`: what a dataset's owner does."""
+"""`facetrain data synth | pack | pairs`: make datasets and verification sets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Make, look at and change datasets.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+from facetrain.cli.data.options import Json, Workers
 
 
-@app.command()
 def synth(
     output: Annotated[Path, typer.Option(help="Folder to draw into; it must not be there yet.")],
     identities: Annotated[int, typer.Option(min=1, help="People to train on.")] = 400,
@@ -51,7 +49,6 @@ def synth(
         )
 
 
-@app.command()
 def pack(
     source: Annotated[
         Path, typer.Argument(help="A dataset: a folder per identity, or records to write anew.")
@@ -67,7 +64,7 @@ def pack(
     skip_bad: Annotated[
         bool, typer.Option(help="Leave out pictures that cannot be decoded, and list them.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default one per core.")] = None,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, as InsightFace has it."""
@@ -95,36 +92,6 @@ def pack(
         typer.echo(f"  left out: {said}")
 
 
-@app.command("inspect")
-def inspect_(
-    folder: Annotated[Path, typer.Argument(help="A dataset's folder.")],
-    sheet: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Write a sheet of pictures, an identity a row.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Tell what a dataset holds: identities, images, how many of each, sizes and formats."""
-    from facetrain.data.tools.inspect import contact_sheet, inspect
-
-    found = inspect(folder)
-    if sheet is not None:
-        contact_sheet(folder, sheet)
-    if as_json:
-        typer.echo(json.dumps(vars(found)))
-        return
-    typer.echo(f"{folder}: {found.images:,} images of {found.identities:,} identities")
-    if found.identities_without_images:
-        typer.echo(f"  {found.identities_without_images:,} identities have no image")
-    typer.echo(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")
-    for name, count in found.histogram.items():
-        typer.echo(f"    {name:>9}  {count:,} identities")
-    for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
-        typer.echo(
-            f"  {what} of {found.sample:,} pictures: " + ", ".join(f"{k} ({v:,})" for k, v in counts.items())
-        )
-
-
-@app.command()
 def pairs(
     pairs_txt: Annotated[Path, typer.Argument(help="LFW's pairs.txt, or a list in its format.")],
     images: Annotated[

@@ -1,0 +1,19 @@
+"""`facetrain data …`: what a dataset's owner does."""
+
+from __future__ import annotations
+
+import typer
+
+from facetrain.cli.data import change, look, make
+
+app = typer.Typer(help="Make, look at and change datasets.", no_args_is_help=True)
+app.command("synth")(make.synth)
+app.command("pack")(make.pack)
+app.command("pairs")(make.pairs)
+app.command("inspect")(look.inspect_)
+app.command("index")(change.index)
+app.command("merge")(change.merge)
+app.command("split")(change.split)
+app.command("shuffle")(change.shuffle)
+app.command("subset")(change.subset)
+app.command("unpack")(change.unpack)
