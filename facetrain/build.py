@@ -106,10 +106,6 @@ def plan_steps(config: Config, num_images: int, world_size: int) -> Plan:
         )
     total = min(steps * config.train.epochs, config.train.max_steps or steps * config.train.epochs)
     warmup = round(config.optim.warmup_epochs * steps)
-    if warmup > total:
-        raise ConfigError(
-            f"optim.warmup_epochs: {warmup:,} steps of warm-up are more than the {total:,} of the run"
-        )
     return Plan(local, local * parts, steps, total, warmup)
 
 
