@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.options import Json, Workers
+from facetrain.cli.data.options import Json, Seed, Workers
 
 
 def synth(
@@ -93,18 +93,29 @@ def pack(
 
 
 def pairs(
-    pairs_txt: Annotated[Path, typer.Argument(help="LFW's pairs.txt, or a list in its format.")],
-    images: Annotated[
-        Path, typer.Option(help="Folder with one subfolder per person, pictures NAME_0001.jpg.")
+    source: Annotated[
+        Path,
+        typer.Argument(help="A list in the format of LFW's, CALFW's or CPLFW's; or a dataset to draw from."),
     ],
     output: Annotated[Path, typer.Option(help="The .bin to write.")],
+    images: Annotated[
+        Path | None, typer.Option(help="With a list: the folder of its pictures, one subfolder per person.")
+    ] = None,
+    count: Annotated[
+        int, typer.Option(min=20, help="With a dataset: how many pairs to draw, a multiple of 20.")
+    ] = 6000,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Build a verification set from a list of pairs and a folder of pictures."""
+    """Build a verification set from a list of pairs and its pictures, or from a dataset."""
     from facetrain.data.tools.pairs import build_pairs
+    from facetrain.data.tools.sample_pairs import sample_pairs
 
-    count, same = build_pairs(pairs_txt, images, output)
-    if as_json:
-        typer.echo(json.dumps({"output": str(output), "pairs": count, "same": same}))
+    if images is not None:
+        made, same = build_pairs(source, images, output)
     else:
-        typer.echo(f"{output}: {count:,} pairs, {same:,} of one person")
+        made, same = sample_pairs(source, output, pairs=count, seed=seed)
+    if as_json:
+        typer.echo(json.dumps({"output": str(output), "pairs": made, "same": same}))
+    else:
+        typer.echo(f"{output}: {made:,} pairs, {same:,} of one person")
