@@ -1,0 +1,66 @@
+"""`facetrain data …` as a user calls it: what it prints, and its exit codes."""
+
+import json
+
+import pytest
+
+from facetrain.data.dataset import open_source
+from tests.support.command import facetrain
+from tests.support.datasets import write_records
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_records(tmp_path / "data", [person for person in range(20) for _ in range(2)])
+
+
+def said(*arguments):
+    process = facetrain("data", *arguments)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_datasets_made_of_others_tell_what_they_hold(data, tmp_path):
+    two = json.loads(said("split", data, "--output", tmp_path / "two", "--validation", 0.25, "--json"))
+    assert [part["identities"] for part in two] == [15, 5]
+    one = json.loads(
+        said("merge", two[0]["folder"], two[1]["folder"], "--output", tmp_path / "one", "--json")
+    )
+    assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40}
+    assert "40 images of 20 identities" in said("shuffle", tmp_path / "one", "--output", tmp_path / "mixed")
+    few = said(
+        "subset", tmp_path / "mixed", "--output", tmp_path / "few", "--identities", 3, "--max-images", 1
+    )
+    assert "3 images of 3 identities" in few
+    assert "3 images of 3 identities" in said("unpack", tmp_path / "few", "--output", tmp_path / "pictures")
+    assert open_source(tmp_path / "pictures").num_images == 3
+
+
+def test_pairs_are_drawn_from_a_dataset(data, tmp_path):
+    made = json.loads(said("pairs", data, "--output", tmp_path / "val.bin", "--count", 20, "--json"))
+    assert (made["pairs"], made["same"]) == (20, 10) and (tmp_path / "val.bin").exists()
+
+
+def test_a_check_ends_with_2_where_a_dataset_is_damaged_and_repairs_it(data, tmp_path):
+    assert "nothing is wrong" in said("check", data, "--near")
+    rec = (data / "train.rec").read_bytes()
+    (data / "train.rec").write_bytes(rec[:-3000])
+    process = facetrain("data", "check", data, "--json")
+    assert process.returncode == 2 and process.stderr == ""
+    assert json.loads(process.stdout)["damaged"] is True
+    assert "a record is damaged" in said("check", data, "--repair", tmp_path / "clean")
+    assert "nothing is wrong" in said("check", tmp_path / "clean")
+
+
+def test_what_a_tool_cannot_do_is_said_in_one_line(data, tmp_path):
+    for arguments, message in (
+        (("merge", data, tmp_path / "none", "--output", tmp_path / "out"), "no such folder"),
+        (("shuffle", data, "--output", data), "is there already"),
+        (("index", data / "train.rec"), "--overwrite replaces it"),
+        (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
+    ):
+        process = facetrain("data", *arguments)
+        lines = process.stderr.splitlines()
+        assert process.returncode == 2 and len(lines) == 1, process.stderr
+        assert lines[0].startswith("error: ") and message in lines[0]
+    assert not (tmp_path / "out").exists()
