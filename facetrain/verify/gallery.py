@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.data.bin import read_bin
 from facetrain.data.dataset import open_source
-from facetrain.data.source import PICTURE_SUFFIXES
+from facetrain.data.source import PICTURE_SUFFIXES, FaceSource
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.verify.embed import embed_pictures
@@ -35,7 +36,7 @@ def embed_input(
     Raises:
         DataError: there is nothing that can be embedded.
     """
-    pictures, names, labels = _read(input)
+    pictures, names, labels = read_input(input)
     with join(device) as world:
         opened = open_model(model, world.device)
         embedding = _embed(opened, pictures, str(input), world, flip=flip, batch_size=batch_size)
@@ -70,7 +71,7 @@ def save_embeddings(path: Path, found: Embeddings) -> None:
 
 
 def _embed(
-    opened: EmbeddingModel, pictures: list[bytes], name: str, world: World, *, flip: bool, batch_size: int
+    opened: EmbeddingModel, pictures: Sequence[bytes], name: str, world: World, *, flip: bool, batch_size: int
 ) -> np.ndarray:
     plain, mirrored = embed_pictures(
         opened.network,
@@ -87,7 +88,11 @@ def _embed(
     )
 
 
-def _read(input: Path) -> tuple[list[bytes], list[str], np.ndarray]:
+def read_input(input: Path) -> tuple[Sequence[bytes], list[str], np.ndarray]:
+    """Return the encoded pictures of a picture, folder, dataset, .rec or .bin, their names and labels (−1: none).
+
+    Those of a dataset are read when they are asked for.
+    """
     if input.suffix == ".bin":
         images, _ = read_bin(input)
         return images, [f"{input.name}:{number}" for number in range(len(images))], np.full(len(images), -1)
@@ -98,12 +103,21 @@ def _read(input: Path) -> tuple[list[bytes], list[str], np.ndarray]:
             return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
         source = open_source(folder)
         names = [source.where(number) for number in range(source.num_images)]
-        return (
-            [source.read(number) for number in range(source.num_images)],
-            names,
-            np.asarray(source.labels, np.int64),
-        )
+        return _Pictures(source), names, np.asarray(source.labels, np.int64)
     return [_bytes_of(input)], [input.name], np.array([-1])
+
+
+class _Pictures(Sequence[bytes]):
+    """The pictures of a dataset, each read when it is asked for."""
+
+    def __init__(self, source: FaceSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return self._source.num_images
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._source.read(number)
 
 
 def _bytes_of(path: Path) -> bytes:

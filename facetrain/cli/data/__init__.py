@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from facetrain.cli.data import change, look, make
+from facetrain.cli.data import change, faces, look, make
 
 app = typer.Typer(help="Make, look at and change datasets.", no_args_is_help=True)
 app.command("synth")(make.synth)
@@ -18,3 +18,5 @@ app.command("split")(change.split)
 app.command("shuffle")(change.shuffle)
 app.command("subset")(change.subset)
 app.command("unpack")(change.unpack)
+app.command("overlap")(faces.overlap)
+app.command("clean")(faces.clean)

@@ -14,3 +14,13 @@ Dataset = Annotated[
 Output = Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")]
 Seed = Annotated[int, typer.Option(help="Another seed chooses otherwise.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads; by default one per core.")]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file that the user asked for."""
+    from facetrain.errors import UsageError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error

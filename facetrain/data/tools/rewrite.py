@@ -39,7 +39,9 @@ def merge(
     sources = [open_source(folder) for folder in folders]
     everything = MixedSource(sources, [1.0] * len(sources))
     with new_folder(output) as scratch:
-        written = write_some(everything, np.arange(everything.num_images), scratch, workers, progress)
+        written = write_some(
+            everything, np.arange(everything.num_images), everything.labels, scratch, workers, progress
+        )
     return Written(str(output), *written)
 
 
@@ -54,7 +56,7 @@ def shuffle(
     source = open_source(folder)
     mixed = permute(np.arange(source.num_images), source.num_images, key_of(seed))
     with new_folder(output) as scratch:
-        written = write_some(source, mixed, scratch, workers, progress)
+        written = write_some(source, mixed, source.labels[mixed], scratch, workers, progress)
     return Written(str(output), *written)
 
 
@@ -102,7 +104,7 @@ def subset(
     if max_images_per_identity is not None:
         numbers = _at_most(source.labels[numbers], numbers, max_images_per_identity, seed)
     with new_folder(output) as scratch:
-        written = write_some(source, numbers, scratch, workers, progress)
+        written = write_some(source, numbers, source.labels[numbers], scratch, workers, progress)
     return Written(str(output), *written)
 
 
@@ -142,16 +144,21 @@ def split(
             ("train", np.flatnonzero(~held_out)),
             ("validation", np.flatnonzero(held_out)),
         ):
-            found = write_some(source, numbers, scratch / name, workers, progress)
+            found = write_some(source, numbers, source.labels[numbers], scratch / name, workers, progress)
             written.append(Written(str(output / name), *found))
     return written[0], written[1]
 
 
 def write_some(
-    source: FaceSource, numbers: np.ndarray, folder: Path, workers: int | None, progress: Progress
+    source: FaceSource,
+    numbers: np.ndarray,
+    label: np.ndarray,
+    folder: Path,
+    workers: int | None,
+    progress: Progress,
 ) -> tuple[int, int]:
-    """Write images (N,) of a source in this order, identities numbered anew; return how many of both."""
-    _, label = np.unique(source.labels[numbers], return_inverse=True)
+    """Write images (N,) of a source in this order under labels (N,), numbered anew; return how many of both."""
+    _, label = np.unique(label, return_inverse=True)
     counts = np.bincount(label)
     size = picture_size(source.read(int(numbers[0])))
     pictures = in_order(

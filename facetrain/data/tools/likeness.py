@@ -1,0 +1,86 @@
+"""How alike pictures and identities are, from the unit embeddings of a model."""
+
+# N pictures   K identities   D embedding
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from facetrain.errors import DataError
+
+_AT_ONCE = 1 << 25
+"""Similarities held at once: 128 MiB."""
+
+
+@dataclass(frozen=True)
+class Centres:
+    """The sums and the directions of the embeddings of each identity."""
+
+    total_KD: np.ndarray
+    unit_KD: np.ndarray
+    count_K: np.ndarray
+    spread: float
+    """Median length of an identity's mean embedding, of those with two pictures or more: 1 if all are equal."""
+
+
+def check_labelled(label_N: np.ndarray) -> None:
+    """Refuse pictures without identities.
+
+    Raises:
+        DataError: a label is below 0.
+    """
+    if not len(label_N) or label_N.min() < 0:
+        raise DataError(
+            "these pictures have no identities; give a dataset: records, or a folder per identity"
+        )
+
+
+def find_centres(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> Centres:
+    """Add up unit embeddings float32 (N, D) of each identity; one without pictures has a centre of zeros."""
+    order = np.argsort(label_N, kind="stable")
+    present, starts = np.unique(label_N[order], return_index=True)
+    total = np.zeros((num_classes, embedding_ND.shape[1]), np.float32)
+    if len(present):
+        total[present] = np.add.reduceat(embedding_ND[order], starts, axis=0)
+    count = np.bincount(label_N, minlength=num_classes)
+    length = np.linalg.norm(total, axis=1)
+    several = count > 1
+    spread = float(np.median(length[several] / count[several])) if several.any() else 1.0
+    return Centres(total, total / np.maximum(length, 1e-12)[:, None], count, spread)
+
+
+def own_similarity(embedding_ND: np.ndarray, label_N: np.ndarray, centres: Centres) -> np.ndarray:
+    """Compare each picture with the centre of the others of its identity: (N,), NaN where it is the only one."""
+    others = centres.total_KD[label_N] - embedding_ND
+    cosine = np.einsum("nd,nd->n", embedding_ND, others) / np.maximum(np.linalg.norm(others, axis=1), 1e-12)
+    return np.where(centres.count_K[label_N] > 1, cosine, np.nan)
+
+
+def best_other(
+    embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the most similar centre that is not its own, and how similar: (N,) each.
+
+    A label of −1 has no centre of its own.
+    """
+    identity, cosine = np.empty(len(embedding_ND), np.int64), np.empty(len(embedding_ND), np.float32)
+    rows = max(_AT_ONCE // len(unit_KD), 1)
+    for start in range(0, len(embedding_ND), rows):
+        part = slice(start, start + rows)
+        similar = embedding_ND[part] @ unit_KD.T
+        known = np.flatnonzero(label_N[part] >= 0)
+        similar[known, label_N[part][known]] = -2
+        identity[part] = similar.argmax(1)
+        cosine[part] = similar.max(1)
+    return identity, cosine
+
+
+def telling_apart(own_N: np.ndarray, other_N: np.ndarray) -> float:
+    """Find the similarity that best tells pictures' own identities from their most similar other ones."""
+    grid = np.arange(0.05, 0.96, 0.005)
+    own, other = np.sort(own_N[np.isfinite(own_N)]), np.sort(other_N)
+    right = 1 - np.searchsorted(own, grid) / max(len(own), 1) + np.searchsorted(other, grid) / len(other)
+    best = np.flatnonzero(right >= right.max() - 1e-9)
+    return float(grid[best[len(best) // 2]])

@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import decode_rgb
+from facetrain.data.tools.clean import Cleaning, clean, write_cleaned
+from facetrain.data.tools.likeness import best_other, find_centres, own_similarity
+from facetrain.data.tools.overlap import draw_pairs, overlap
+from facetrain.errors import DataError
+from tests.support.datasets import picture, write_records
+
+PEOPLE, EACH, SIZE = 40, 8, 64
+
+
+def unit(x):
+    return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture
+def faces():
+    """Embeddings of 40 people, 8 pictures each, cosine about 0.7 among a person's, and whose they are."""
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(PEOPLE), EACH)
+    centre = unit(rng.normal(size=(PEOPLE, SIZE)))
+    return unit(centre[person] + 0.08 * rng.normal(size=(len(person), SIZE))), person
+
+
+def found(cleaning, kind):
+    return [finding for finding in cleaning.findings if finding.kind == kind]
+
+
+def same_partition(one, other):
+    return (
+        len({*zip(one.tolist(), other.tolist(), strict=True)}) == len(np.unique(one)) == len(np.unique(other))
+    )
+
+
+def test_right_labels_are_left_alone(faces):
+    cleaning = clean(*faces)
+    assert cleaning.findings == [] and same_partition(cleaning.label_N, faces[1])
+
+
+def test_pictures_under_a_wrong_label_go_to_whom_they_show(faces):
+    embedding, person = faces
+    label = person.copy()
+    label[[3, 50, 90]] = [7, 8, 9]
+    cleaning = clean(embedding, label)
+    assert {one.picture: (one.identity, one.other) for one in found(cleaning, "moved")} == {
+        3: (7, 0), 50: (8, 6), 90: (9, 11),
+    }  # fmt: skip
+    assert same_partition(cleaning.label_N, person)
+
+
+def test_one_person_under_two_identities_becomes_one(faces):
+    embedding, person = faces
+    label = person.copy()
+    label[4:8] = PEOPLE
+    cleaning = clean(embedding, label)
+    assert [(one.identity, one.other) for one in cleaning.findings if one.kind == "same"] == [(0, PEOPLE)]
+    assert same_partition(cleaning.label_N, person)
+
+
+def test_two_people_under_one_identity_become_two(faces):
+    embedding, person = faces
+    label = np.where(person == 5, 2, person)
+    cleaning = clean(embedding, label)
+    assert [one.identity for one in cleaning.findings] == [2] and cleaning.findings[0].kind == "mixed"
+    assert same_partition(cleaning.label_N, person)
+
+
+def test_a_picture_of_nobody_is_left_out(faces):
+    embedding, person = faces
+    embedding[10] = unit(np.random.default_rng(9).normal(size=SIZE))
+    cleaning = clean(embedding, person)
+    assert [one.picture for one in found(cleaning, "stranger")] == [10]
+    assert np.flatnonzero(cleaning.label_N < 0).tolist() == [10]
+
+
+def test_a_single_picture_of_an_identity_is_not_judged(faces):
+    embedding, person = faces
+    alone = np.append(np.arange(0, 10 * EACH), 10 * EACH)
+    assert clean(embedding[alone], person[alone]).findings == []
+
+
+def test_a_cleaned_dataset_is_written_with_the_labels_that_were_found(tmp_path):
+    data = write_records(tmp_path / "data", [0, 0, 1, 2, 2])
+    cleaning = Cleaning(0.5, [], np.array([0, 0, 0, -1, 2]))
+    written = write_cleaned(data, cleaning, tmp_path / "out")
+    assert (written.identities, written.images) == (2, 4)
+    source = open_source(tmp_path / "out")
+    assert source.labels.tolist() == [0, 0, 0, 1] and source.read(3) == picture(5)
+    with pytest.raises(DataError, match="no picture is like"):
+        write_cleaned(data, Cleaning(0.5, [], np.full(5, -1)), tmp_path / "none")
+
+
+def test_similarities_are_those_of_the_definition_in_chunks_too(faces, monkeypatch):
+    embedding, person = faces
+    centres = find_centres(embedding, person, PEOPLE + 1)
+    assert not centres.unit_KD[PEOPLE].any()
+    own = own_similarity(embedding, person, centres)
+    expected = unit(embedding[1:EACH].sum(0)) @ embedding[0]
+    assert own[0] == pytest.approx(expected, abs=1e-5)
+    monkeypatch.setattr("facetrain.data.tools.likeness._AT_ONCE", 7 * PEOPLE)
+    identity, cosine = best_other(embedding, person, centres.unit_KD)
+    similar = embedding @ centres.unit_KD.T
+    similar[np.arange(len(person)), person] = -2
+    assert (identity == similar.argmax(1)).all()
+    np.testing.assert_allclose(cosine, similar.max(1), rtol=1e-5)
+
+
+def test_people_whom_a_test_set_has_too_are_found_and_nobody_else(faces):
+    embedding, person = faces
+    trained, shared = (person < 30) & (np.arange(len(person)) % EACH < 5), np.isin(person, [3, 17])
+    tested = (shared & ~trained) | (person >= 35)
+    _, both = overlap(embedding[trained], person[trained], embedding[tested])
+    assert sorted(one.identity for one in both) == [3, 17]
+    numbers, test_person = person[trained], person[tested]
+    for one in both:
+        assert numbers[one.picture] == test_person[one.test_picture] == one.identity
+        assert one.test_pictures == 3
+
+
+def test_pictures_without_identities_are_refused(faces):
+    for tool in (lambda e, y: clean(e, y), lambda e, y: overlap(e, y, e)):
+        with pytest.raises(DataError, match="no identities"):
+            tool(faces[0], np.full(len(faces[0]), -1))
+
+
+def test_pairs_are_drawn_side_by_side(tmp_path):
+    draw_pairs([(0, 1), (2, 3)], picture, picture, tmp_path / "pairs.png", columns=1, size=16)
+    sheet = decode_rgb((tmp_path / "pairs.png").read_bytes(), where="x")
+    assert (sheet[18:34, 16:32] == decode_rgb(picture(3), where="x")).all()
