@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +17,16 @@ from torch import Tensor
 from facetrain.counter import key_of
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
-from facetrain.head.margin import Margin
+from facetrain.head.combined import Margin
+from facetrain.head.objective import Softmax
+from facetrain.head.own import OwnClass
 from facetrain.head.rows import RowOptimizer
 from facetrain.head.sampling import sample_classes
 from facetrain.head.shard import shard_classes
 from facetrain.head.storage import Rows, RowTable
+from facetrain.head.sub_centres import SubCentres
 from facetrain.head.sweep import Sweep, sharded_cross_entropy
+from facetrain.head.threshold import LearnedThreshold
 
 _INIT_BLOCK = 4096
 _INIT_STD = 0.01
@@ -42,6 +48,11 @@ class MarginHead:
         margin: Margin,
         rank: int = 0,
         world_size: int = 1,
+        loss: str = "softmax",
+        negative_weight: float = 1.0,
+        sub_centres: int = 1,
+        drop_from_step: int | None = None,
+        drop_angle: float = 180.0,
         sample_rate: float = 1.0,
         seed: int = 0,
         optimizer: str = "sgd",
@@ -66,24 +77,35 @@ class MarginHead:
         self._device = device or torch.device("cpu")
         own = folder / f"rank_{rank:05d}" if folder else None
         self.weight = RowTable(
-            (self.shard.size, embedding_size),
+            (self.shard.size, sub_centres * embedding_size),
             weight_dtype,
             self._device,
             placement=placement,
             path=own / "weight.bin" if own else None,
         )
+        rules: dict[str, Any] = {
+            "name": optimizer,
+            "momentum": momentum,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         self._optimizer = RowOptimizer(
             self.weight,
-            name=optimizer,
-            momentum=momentum,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
             momentum_dtype=momentum_dtype,
             placement=placement,
             folder=own,
             seed=key_of(seed, 1),
+            **rules,
         )
+        self._sub_centres = SubCentres(
+            self.shard.size, sub_centres, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
+        )
+        self._threshold: LearnedThreshold | None = None
+        if loss == "unified":
+            # As many negatives as a sample meets decide where the threshold starts.
+            start = math.log(max(num_classes * sample_rate, 1) * 10)
+            self._threshold = LearnedThreshold(start, negative_weight, weight_dtype, self._device, rules)
         self._step = 0
         self._gradient = _GradientRows()
         self._initialise()
@@ -92,6 +114,8 @@ class MarginHead:
         """Choose the sample of a step: it depends on (seed, step, class), not on the number of ranks."""
         self._step = step
         self._optimizer.begin_step(step, self._rank)
+        self._margin.begin_step(step)
+        self._sub_centres.begin_step(step)
 
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the mean loss over the global batch; a scalar, the same on every rank.
@@ -104,30 +128,39 @@ class MarginHead:
         """
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
-        compute = torch.promote_types(embedding_BD.dtype, torch.float32)
-        unit_GD = collectives.gather_rows(F.normalize(embedding_BD.to(compute)))
+        unit_GD, norm_G = self._gather(embedding_BD)
         label_G = collectives.gather(label_B).flatten()
-        index_S, target_G = self._place(label_G)
+        index_S, place_G = self._place(label_G)
+        width = self.weight.data.shape[1]
         sweep = Sweep(
             weight=self.weight,
             index_S=index_S,
-            target_G=target_G,
+            place_G=place_G,
             margin=self._margin,
-            chunk_size=self._chunk_size or _chunk_for(len(unit_GD), self.embedding_size, self._device),
+            objective=self._threshold.objective if self._threshold else Softmax(),
+            chunk_size=self._chunk_size
+            or _chunk_for(len(unit_GD) * (width // self.embedding_size), width, self._device),
             take_gradient=self._update_now if self.fused else self._gradient.add,
+            finish=self._finish,
             product_dtype=self._product_dtype,
+            dominant=self._sub_centres.dominant,
+            least_cos=self._sub_centres.least_cos,
         )
-        return sharded_cross_entropy(unit_GD, sweep)
+        return sharded_cross_entropy(unit_GD, norm_G, sweep)
 
     def step(self, grad_scale: float = 1.0) -> None:
         """Update the centres by the gradient collected since the last step, `grad_scale` times too large."""
         valid = torch.ones((), dtype=torch.bool, device=self._device)
         for rows, gradient in self._gradient.take():
             self._optimizer.update(rows, gradient / grad_scale, self.lr, valid)
+        if self._threshold:
+            self._threshold.step(self.lr, valid, grad_scale)
 
     def discard(self) -> None:
         """Forget the gradient collected since the last step."""
         self._gradient.take()
+        if self._threshold:
+            self._threshold.discard()
 
     def check_labels(self, labels: np.ndarray) -> None:
         """Make sure that every label is a class.
@@ -144,7 +177,11 @@ class MarginHead:
 
     def row_state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
-        return {"weight": self.weight.data} | {name: t.data for name, t in self._optimizer.tables.items()}
+        return {
+            "weight": self.weight.data,
+            **{name: table.data for name, table in self._optimizer.tables.items()},
+            **self._sub_centres.row_state(),
+        }
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         """Take over saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
@@ -152,6 +189,26 @@ class MarginHead:
             for start in range(self.shard.start, self.shard.stop, 1 << 16):
                 stop = min(start + (1 << 16), self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what else a checkpoint must hold: averages and thresholds, the same on every rank."""
+        return self._margin.state() | (self._threshold.state() if self._threshold else {})
+
+    def load_state(self, saved: dict[str, Tensor]) -> None:
+        """Take over what `state` returned; what is not in `saved` stays as it is."""
+        for name, tensor in self.state().items():
+            if name in saved:
+                tensor.copy_(saved[name])
+
+    def _gather(self, embedding_BD: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the unit embeddings of all ranks, and their lengths where the margin sees them."""
+        embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
+        unit_BD = F.normalize(embedding_BD)
+        if not self._margin.sees_norms:
+            return collectives.gather_rows(unit_BD), None
+        norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
+        both_GX = collectives.gather_rows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
+        return both_GX[:, :-1], both_GX[:, -1]
 
     def _place(self, label_G: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the sample, and where in it each label of this rank lies (−1: on another rank)."""
@@ -165,12 +222,19 @@ class MarginHead:
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
         self._optimizer.update(rows, gradient, self.lr, finite)
 
+    def _finish(self, own: OwnClass, index_S: Tensor | None, finite: Tensor) -> None:
+        self._sub_centres.count(own, index_S, finite)
+        if self._threshold and self.fused:
+            self._threshold.step(self.lr, finite)
+
     def _initialise(self) -> None:
         """Draw centres from N(0, 0.01²): by blocks of classes, so that they do not depend on the shards."""
         first = self.shard.start // _INIT_BLOCK
         for block in range(first, -(-self.shard.stop // _INIT_BLOCK)):
             generator = torch.Generator().manual_seed(key_of(self._seed, 2, block) & (2**63 - 1))
-            rows = torch.empty(_INIT_BLOCK, self.embedding_size).normal_(0, _INIT_STD, generator=generator)
+            rows = torch.empty(_INIT_BLOCK, self.weight.data.shape[1]).normal_(
+                0, _INIT_STD, generator=generator
+            )
             start = max(block * _INIT_BLOCK, self.shard.start)
             stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
             values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]

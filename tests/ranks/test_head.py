@@ -11,6 +11,7 @@ from facetrain.head.margin_head import MarginHead
 from facetrain.head.sampling import sample_classes
 from facetrain.head.shard import ClassShard
 from tests.support.dense_head import MARGINS, dense_loss
+from tests.support.dense_variants import VARIANTS
 from tests.support.ranks import run_ranks
 
 CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 3
@@ -101,3 +102,80 @@ def test_bytes_per_step_are_those_of_the_formula_whatever_the_number_of_classes(
         local = BATCH // 2
         expected = local * SIZE * 8 + local * 8 + 3 * BATCH * 8 + BATCH * SIZE * 8
         assert {case[3] for case in result} == {expected}
+
+
+VARIANT_CASES = [(name, rate) for name in VARIANTS for rate in (1.0, 0.4)]
+
+
+def train_variants():
+    """Run every kind of head; return losses, the backbone and the centres of each."""
+    rank, world_size = collectives.rank(), collectives.world_size()
+    results = []
+    for name, rate in VARIANT_CASES:
+        net = make_net()
+        wrapped = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        head = MarginHead(
+            embedding_size=SIZE, num_classes=CLASSES, margin=VARIANTS[name].build_margin(), rank=rank, seed=3,
+            world_size=world_size, sample_rate=rate, weight_decay=0.01, chunk_size=4,
+            weight_dtype=torch.float64, momentum_dtype=torch.float64, **VARIANTS[name].head,
+        )  # fmt: skip
+        head.lr = 0.1
+        losses = []
+        for step in range(STEPS):
+            image, label = batch(step)
+            mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
+            head.begin_step(step)
+            loss = head(wrapped(image[mine]), label[mine])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        results.append((losses, net.state_dict(), head.weight.data, head.state()))
+    return results
+
+
+def train_dense_variant(name, rate):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    variant = VARIANTS[name]
+    oracle = variant.oracle(CLASSES, rate)
+    head = MarginHead(
+        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(), seed=3, weight_dtype=torch.float64,
+        sub_centres=variant.columns,
+    )  # fmt: skip
+    moving = [head.weight.data.clone().requires_grad_(), *oracle.parameters()]
+    momenta = [torch.zeros_like(tensor) for tensor in moving]
+    losses = []
+    for step in range(STEPS):
+        image, label = batch(step)
+        rows = torch.arange(CLASSES)
+        if rate < 1:
+            rows = sample_classes(ClassShard(0, CLASSES), label, rate, seed=3, step=step)
+        optimizer.zero_grad()
+        loss = oracle.loss(net(image), moving[0][rows], torch.searchsorted(rows, label), rows, step)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for tensor, momentum in zip(moving, momenta, strict=True):
+                of = rows if tensor is moving[0] else ...
+                momentum[of] = 0.9 * momentum[of] + tensor.grad[of] + 0.01 * tensor[of]
+                tensor[of] -= 0.1 * momentum[of]
+                tensor.grad = None
+        losses.append(loss.item())
+    return losses, net.state_dict(), moving[0].detach()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_other_margin_and_loss_on_ranks_equals_its_equation(world_size):
+    ranks = run_ranks(world_size, train_variants)
+    for number, (name, rate) in enumerate(VARIANT_CASES):
+        losses, state, weight = train_dense_variant(name, rate)
+        results = [results[number] for results in ranks]
+        for result in results:
+            assert result[0] == pytest.approx(losses, rel=1e-9), (name, rate)
+            assert result[0] == results[0][0], "the loss must be the same number on every rank"
+            torch.testing.assert_close(result[1], state)
+            for key, value in result[3].items():
+                assert torch.equal(value, results[0][3][key]), f"{key} must be the same on every rank"
+        torch.testing.assert_close(torch.cat([result[2] for result in results]), weight)

@@ -1,0 +1,177 @@
+"""Oracles of the head's other losses: one process, all logits, float64, autograd, from the papers' equations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
+
+from facetrain.counter import key_of, normal
+from facetrain.head.margin import build_margin
+
+SCALE = 16.0
+
+
+class DenseVariant:
+    """The loss of one kind of head as a function of embeddings, centres and labels; it keeps what the kind keeps."""
+
+    def loss(self, embedding: Tensor, weight: Tensor, label: Tensor, classes: Tensor, step: int) -> Tensor:
+        """Return the mean loss; `weight` and `label` are of the sampled `classes` alone."""
+        raise NotImplementedError
+
+    def parameters(self) -> list[Tensor]:
+        """Return what is learned beside the centres."""
+        return []
+
+
+def cosines(embedding: Tensor, weight: Tensor) -> Tensor:
+    return normalize(embedding) @ normalize(weight).T
+
+
+def with_target(cos: Tensor, label: Tensor, target: Tensor) -> Tensor:
+    own = one_hot(label, cos.shape[1]).bool()
+    return torch.where(own, target[:, None], cos)
+
+
+def own_of(cos: Tensor, label: Tensor) -> Tensor:
+    return cos.gather(1, label[:, None])[:, 0]
+
+
+class DenseAdaFace(DenseVariant):
+    def __init__(self) -> None:
+        self.mean, self.deviation = 20.0, 100.0
+
+    def loss(self, embedding, weight, label, classes, step):
+        norm = embedding.detach().norm(dim=1).clip(0.001, 100)
+        self.mean = 0.3 * norm.mean().item() + 0.7 * self.mean
+        self.deviation = 0.3 * norm.std().item() + 0.7 * self.deviation
+        quality = ((norm - self.mean) / (self.deviation + 1e-3) * 0.333).clip(-1, 1)
+        cos = cosines(embedding, weight)
+        angle = (torch.arccos(own_of(cos, label)) - 0.4 * quality).clip(1e-3, math.pi - 1e-3)
+        target = torch.cos(angle) - (0.4 * quality + 0.4)
+        return cross_entropy(SCALE * with_target(cos, label, target), label)
+
+
+class DenseMagFace(DenseVariant):
+    def loss(self, embedding, weight, label, classes, step):
+        norm = embedding.norm(dim=1).clamp(1.5, 3.0)
+        margin = (0.8 - 0.45) / (3.0 - 1.5) * (norm - 1.5) + 0.45
+        cos = cosines(embedding, weight)
+        own = own_of(cos, label)
+        target = torch.where(own > 0, torch.cos(torch.arccos(own) + margin), own)
+        regular = 2.0 * (norm / 3.0**2 + 1 / norm).mean()
+        return cross_entropy(SCALE * with_target(cos, label, target), label) + regular
+
+
+class DenseCurricularFace(DenseVariant):
+    def __init__(self) -> None:
+        self.t = 0.0
+
+    def loss(self, embedding, weight, label, classes, step):
+        cos = cosines(embedding, weight)
+        own = own_of(cos, label)
+        self.t = 0.3 * own.mean().item() + 0.7 * self.t
+        shifted = torch.cos(torch.arccos(own) + 0.5)
+        target = torch.where(torch.arccos(own) + 0.5 > math.pi, own - 0.5 * math.sin(0.5), shifted)
+        hard = torch.where(cos > shifted.detach()[:, None], cos * (self.t + cos), cos)
+        return cross_entropy(SCALE * with_target(hard, label, target), label)
+
+
+class DenseElasticFace(DenseVariant):
+    def __init__(self, arc: bool) -> None:
+        self.arc = arc
+
+    def loss(self, embedding, weight, label, classes, step):
+        cos = cosines(embedding, weight)
+        drawn = 0.2 * normal(torch.arange(len(label)), key_of(9, step, 0))
+        own = own_of(cos, label)
+        target = torch.cos(torch.arccos(own) + 0.5 + drawn) if self.arc else own - 0.35 - drawn
+        return cross_entropy(SCALE * with_target(cos, label, target), label)
+
+
+class DenseUniFace(DenseVariant):
+    def __init__(self, num_classes: int, rate: float) -> None:
+        self.bias = torch.tensor(math.log(num_classes * rate * 10), dtype=torch.float64, requires_grad=True)
+
+    def loss(self, embedding, weight, label, classes, step):
+        cos = cosines(embedding, weight)
+        own = one_hot(label, cos.shape[1]).bool()
+        positive = softplus(self.bias - SCALE * (cos - 0.4))
+        negative = 0.7 * softplus(SCALE * cos - self.bias)
+        return torch.where(own, positive, negative).sum(1).mean()
+
+    def parameters(self):
+        return [self.bias]
+
+
+class DenseSubCentres(DenseVariant):
+    """Three sub-centres; from step 2 on the dominant one alone, without images further than 100° from it."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.hits = torch.zeros(num_classes, 3, dtype=torch.float64)
+
+    def loss(self, embedding, weight, label, classes, step):
+        cos_all = torch.einsum(
+            "gd,knd->gkn", normalize(embedding), normalize(weight.view(len(weight), 3, -1), dim=2)
+        )
+        if step < 2:
+            cos = cos_all.amax(2)
+            nearest = cos_all.gather(1, label[:, None, None].expand(-1, 1, 3))[:, 0].argmax(1)
+            self.hits.index_put_(
+                (classes[label], nearest), torch.ones(len(label), dtype=torch.float64), accumulate=True
+            )
+            weight_of = torch.ones(len(label), dtype=torch.float64)
+        else:
+            dominant = self.hits[classes].argmax(1)
+            cos = cos_all.gather(2, dominant[None, :, None].expand(len(label), -1, 1))[..., 0]
+            weight_of = (own_of(cos, label) >= math.cos(math.radians(100))).double()
+        target = torch.cos(torch.arccos(own_of(cos, label)) + 0.5)
+        each = cross_entropy(SCALE * with_target(cos, label, target), label, reduction="none")
+        return (each * weight_of).sum() / weight_of.sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kind of head: how facetrain builds it, and its oracle."""
+
+    margin: dict[str, Any]
+    oracle: Callable[[int, float], DenseVariant]
+    head: dict[str, Any]
+    columns: int = 1
+    """Numbers of the centres' table per number of an embedding."""
+
+    def build_margin(self) -> Any:
+        return build_margin(scale=SCALE, seed=9, **self.margin)
+
+
+VARIANTS = {
+    "adaface": Variant({"type": "adaface", "average": 0.3}, lambda classes, rate: DenseAdaFace(), {}),
+    "magface": Variant(
+        {"type": "magface", "norms": (1.5, 3.0), "norm_weight": 2.0}, lambda classes, rate: DenseMagFace(), {}
+    ),
+    "curricularface": Variant(
+        {"type": "curricularface", "average": 0.3}, lambda classes, rate: DenseCurricularFace(), {}
+    ),
+    "elastic arcface": Variant(
+        {"type": "elastic_arcface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(arc=True), {}
+    ),
+    "elastic cosface": Variant(
+        {"type": "elastic_cosface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(arc=False), {}
+    ),
+    "uniface": Variant(
+        {"type": "cosface", "m3": 0.4},
+        lambda classes, rate: DenseUniFace(classes, rate),
+        {"loss": "unified", "negative_weight": 0.7},
+    ),
+    "sub-centres": Variant(
+        {"type": "arcface", "m2": 0.5},
+        lambda classes, rate: DenseSubCentres(classes),
+        {"sub_centres": 3, "drop_from_step": 2, "drop_angle": 100.0},
+        columns=3,
+    ),
+}

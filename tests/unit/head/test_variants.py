@@ -1,0 +1,127 @@
+"""Every margin and loss beside the plain ones, against its equation in float64."""
+
+import pytest
+import torch
+
+from facetrain.errors import ConfigError
+from facetrain.head.margin import build_margin
+from facetrain.head.margin_head import MarginHead
+from facetrain.head.sampling import sample_classes
+from facetrain.head.shard import ClassShard
+from tests.support.dense_variants import VARIANTS
+
+CLASSES, SIZE, BATCH = 23, 8, 12
+
+
+def make_head(name, rate=1.0, **options):
+    variant = VARIANTS[name]
+    given = {
+        "weight_dtype": torch.float64,
+        "momentum_dtype": torch.float64,
+        "weight_decay": 0.01,
+        "chunk_size": 5,
+    }
+    head = MarginHead(
+        embedding_size=SIZE, num_classes=CLASSES, margin=variant.build_margin(), sample_rate=rate, seed=3,
+        **given | variant.head | options,
+    )  # fmt: skip
+    head.lr = 0.1
+    return head
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
+    return embedding.requires_grad_(), torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_loss_gradients_and_updates_equal_the_papers_equations(name, rate):
+    head, oracle = make_head(name, rate), VARIANTS[name].oracle(CLASSES, rate)
+    weight = head.weight.data.clone().requires_grad_()
+    moving = [weight, *oracle.parameters()]
+    momenta = [torch.zeros_like(tensor) for tensor in moving]
+    for step in range(4):
+        embedding, label = batch(step)
+        reference = embedding.detach().clone().requires_grad_()
+        head.begin_step(step)
+        loss = head(embedding, label)
+        loss.backward()
+        rows = torch.arange(CLASSES)
+        if rate < 1:
+            rows = sample_classes(ClassShard(0, CLASSES), label, rate, seed=3, step=step)
+        expected = oracle.loss(reference, weight[rows], torch.searchsorted(rows, label), rows, step)
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(embedding.grad, reference.grad)
+        with torch.no_grad():
+            for tensor, momentum in zip(moving, momenta, strict=True):
+                of = rows if tensor is weight else ...
+                momentum[of] = 0.9 * momentum[of] + tensor.grad[of] + 0.01 * tensor[of]
+                tensor[of] -= 0.1 * momentum[of]
+                tensor.grad = None
+        torch.testing.assert_close(head.weight.data, weight.detach())
+        for parameter in oracle.parameters():
+            torch.testing.assert_close(head.state()["threshold"].view(()), parameter.detach())
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_a_head_whose_state_is_loaded_goes_on_as_the_saved_one(name):
+    saved, loaded = make_head(name), make_head(name)
+    for step in range(3):
+        saved.begin_step(step)
+        saved(*batch(step)).backward()
+    loaded.load_rows(lambda table, start, stop: saved.row_state()[table][start:stop])
+    loaded.load_state({key: tensor.clone() for key, tensor in saved.state().items()})
+    losses = []
+    for head in (saved, loaded):
+        head.begin_step(3)
+        loss = head(*batch(3))
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    assert torch.equal(saved.weight.data, loaded.weight.data)
+
+
+@pytest.mark.parametrize("name", ["uniface", "sub-centres", "magface"])
+def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
+    whole, parts = make_head(name), make_head(name, fused=False)
+    for step in range(2):
+        for head in (whole, parts):
+            head.begin_step(step)
+        embedding, label = batch(step)
+        whole(embedding, label).backward()
+        for half in (slice(0, 6), slice(6, 12)):
+            (parts(embedding[half], label[half]) / 2 * 1024).backward()
+        parts.step(1024.0)
+    torch.testing.assert_close(parts.weight.data, whole.weight.data)
+    for key, tensor in whole.state().items():
+        torch.testing.assert_close(parts.state()[key], tensor)
+
+
+def test_a_discarded_step_leaves_the_threshold_where_it_was():
+    head = make_head("uniface", fused=False)
+    before = head.state()["threshold"].clone()
+    head(*batch(0)).backward()
+    head.discard()
+    head.step()
+    assert torch.equal(head.state()["threshold"], before)
+
+
+@pytest.mark.parametrize("name", ["adaface", "curricularface"])
+def test_a_batch_that_is_not_finite_does_not_spoil_the_averages(name):
+    head = make_head(name)
+    head(*batch(0)).backward()
+    before = {key: tensor.clone() for key, tensor in head.state().items()}
+    embedding, label = batch(1)
+    head(embedding * float("nan"), label).backward()
+    assert all(torch.equal(head.state()[key], tensor) for key, tensor in before.items())
+
+
+def test_margins_take_their_published_numbers_where_none_are_given():
+    assert (build_margin("arcface").m2, build_margin("cosface").m3) == (0.5, 0.4)
+    assert (build_margin("adaface").m2, build_margin("curricularface").m2) == (0.4, 0.5)
+    assert (build_margin("elastic_arcface").m2, build_margin("elastic_cosface").m3) == (0.5, 0.35)
+    with pytest.raises(ConfigError, match="'uniface' does not exist; there are arcface"):
+        build_margin("uniface")
