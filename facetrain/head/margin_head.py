@@ -20,10 +20,11 @@ from facetrain.errors import DataError
 from facetrain.head.combined import Margin
 from facetrain.head.objective import Softmax
 from facetrain.head.own import OwnClass
-from facetrain.head.rows import RowOptimizer
-from facetrain.head.sampling import sample_classes
+from facetrain.head.placement import Tables
+from facetrain.head.rows import RowOptimizer, moment_layout
+from facetrain.head.sampling import drawn_classes
 from facetrain.head.shard import shard_classes
-from facetrain.head.storage import Rows, RowTable
+from facetrain.head.storage import Rows
 from facetrain.head.sub_centres import SubCentres
 from facetrain.head.sweep import Sweep, sharded_cross_entropy
 from facetrain.head.threshold import LearnedThreshold
@@ -75,14 +76,16 @@ class MarginHead:
         self._rank, self._margin, self._rate, self._seed = rank, margin, sample_rate, seed
         self._chunk_size, self._product_dtype = chunk_size, product_dtype
         self._device = device or torch.device("cpu")
-        own = folder / f"rank_{rank:05d}" if folder else None
-        self.weight = RowTable(
-            (self.shard.size, sub_centres * embedding_size),
-            weight_dtype,
+        width = sub_centres * embedding_size
+        moments = moment_layout(optimizer, width, momentum=momentum, dtype=momentum_dtype)
+        self._tables = Tables(
+            {"weight": (width, weight_dtype), **moments},
+            self.shard.size,
             self._device,
             placement=placement,
-            path=own / "weight.bin" if own else None,
+            folder=folder / f"rank_{rank:05d}" if folder else None,
         )
+        self.weight = self._tables.by_name["weight"]
         rules: dict[str, Any] = {
             "name": optimizer,
             "momentum": momentum,
@@ -90,14 +93,7 @@ class MarginHead:
             "eps": eps,
             "weight_decay": weight_decay,
         }
-        self._optimizer = RowOptimizer(
-            self.weight,
-            momentum_dtype=momentum_dtype,
-            placement=placement,
-            folder=own,
-            seed=key_of(seed, 1),
-            **rules,
-        )
+        self._optimizer = RowOptimizer(self._tables.by_name, self._device, seed=key_of(seed, 1), **rules)
         self._sub_centres = SubCentres(
             self.shard.size, sub_centres, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
         )
@@ -107,6 +103,7 @@ class MarginHead:
             start = math.log(max(num_classes * sample_rate, 1) * 10)
             self._threshold = LearnedThreshold(start, negative_weight, weight_dtype, self._device, rules)
         self._step = 0
+        self._draws: dict[int, Tensor] = {}
         self._gradient = _GradientRows()
         self._initialise()
 
@@ -115,6 +112,8 @@ class MarginHead:
         self._step = step
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
+        if self._rate < 1 and self._tables.want_notice:
+            self._tables.expect(self._drawn(step + 1))
         self._sub_centres.begin_step(step)
 
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
@@ -177,11 +176,8 @@ class MarginHead:
 
     def row_state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
-        return {
-            "weight": self.weight.data,
-            **{name: table.data for name, table in self._optimizer.tables.items()},
-            **self._sub_centres.row_state(),
-        }
+        tables = {name: table.data for name, table in self._tables.by_name.items()}
+        return tables | self._sub_centres.row_state()
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         """Take over saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
@@ -216,8 +212,16 @@ class MarginHead:
         local_G = torch.where(here_G, label_G - self.shard.start, -1)
         if self._rate >= 1:
             return None, local_G
-        index_S = sample_classes(self.shard, local_G[here_G], self._rate, seed=self._seed, step=self._step)
+        index_S = torch.cat([self._drawn(self._step), local_G[here_G]]).unique()
         return index_S, torch.where(here_G, torch.searchsorted(index_S, local_G), -1)
+
+    def _drawn(self, step: int) -> Tensor:
+        """Return the classes of a step's sample that do not hang on its batch, counted from the shard's start."""
+        if step not in self._draws:
+            drawn = drawn_classes(self.shard, self._rate, seed=self._seed, step=step, device=self._device)
+            self._draws = {known: rows for known, rows in self._draws.items() if known == step - 1}
+            self._draws[step] = drawn - self.shard.start
+        return self._draws[step]
 
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
         self._optimizer.update(rows, gradient, self.lr, finite)

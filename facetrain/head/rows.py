@@ -6,14 +6,40 @@ as in the first version of Partial FC.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from facetrain.counter import key_of
 from facetrain.errors import ConfigError
+from facetrain.head.placement import Layout
 from facetrain.head.storage import Rows, RowTable
+
+_BLOCK = 128
+"""Numbers that share a scale where momentum is held in 8 bits."""
+
+
+def moment_layout(name: str, columns: int, *, momentum: float, dtype: torch.dtype) -> Layout:
+    """Return the tables that an optimizer keeps beside a table of so many columns.
+
+    Raises:
+        ConfigError: it cannot keep them in that dtype.
+    """
+    if name == "adamw":
+        if dtype == torch.int8:
+            # A second moment spans many powers of ten, which 127 equal steps cannot tell from 0.
+            raise ConfigError("head.momentum_dtype int8 is for optim.name sgd; use bfloat16 with adamw")
+        # Each row counts its own steps, by which its moments are corrected.
+        return {
+            "first_moment": (columns, dtype),
+            "second_moment": (columns, dtype),
+            "steps": (1, torch.float32),
+        }
+    if not momentum:
+        return {}
+    layout = {"momentum": (columns, dtype)}
+    if dtype == torch.int8:
+        layout["momentum_scale"] = (columns // _BLOCK if columns % _BLOCK == 0 else 1, torch.float32)
+    return layout
 
 
 class RowOptimizer:
@@ -21,48 +47,27 @@ class RowOptimizer:
 
     def __init__(
         self,
-        weight: RowTable,
+        tables: dict[str, RowTable],
+        device: torch.device,
         *,
         name: str = "sgd",
         momentum: float = 0.9,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        momentum_dtype: torch.dtype = torch.float32,
-        placement: str = "device",
-        folder: Path | None = None,
         seed: int = 0,
     ) -> None:
-        self.weight = weight
+        """`tables`: the weight, and what `moment_layout` says."""
+        self.tables, self._device = tables, device
         self._adamw = name == "adamw"
         self._momentum, self._betas, self._eps, self._decay = momentum, betas, eps, weight_decay
         self._seed = seed
         self._generator: torch.Generator | None = None
-        shape, device = tuple(weight.data.shape), weight._device
-
-        def table(what: str, size: tuple[int, ...], dtype: torch.dtype) -> RowTable:
-            path = folder / f"{what}.bin" if folder else None
-            return RowTable(size, dtype, device, placement=placement, path=path)
-
-        self.tables: dict[str, RowTable] = {}
-        if self._adamw:
-            if momentum_dtype == torch.int8:
-                # A second moment spans many powers of ten, which 127 equal steps cannot tell from 0.
-                raise ConfigError("head.momentum_dtype int8 is for optim.name sgd; use bfloat16 with adamw")
-            # Each row counts its own steps, by which its moments are corrected.
-            self.tables = {
-                name: table(name, shape, momentum_dtype) for name in ("first_moment", "second_moment")
-            }
-            self.tables["steps"] = RowTable((shape[0], 1), torch.float32, device)
-        elif momentum:
-            self.tables = {"momentum": table("momentum", shape, momentum_dtype)}
-            if scale := self.tables["momentum"].scale:
-                self.tables["momentum_scale"] = scale
 
     def begin_step(self, step: int, rank: int) -> None:
         """Start the step's random numbers, by which storage in few bits is rounded."""
-        if any(t.data.dtype in (torch.bfloat16, torch.int8) for t in (self.weight, *self.tables.values())):
-            self._generator = torch.Generator(self.weight._device)
+        if any(t.data.dtype in (torch.bfloat16, torch.int8) for t in self.tables.values()):
+            self._generator = torch.Generator(self._device)
             self._generator.manual_seed(key_of(self._seed, step, rank) & (2**63 - 1))
 
     def update(self, rows: Rows, gradient: Tensor, lr: float, valid: Tensor) -> None:
@@ -77,9 +82,9 @@ class RowOptimizer:
                 return
         else:
             gradient, now = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
-        weight = self.weight.fetch(rows).to(gradient.dtype)
+        weight = self.tables["weight"].fetch(rows).to(gradient.dtype)
         (self._adamw_step if self._adamw else self._sgd_step)(rows, weight, gradient, lr, now)
-        self.weight.store(rows, weight, self._generator)
+        self.tables["weight"].store(rows, weight, self._generator)
 
     def _sgd_step(self, rows: Rows, weight: Tensor, gradient: Tensor, lr: float, now: float | Tensor) -> None:
         direction = gradient

@@ -1,49 +1,21 @@
-"""Where the rows of a head live: on the device, in the host's memory, or in a file mapped into it."""
+"""Tables of which a few rows at a time are brought to the device, changed and put back."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 from torch import Tensor
-
-from facetrain.errors import RunError
-
-_BLOCK = 128
-"""Numbers that share a scale where a table is held in 8 bits."""
 
 Rows = slice | Tensor
 """Consecutive rows, or chosen ones as an ascending int64 index."""
 
 
 class RowTable:
-    """A table (K, ...) of which a few rows at a time are brought to the device, changed and put back."""
+    """A table (K, ...) that may lie elsewhere than on the device, and may hold its numbers in fewer bits."""
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        placement: str = "device",
-        path: Path | None = None,
-    ) -> None:
-        self._device = device
-        self.scale: RowTable | None = None
-        if dtype == torch.int8:
-            blocks = shape[1] // _BLOCK if shape[1] % _BLOCK == 0 else 1
-            side = path.with_name(f"{path.stem}_scale.bin") if path else None
-            self.scale = RowTable((shape[0], blocks), torch.float32, device, placement=placement, path=side)
-        if placement == "disk":
-            if path is None:
-                raise RunError("head.placement is disk, and the run gave it no folder")
-            self.data = _mapped(path, shape, dtype)
-        elif placement == "host":
-            # Pinned, so that the copy to a GPU runs beside the computation.
-            self.data = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        else:
-            self.data = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, data: Tensor, device: torch.device, scale: RowTable | None = None) -> None:
+        self.data, self._device = data, device
+        self.scale = scale
+        """What 1 stands for in each block of an int8 table."""
 
     def fetch(self, rows: Rows) -> Tensor:
         """Return rows on the device. Consecutive rows may be the table itself; who changes them stores them."""
@@ -91,20 +63,3 @@ def _to_int8(x: Tensor, blocks: int, generator: torch.Generator | None) -> tuple
     noise = torch.rand(x_SBN.shape, device=x.device, generator=generator)
     units = (x_SBN / scale.clamp_min(1e-30)[..., None]).add_(noise).floor_().clamp_(-127, 127)
     return units.to(torch.int8).flatten(1), scale
-
-
-def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    count = 1
-    for length in shape:
-        count *= length
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("wb") as file:
-            # Reserved, not sparse: a disk that fills up later would end the process by SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, max(count * dtype.itemsize, 1))
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot reserve {count * dtype.itemsize / 2**30:.1f} GiB for centres: {error.strerror}; "
-            "free space, or name another disk"
-        ) from error
-    return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(shape)

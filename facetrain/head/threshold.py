@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from facetrain.head.objective import UnifiedThreshold
-from facetrain.head.rows import RowOptimizer
-from facetrain.head.storage import RowTable
+from facetrain.head.placement import Tables
+from facetrain.head.rows import RowOptimizer, moment_layout
 
 
 class LearnedThreshold:
@@ -23,10 +23,12 @@ class LearnedThreshold:
         device: torch.device,
         rules: dict[str, Any],
     ) -> None:
-        self._table = RowTable((1, 1), torch.promote_types(dtype, torch.float32), device)
-        self._table.data.fill_(start)
-        self._optimizer = RowOptimizer(self._table, momentum_dtype=self._table.data.dtype, **rules)
-        self.objective = UnifiedThreshold(self._table.data.view(()), negative_weight)
+        dtype = torch.promote_types(dtype, torch.float32)
+        moments = moment_layout(rules["name"], 1, momentum=rules["momentum"], dtype=dtype)
+        self._tables = Tables({"weight": (1, dtype), **moments}, 1, device).by_name
+        self._optimizer = RowOptimizer(self._tables, device, **rules)
+        threshold = self._tables["weight"].data.fill_(start)
+        self.objective = UnifiedThreshold(threshold.view(()), negative_weight)
 
     def step(self, lr: float, valid: Tensor, grad_scale: float = 1.0) -> None:
         """Move the threshold by the gradient collected since the last step, `grad_scale` times too large."""
@@ -40,5 +42,5 @@ class LearnedThreshold:
 
     def state(self) -> dict[str, Tensor]:
         """Return the threshold and what its optimizer keeps, for a checkpoint."""
-        tables = {"threshold": self._table, **self._optimizer.tables}
-        return {name if name == "threshold" else f"threshold_{name}": t.data for name, t in tables.items()}
+        names = {name: f"threshold_{name}" for name in self._tables} | {"weight": "threshold"}
+        return {names[name]: table.data for name, table in self._tables.items()}

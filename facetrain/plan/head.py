@@ -79,7 +79,7 @@ def head_bytes(shape: HeadShape) -> HeadBytes:
     moments = row * _BYTES[shape.momentum_dtype] * _MOMENTS[shape.optimizer]
     if shape.momentum_dtype == "int8":
         moments += 4 * shape.rows * -(-shape.embedding_size // _INT8_BLOCK)
-    sample = 0 if shape.sample_rate >= 1 else shape.rows + 8 * shape.sampled
+    sample = 0 if shape.sample_rate >= 1 else 16 * shape.sampled
     work = _gathered(shape) + sample + _chunk(shape) + _collected(shape)
     elsewhere = 0
     if shape.placement != "device":
@@ -88,19 +88,28 @@ def head_bytes(shape: HeadShape) -> HeadBytes:
 
 
 def _gathered(shape: HeadShape) -> int:
-    # Unit embeddings, their factor, their gradient.
-    return shape.global_batch * shape.embedding_size * (4 + _narrow(shape) + 4)
+    # Unit embeddings, their own centres, what they add to those, their gradient and a chunk's part of it; as
+    # factors of the products, unit embeddings (which float32 need not copy) and weighted ones.
+    factors = 2 * _narrow(shape) or 4
+    return shape.global_batch * shape.embedding_size * (5 * 4 + factors)
 
 
 def _chunk(shape: HeadShape) -> int:
+    """Return the most that one chunk takes: in its last product, in the step after it, or in its update."""
     logits = shape.global_batch * shape.chunk * (4 + _narrow(shape))
+    # A CPU's float32 product wants its first factor by rows, so it takes a copy.
+    turned = 0 if shape.cuda or _narrow(shape) else shape.global_batch * shape.chunk * 4
+    numbers = shape.chunk * shape.embedding_size
     factor = _narrow(shape) if shape.weight_dtype == "float32" else 0
     converted = 4 if shape.weight_dtype == "bfloat16" else 0
-    gradient = 4 if shape.fused else 0
-    # 4: a product that is summed over the row, while nothing is updated yet.
-    later = max(4, _update_per_number(shape)) if shape.fused else 4
-    per_number = _taken(shape) + factor + gradient + converted + later
-    return logits + shape.chunk * shape.embedding_size * per_number
+    # A gradient that waits for the end of the step is counted there.
+    held = numbers * (_taken(shape) + factor + (4 if shape.fused else 0))
+    # 4: a product that is summed over the row.
+    return max(
+        logits + turned + held,
+        logits + held + numbers * (converted + 4),
+        numbers * (4 + _update_per_number(shape)) if shape.fused else 0,
+    )
 
 
 def _collected(shape: HeadShape) -> int:

@@ -1,0 +1,134 @@
+"""Where the rows of a head live: on the device, in the host's memory, or in a file mapped into it."""
+
+# K this rank's classes
+
+from __future__ import annotations
+
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from facetrain.errors import RunError
+from facetrain.head.storage import RowTable
+
+Layout = dict[str, tuple[int, torch.dtype]]
+"""Name of a table -> numbers in a row of it, and how they are stored."""
+
+_ALIGNMENT = 64
+"""Bytes: rows start at a line of the processor's cache."""
+
+
+class Tables:
+    """The tables of one head by name, all in the same place."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        num_rows: int,
+        device: torch.device,
+        *,
+        placement: str = "device",
+        folder: Path | None = None,
+    ) -> None:
+        self._file: RowFile | None = None
+        if placement == "disk":
+            if folder is None:
+                raise RunError("head.placement is disk, and the run gave it no folder")
+            self._file = RowFile(folder / "rows.bin", num_rows, layout)
+            data = self._file.tables
+        else:
+            on_host = placement == "host"
+            # Pinned, so that the copy to a GPU runs beside the computation.
+            options = {"pin_memory": device.type == "cuda"} if on_host else {"device": device}
+            data = {
+                name: torch.zeros(num_rows, columns, dtype=dtype, **options)
+                for name, (columns, dtype) in layout.items()
+            }
+        plain = {name: RowTable(tensor, device) for name, tensor in data.items()}
+        self.by_name = {
+            name: RowTable(table.data, device, plain.get(f"{name}_scale")) for name, table in plain.items()
+        }
+
+    @property
+    def want_notice(self) -> bool:
+        """Whether it helps to say ahead of time which rows will be read."""
+        return self._file is not None
+
+    def expect(self, index: Tensor) -> None:
+        """Begin to read rows that will be needed soon; returns at once."""
+        if self._file is not None:
+            self._file.expect(index)
+
+
+class RowFile:
+    """A file of rows, each of which holds its numbers of all tables side by side.
+
+    A class's centre and momentum then come in one read of the disk. The file is mapped into memory:
+    what is used often stays in the kernel's cache, and changes reach the disk behind the program's back.
+    It is a place to work in, not a checkpoint.
+    """
+
+    def __init__(self, path: Path, num_rows: int, layout: Layout) -> None:
+        offsets, end = {}, 0
+        # The widest numbers first, so that all are aligned to their own width.
+        for name, (columns, dtype) in sorted(layout.items(), key=lambda item: -item[1][1].itemsize):
+            offsets[name], end = end, end + columns * dtype.itemsize
+        self._row_bytes = -(-end // _ALIGNMENT) * _ALIGNMENT
+        size = max(num_rows, 1) * self._row_bytes
+        self._descriptor = _reserve(path, size)
+        mapped = mmap.mmap(self._descriptor, size)
+        # A page fault would otherwise read the 32 pages around it, of which a sample needs one.
+        mapped.madvise(mmap.MADV_RANDOM)
+        rows = torch.frombuffer(mapped, dtype=torch.uint8).view(-1, self._row_bytes)[:num_rows]
+        self.tables = {
+            name: rows[:, offsets[name] : offsets[name] + columns * dtype.itemsize].view(dtype)
+            for name, (columns, dtype) in layout.items()
+        }
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rows")
+
+    def expect(self, index: Tensor) -> None:
+        """Have the kernel read rows (ascending) into its cache, many at a time, while the caller goes on."""
+        self._reader.submit(self._read_ahead, index)
+
+    def _read_ahead(self, index: Tensor) -> None:
+        if not len(index):
+            return
+        # Neighbours in one request.
+        first = torch.ones(len(index), dtype=torch.bool)
+        first[1:] = index.diff() > 1
+        starts = first.nonzero()[:, 0]
+        lengths = torch.cat([starts[1:], torch.tensor([len(index)])]) - starts
+        for start, length in zip(index[starts].tolist(), lengths.tolist(), strict=True):
+            os.posix_fadvise(
+                self._descriptor,
+                start * self._row_bytes,
+                length * self._row_bytes,
+                os.POSIX_FADV_WILLNEED,
+            )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_reader"):
+            self._reader.shutdown(wait=True, cancel_futures=True)
+            os.close(self._descriptor)
+
+
+def _reserve(path: Path, size: int) -> int:
+    """Create a file whose space is taken, and return its descriptor."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        # Not sparse: a disk that fills up later would end the process by SIGBUS.
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise RunError(
+            f"{path}: cannot reserve {size / 2**30:.1f} GiB for centres: {error.strerror}; "
+            "free space, or name another disk"
+        ) from error
+    return descriptor
