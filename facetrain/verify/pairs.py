@@ -20,6 +20,8 @@ class PairSet:
     images: list[bytes]
     same: np.ndarray
     """bool (pairs,)"""
+    subject: np.ndarray | None = None
+    """Who is in each picture, int (images,) from 0 without gaps, where something tells."""
 
 
 def load_pairs(target: str, folder: Path) -> PairSet:

@@ -68,3 +68,17 @@ def equal_error_rate(curve: Roc) -> float:
     before = after - 1
     share = -gap[before] / (gap[after] - gap[before])
     return float(curve.far[before] + share * (curve.far[after] - curve.far[before]))
+
+
+def threshold_at(curve: Roc, far: float) -> float:
+    """Return the lowest score from which on at most `far` of the impostor pairs are accepted.
+
+    Where that is none, it is the next number above the highest score.
+    """
+    index = int(np.searchsorted(curve.far, far * (1 + 1e-12), side="right")) - 1
+    return float(curve.threshold[index]) if index else float(np.nextafter(curve.threshold[1], np.inf))
+
+
+def eer_threshold(curve: Roc) -> float:
+    """Return the strictest score at which false accepts are at least as frequent as false rejects."""
+    return float(curve.threshold[int(np.argmax(curve.far >= 1 - curve.tar))])

@@ -1,0 +1,32 @@
+"""Who is in which picture, as far as a list of pairs tells."""
+
+# N things that are compared (pictures, templates)   P pairs
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+
+def subjects_of_pairs(
+    first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray, count: int
+) -> np.ndarray:
+    """Return whose each of `count` things is, by a number from 0 without gaps: int (N,).
+
+    Two things are of one subject if a chain of genuine pairs leads from one to the other. A subject whose
+    pictures no genuine pair connects counts as several; nobody is taken for another.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_array(
+        (np.ones(same_P.sum(), bool), (first_P[same_P], second_P[same_P])), shape=(count, count)
+    )
+    return connected_components(edges, directed=False)[1].astype(np.int64)
+
+
+def numbers_of(things: Sequence[Hashable]) -> np.ndarray:
+    """Return a number for each thing, the same for equal ones: int (N,), in the order of first appearance."""
+    seen: dict[Hashable, int] = {}
+    return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)

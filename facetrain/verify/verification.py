@@ -1,0 +1,49 @@
+"""A set of pairs, scored by the published protocol, with intervals and exact curves."""
+
+# P pairs   N pictures, two per pair   D embedding
+
+from __future__ import annotations
+
+import numpy as np
+
+from facetrain.verify.folds import squared_distances
+from facetrain.verify.pairs import PairSet
+from facetrain.verify.result import Result
+from facetrain.verify.scored import REPLICATES, ScoredPairs, add_folds, add_replicates, assess_pairs, folded
+from facetrain.verify.subjects import numbers_of, subjects_of_pairs
+
+
+def verification_result(
+    plain_ND: np.ndarray,
+    mirrored_ND: np.ndarray,
+    pairs: PairSet,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> tuple[Result, ScoredPairs]:
+    """Score a set from the embeddings of its pictures and of their mirror images, as the published numbers do."""
+    subject_N = pairs.subject if pairs.subject is not None else inferred_subjects(pairs)
+    scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
+    result = assess_pairs(scored, protocol="verification", replicates=replicates, seed=seed)
+    add_folds(result, scored, replicates=replicates, seed=seed)
+    alone = score_pairs(plain_ND, pairs.same, subject_N)
+    found, replicate = folded(alone, replicates=replicates, seed=seed)
+    result.metrics["accuracy_no_flip"] = found.mean
+    result.metrics["xnorm"] = float(np.linalg.norm(plain_ND, axis=1).mean())
+    add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} if replicate else {})
+    return result, scored
+
+
+def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndarray) -> ScoredPairs:
+    """Return the cosine similarity of rows 2i and 2i+1, in float64."""
+    # From the distance, not from the product: both must tell the same pairs apart, to the last bit.
+    score_P = 1 - squared_distances(np.asarray(embedding_ND, np.float64)) / 2
+    number_P = np.arange(len(same_P))
+    return ScoredPairs(score_P, same_P, 2 * number_P, 2 * number_P + 1, subject_N)
+
+
+def inferred_subjects(pairs: PairSet) -> np.ndarray:
+    """Return the subject of every picture of a set that names nobody: what genuine pairs and equal bytes connect."""
+    picture_N = numbers_of(pairs.images)
+    first_P, second_P = picture_N[0::2], picture_N[1::2]
+    return subjects_of_pairs(first_P, second_P, pairs.same, int(picture_N.max()) + 1)[picture_N]
