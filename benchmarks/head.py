@@ -43,7 +43,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "head_sampled": {"sample_rate": 0.1},
     "head_sampled_bf16": {"sample_rate": 0.1, "product_dtype": BF16},
     "head_sampled_1pct": {"sample_rate": 0.01},
-    "head_sampled_1pct_disk": {"sample_rate": 0.01, "placement": "disk"},
+    "head_sampled_1pct_disk": {"sample_rate": 0.01, "placement": "disk", "sample_block": 8},
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "plain_fp32": {},

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from facetrain.errors import DataError
 from facetrain.head.combined import Margin
 from facetrain.head.objective import Softmax
 from facetrain.head.own import OwnClass
-from facetrain.head.placement import Tables
+from facetrain.head.placement import RowTables, place_tables
 from facetrain.head.rows import RowOptimizer, moment_layout
-from facetrain.head.sampling import drawn_classes
+from facetrain.head.sampling import Sampler
 from facetrain.head.shard import shard_classes
+from facetrain.head.stage import Stage
 from facetrain.head.storage import Rows
 from facetrain.head.sub_centres import SubCentres
 from facetrain.head.sweep import Sweep, sharded_cross_entropy
@@ -55,6 +58,7 @@ class MarginHead:
         drop_from_step: int | None = None,
         drop_angle: float = 180.0,
         sample_rate: float = 1.0,
+        sample_block: int = 1,
         seed: int = 0,
         optimizer: str = "sgd",
         momentum: float = 0.9,
@@ -73,18 +77,20 @@ class MarginHead:
         self.num_classes, self.embedding_size = num_classes, embedding_size
         self.shard = shard_classes(num_classes, rank, world_size)
         self.fused, self.lr = fused, 0.0
-        self._rank, self._margin, self._rate, self._seed = rank, margin, sample_rate, seed
+        self._rank, self._margin, self._seed = rank, margin, seed
         self._chunk_size, self._product_dtype = chunk_size, product_dtype
         self._device = device or torch.device("cpu")
         width = sub_centres * embedding_size
         moments = moment_layout(optimizer, width, momentum=momentum, dtype=momentum_dtype)
-        self._tables = Tables(
+        self._tables = place_tables(
             {"weight": (width, weight_dtype), **moments},
             self.shard.size,
             self._device,
             placement=placement,
             folder=folder / f"rank_{rank:05d}" if folder else None,
         )
+        self._near = self._tables
+        """Where the step's rows are: these, or a copy of some on the device."""
         self.weight = self._tables.by_name["weight"]
         rules: dict[str, Any] = {
             "name": optimizer,
@@ -93,7 +99,17 @@ class MarginHead:
             "eps": eps,
             "weight_decay": weight_decay,
         }
-        self._optimizer = RowOptimizer(self._tables.by_name, self._device, seed=key_of(seed, 1), **rules)
+        self._optimizer = RowOptimizer(self._device, seed=key_of(seed, 1), **rules)
+        staged = placement != "device" and sample_rate < 1 and fused
+        self._stage = Stage(self._tables, self._device) if staged else None
+        self._rate = sample_rate
+        self._sampler = Sampler(
+            self.shard,
+            sample_rate,
+            block=sample_block,
+            seed=seed,
+            device=torch.device("cpu") if staged else self._device,
+        )
         self._sub_centres = SubCentres(
             self.shard.size, sub_centres, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
         )
@@ -103,7 +119,6 @@ class MarginHead:
             start = math.log(max(num_classes * sample_rate, 1) * 10)
             self._threshold = LearnedThreshold(start, negative_weight, weight_dtype, self._device, rules)
         self._step = 0
-        self._draws: dict[int, Tensor] = {}
         self._gradient = _GradientRows()
         self._initialise()
 
@@ -112,8 +127,6 @@ class MarginHead:
         self._step = step
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
-        if self._rate < 1 and self._tables.want_notice:
-            self._tables.expect(self._drawn(step + 1))
         self._sub_centres.begin_step(step)
 
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
@@ -128,21 +141,21 @@ class MarginHead:
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
         unit_GD, norm_G = self._gather(embedding_BD)
-        label_G = collectives.gather(label_B).flatten()
-        index_S, place_G = self._place(label_G)
+        sample = self._choose(collectives.gather(label_B).flatten())
+        self._near = sample.tables
         width = self.weight.data.shape[1]
         sweep = Sweep(
-            weight=self.weight,
-            index_S=index_S,
-            place_G=place_G,
+            weight=sample.tables.by_name["weight"],
+            index_S=sample.index_S,
+            place_G=sample.place_G,
             margin=self._margin,
             objective=self._threshold.objective if self._threshold else Softmax(),
             chunk_size=self._chunk_size
             or _chunk_for(len(unit_GD) * (width // self.embedding_size), width, self._device),
             take_gradient=self._update_now if self.fused else self._gradient.add,
-            finish=self._finish,
+            finish=partial(self._finish, sample.class_S),
             product_dtype=self._product_dtype,
-            dominant=self._sub_centres.dominant,
+            dominant=self._sub_centres.dominant_of(sample.class_S if sample.index_S is None else None),
             least_cos=self._sub_centres.least_cos,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
@@ -151,7 +164,7 @@ class MarginHead:
         """Update the centres by the gradient collected since the last step, `grad_scale` times too large."""
         valid = torch.ones((), dtype=torch.bool, device=self._device)
         for rows, gradient in self._gradient.take():
-            self._optimizer.update(rows, gradient / grad_scale, self.lr, valid)
+            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self.lr, valid)
         if self._threshold:
             self._threshold.step(self.lr, valid, grad_scale)
 
@@ -176,6 +189,8 @@ class MarginHead:
 
     def row_state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
+        if self._stage is not None:
+            self._stage.settle()
         tables = {name: table.data for name, table in self._tables.by_name.items()}
         return tables | self._sub_centres.row_state()
 
@@ -206,28 +221,31 @@ class MarginHead:
         both_GX = collectives.gather_rows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
         return both_GX[:, :-1], both_GX[:, -1]
 
-    def _place(self, label_G: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the sample, and where in it each label of this rank lies (−1: on another rank)."""
+    def _choose(self, label_G: Tensor) -> _Sample:
+        """Find the classes that take part, and where among them each label of this rank lies."""
         here_G = (label_G >= self.shard.start) & (label_G < self.shard.stop)
         local_G = torch.where(here_G, label_G - self.shard.start, -1)
         if self._rate >= 1:
-            return None, local_G
-        index_S = torch.cat([self._drawn(self._step), local_G[here_G]]).unique()
-        return index_S, torch.where(here_G, torch.searchsorted(index_S, local_G), -1)
-
-    def _drawn(self, step: int) -> Tensor:
-        """Return the classes of a step's sample that do not hang on its batch, counted from the shard's start."""
-        if step not in self._draws:
-            drawn = drawn_classes(self.shard, self._rate, seed=self._seed, step=step, device=self._device)
-            self._draws = {known: rows for known, rows in self._draws.items() if known == step - 1}
-            self._draws[step] = drawn - self.shard.start
-        return self._draws[step]
+            return _Sample(self._tables, None, None, local_G)
+        drawn = self._sampler.drawn(self._step)
+        if self._stage is None:
+            class_S = torch.cat([drawn, local_G[here_G]]).unique()
+            self._tables.read_ahead(class_S)
+            place_G = torch.searchsorted(class_S, local_G)
+            return _Sample(self._tables, class_S, class_S, torch.where(here_G, place_G, -1))
+        positive = local_G[here_G].unique().cpu()
+        added = positive[~torch.isin(positive, drawn, assume_unique=True)]
+        class_S, tables = self._stage.enter(drawn, added, self._sampler.drawn(self._step + 1))
+        class_S = class_S.to(label_G.device)
+        order_S = class_S.argsort()
+        place_G = order_S[torch.searchsorted(class_S, local_G, sorter=order_S).clamp_max(len(class_S) - 1)]
+        return _Sample(tables, None, class_S, torch.where(here_G, place_G, -1))
 
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
-        self._optimizer.update(rows, gradient, self.lr, finite)
+        self._optimizer.update(self._near.by_name, rows, gradient, self.lr, finite)
 
-    def _finish(self, own: OwnClass, index_S: Tensor | None, finite: Tensor) -> None:
-        self._sub_centres.count(own, index_S, finite)
+    def _finish(self, class_S: Tensor | None, own: OwnClass, finite: Tensor) -> None:
+        self._sub_centres.count(own, class_S, finite)
         if self._threshold and self.fused:
             self._threshold.step(self.lr, finite)
 
@@ -243,6 +261,19 @@ class MarginHead:
             stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
             values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]
             self.weight.data[start - self.shard.start : stop - self.shard.start].copy_(values)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The classes of this rank that take part in a step."""
+
+    tables: RowTables
+    index_S: Tensor | None
+    """Their rows in these tables; None: all rows."""
+    class_S: Tensor | None
+    """Which they are, counted from the shard's start; None: all classes."""
+    place_G: Tensor
+    """Where among them each sample's own class is, or −1: on another rank."""
 
 
 class _GradientRows:

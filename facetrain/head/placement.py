@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,46 +23,55 @@ _ALIGNMENT = 64
 """Bytes: rows start at a line of the processor's cache."""
 
 
-class Tables:
+class RowTables:
     """The tables of one head by name, all in the same place."""
 
     def __init__(
         self,
-        layout: Layout,
-        num_rows: int,
+        data: dict[str, Tensor],
         device: torch.device,
-        *,
-        placement: str = "device",
-        folder: Path | None = None,
+        read_ahead: Callable[[Tensor], None] = lambda index: None,
     ) -> None:
-        self._file: RowFile | None = None
-        if placement == "disk":
-            if folder is None:
-                raise RunError("head.placement is disk, and the run gave it no folder")
-            self._file = RowFile(folder / "rows.bin", num_rows, layout)
-            data = self._file.tables
-        else:
-            on_host = placement == "host"
-            # Pinned, so that the copy to a GPU runs beside the computation.
-            options = {"pin_memory": device.type == "cuda"} if on_host else {"device": device}
-            data = {
-                name: torch.zeros(num_rows, columns, dtype=dtype, **options)
-                for name, (columns, dtype) in layout.items()
-            }
-        plain = {name: RowTable(tensor, device) for name, tensor in data.items()}
         self.by_name = {
-            name: RowTable(table.data, device, plain.get(f"{name}_scale")) for name, table in plain.items()
+            name: RowTable(tensor, device, _scale_of(name, data, device)) for name, tensor in data.items()
         }
+        self.read_ahead = read_ahead
+        """Says which rows will be read next, as an ascending index; returns at once."""
 
-    @property
-    def want_notice(self) -> bool:
-        """Whether it helps to say ahead of time which rows will be read."""
-        return self._file is not None
 
-    def expect(self, index: Tensor) -> None:
-        """Begin to read rows that will be needed soon; returns at once."""
-        if self._file is not None:
-            self._file.expect(index)
+def place_tables(
+    layout: Layout,
+    num_rows: int,
+    device: torch.device,
+    *,
+    placement: str = "device",
+    folder: Path | None = None,
+) -> RowTables:
+    """Make tables full of zeros on the device, in the `host`'s memory, or on `disk`, in a file in `folder`.
+
+    Raises:
+        RunError: there is no room for the file.
+    """
+    if placement == "disk":
+        if folder is None:
+            raise RunError("head.placement is disk, and the run gave it no folder")
+        file = RowFile(folder / "rows.bin", num_rows, layout)
+        return RowTables(file.tables, device, file.read_ahead)
+    on_host = placement == "host"
+    # Pinned, so that the copy to a GPU runs beside the computation.
+    options: dict[str, Any] = {"pin_memory": device.type == "cuda"} if on_host else {"device": device}
+    return RowTables(
+        {
+            name: torch.zeros(num_rows, columns, dtype=dtype, **options)
+            for name, (columns, dtype) in layout.items()
+        },
+        device,
+    )
+
+
+def _scale_of(name: str, data: dict[str, Tensor], device: torch.device) -> RowTable | None:
+    scale = data.get(f"{name}_scale")
+    return None if scale is None else RowTable(scale, device)
 
 
 class RowFile:
@@ -88,13 +98,12 @@ class RowFile:
             name: rows[:, offsets[name] : offsets[name] + columns * dtype.itemsize].view(dtype)
             for name, (columns, dtype) in layout.items()
         }
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rows")
 
-    def expect(self, index: Tensor) -> None:
-        """Have the kernel read rows (ascending) into its cache, many at a time, while the caller goes on."""
-        self._reader.submit(self._read_ahead, index)
+    def read_ahead(self, index: Tensor) -> None:
+        """Have the kernel read rows (ascending) into its cache, many at a time, while the caller goes on.
 
-    def _read_ahead(self, index: Tensor) -> None:
+        A thread that meets them one by one in the mapped file waits for the disk at each.
+        """
         if not len(index):
             return
         # Neighbours in one request.
@@ -111,8 +120,7 @@ class RowFile:
             )
 
     def __del__(self) -> None:
-        if hasattr(self, "_reader"):
-            self._reader.shutdown(wait=True, cancel_futures=True)
+        if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
 

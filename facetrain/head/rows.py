@@ -47,7 +47,6 @@ class RowOptimizer:
 
     def __init__(
         self,
-        tables: dict[str, RowTable],
         device: torch.device,
         *,
         name: str = "sgd",
@@ -57,8 +56,7 @@ class RowOptimizer:
         weight_decay: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """`tables`: the weight, and what `moment_layout` says."""
-        self.tables, self._device = tables, device
+        self._device = device
         self._adamw = name == "adamw"
         self._momentum, self._betas, self._eps, self._decay = momentum, betas, eps, weight_decay
         self._seed = seed
@@ -66,15 +64,16 @@ class RowOptimizer:
 
     def begin_step(self, step: int, rank: int) -> None:
         """Start the step's random numbers, by which storage in few bits is rounded."""
-        if any(t.data.dtype in (torch.bfloat16, torch.int8) for t in self.tables.values()):
-            self._generator = torch.Generator(self._device)
-            self._generator.manual_seed(key_of(self._seed, step, rank) & (2**63 - 1))
+        self._generator = torch.Generator(self._device)
+        self._generator.manual_seed(key_of(self._seed, step, rank) & (2**63 - 1))
 
-    def update(self, rows: Rows, gradient: Tensor, lr: float, valid: Tensor) -> None:
-        """Step the rows by their gradient (S, D), which is used up.
+    def update(
+        self, tables: dict[str, RowTable], rows: Rows, gradient: Tensor, lr: float, valid: Tensor
+    ) -> None:
+        """Step the rows of `tables`, the weight and what `moment_layout` says, by their gradient (S, D).
 
-        Where `valid` (a bool scalar on the device) is not set, nothing changes. Only on the CPU is it read:
-        a GPU is not waited for, and multiplies by 0 and 1 instead.
+        The gradient is used up. Where `valid` (a bool scalar on the device) is not set, nothing changes.
+        Only on the CPU is it read: a GPU is not waited for, and multiplies by 0 and 1 instead.
         """
         now: float | Tensor = 1.0
         if valid.device.type == "cpu":
@@ -82,26 +81,40 @@ class RowOptimizer:
                 return
         else:
             gradient, now = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
-        weight = self.tables["weight"].fetch(rows).to(gradient.dtype)
-        (self._adamw_step if self._adamw else self._sgd_step)(rows, weight, gradient, lr, now)
-        self.tables["weight"].store(rows, weight, self._generator)
+        weight = tables["weight"].fetch(rows).to(gradient.dtype)
+        (self._adamw_step if self._adamw else self._sgd_step)(tables, rows, weight, gradient, lr, now)
+        tables["weight"].store(rows, weight, self._generator)
 
-    def _sgd_step(self, rows: Rows, weight: Tensor, gradient: Tensor, lr: float, now: float | Tensor) -> None:
+    def _sgd_step(
+        self,
+        tables: dict[str, RowTable],
+        rows: Rows,
+        weight: Tensor,
+        gradient: Tensor,
+        lr: float,
+        now: float | Tensor,
+    ) -> None:
         direction = gradient
         if self._momentum:
-            direction = self.tables["momentum"].fetch(rows).to(gradient.dtype)
+            direction = tables["momentum"].fetch(rows).to(gradient.dtype)
             direction.mul_(1 - (1 - self._momentum) * now).add_(gradient)
         if self._decay:
             _add_(direction, weight, self._decay * now)
         if self._momentum:
-            self.tables["momentum"].store(rows, direction, self._generator)
+            tables["momentum"].store(rows, direction, self._generator)
         _add_(weight, direction, -lr * now)
 
     def _adamw_step(
-        self, rows: Rows, weight: Tensor, gradient: Tensor, lr: float, now: float | Tensor
+        self,
+        tables: dict[str, RowTable],
+        rows: Rows,
+        weight: Tensor,
+        gradient: Tensor,
+        lr: float,
+        now: float | Tensor,
     ) -> None:
-        tables = [self.tables[name] for name in ("first_moment", "second_moment", "steps")]
-        first, second, count = (table.fetch(rows).to(gradient.dtype) for table in tables)
+        kept = [tables[name] for name in ("first_moment", "second_moment", "steps")]
+        first, second, count = (table.fetch(rows).to(gradient.dtype) for table in kept)
         keep = [1 - (1 - beta) * now for beta in self._betas]
         first.mul_(keep[0]).add_(gradient * (1 - keep[0]))
         second.mul_(keep[1]).add_(gradient * gradient * (1 - keep[1]))
@@ -112,7 +125,7 @@ class RowOptimizer:
         ]
         weight.mul_(1 - lr * self._decay * now)
         _add_(weight, corrected[0] / (corrected[1].sqrt_() + self._eps), -lr * now)
-        for table, values in zip(tables, (first, second, count), strict=True):
+        for table, values in zip(kept, (first, second, count), strict=True):
             table.store(rows, values, self._generator)
 
 

@@ -32,8 +32,7 @@ class SubCentres:
     ) -> None:
         self._drop_from_step, self._drop_angle = drop_from_step, drop_angle
         self._hits_KN = torch.zeros(num_classes, count, device=device) if count > 1 else None
-        self.dominant: Tensor | None = None
-        """The sub-centre that is left of each class, (K,) int64; None: all of them."""
+        self._dominant: Tensor | None = None
         self.least_cos = -1.0
         """Cosine to the own centre below which an image is left out."""
 
@@ -42,12 +41,16 @@ class SubCentres:
         if self._drop_from_step is None or step < self._drop_from_step:
             return
         self.least_cos = math.cos(math.radians(self._drop_angle))
-        if self._hits_KN is not None and self.dominant is None:
-            self.dominant = self._hits_KN.argmax(1)
+        if self._hits_KN is not None and self._dominant is None:
+            self._dominant = self._hits_KN.argmax(1)
+
+    def dominant_of(self, class_S: Tensor | None) -> Tensor | None:
+        """Return which sub-centre is left of these classes (None: of all), int64; None: all are left."""
+        return self._dominant if self._dominant is None or class_S is None else self._dominant[class_S]
 
     def count(self, own: OwnClass, index_S: Tensor | None, finite: Tensor) -> None:
         """Count each image of this rank's classes at the sub-centre it was nearest to."""
-        if self._hits_KN is None or self.dominant is not None:
+        if self._hits_KN is None or self._dominant is not None:
             return
         if not len(self._hits_KN if index_S is None else index_S):
             return

@@ -42,19 +42,19 @@ class Sweep:
 
     weight: RowTable
     index_S: Tensor | None
-    """The sample, ascending; None: all classes."""
+    """Rows of the classes that take part; None: all rows."""
     place_G: Tensor
     """The place of each sample's own class among the S, or −1 where another rank has it; int64."""
     margin: Margin
     objective: Objective
     chunk_size: int
     take_gradient: TakeGradient
-    finish: Callable[[OwnClass, Tensor | None, Tensor], None]
-    """Called when the backward pass is over, with the own classes, the sample, and whether the loss is finite."""
+    finish: Callable[[OwnClass, Tensor], None]
+    """Called when the backward pass is over, with the own classes and whether the loss is finite."""
     product_dtype: torch.dtype | None = None
     """What the factors of the matrix products are rounded to; None: they stay as they are."""
     dominant: Tensor | None = None
-    """Which sub-centre of each of this rank's classes is left, (K,) int64; None: all of them."""
+    """Which sub-centre of each row is left, (K,) int64; None: all of them."""
     least_cos: float = -1.0
     """Samples further than this from their own centre are taken for label noise, and left out of the loss."""
 
@@ -129,7 +129,7 @@ class _CrossEntropy(torch.autograd.Function):
             del grad_CX
         grad_GD.mul_(by_cos_G[:, None]).add_(own.centre_GD * own_push_G[:, None])
         sweep.objective.collect(joined_G, weight_G)
-        sweep.finish(own, sweep.index_S, finite)
+        sweep.finish(own, finite)
         return grad_GD, _norm_gradient(norm_G, push_G, own, sweep, grad_loss), None
 
 

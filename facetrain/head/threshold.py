@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from facetrain.head.objective import UnifiedThreshold
-from facetrain.head.placement import Tables
+from facetrain.head.placement import place_tables
 from facetrain.head.rows import RowOptimizer, moment_layout
 
 
@@ -25,15 +25,16 @@ class LearnedThreshold:
     ) -> None:
         dtype = torch.promote_types(dtype, torch.float32)
         moments = moment_layout(rules["name"], 1, momentum=rules["momentum"], dtype=dtype)
-        self._tables = Tables({"weight": (1, dtype), **moments}, 1, device).by_name
-        self._optimizer = RowOptimizer(self._tables, device, **rules)
+        self._tables = place_tables({"weight": (1, dtype), **moments}, 1, device).by_name
+        self._optimizer = RowOptimizer(device, **rules)
         threshold = self._tables["weight"].data.fill_(start)
         self.objective = UnifiedThreshold(threshold.view(()), negative_weight)
 
     def step(self, lr: float, valid: Tensor, grad_scale: float = 1.0) -> None:
         """Move the threshold by the gradient collected since the last step, `grad_scale` times too large."""
         if self.objective.gradient is not None:
-            self._optimizer.update(slice(0, 1), self.objective.gradient.view(1, 1) / grad_scale, lr, valid)
+            gradient = self.objective.gradient.view(1, 1) / grad_scale
+            self._optimizer.update(self._tables, slice(0, 1), gradient, lr, valid)
         self.discard()
 
     def discard(self) -> None:

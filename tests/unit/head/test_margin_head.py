@@ -1,11 +1,14 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
-from facetrain.errors import ConfigError, DataError
+from facetrain.errors import ConfigError, DataError, RunError
 from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.sampling import sample_classes
+from facetrain.head.placement import RowFile
+from facetrain.head.sampling import drawn_classes, sample_classes
 from facetrain.head.shard import ClassShard, shard_classes
 from facetrain.head.storage import round_stochastically
 from tests.support.dense_head import MARGINS, dense_loss
@@ -149,6 +152,39 @@ def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives()
     assert only.tolist() == [3, 500, 999]
 
 
+@pytest.mark.parametrize("block", [1, 8])
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.7])
+def test_every_class_is_drawn_as_often_as_the_rate_says(rate, block):
+    hits, steps = torch.zeros(1000), 2000
+    for step in range(steps):
+        drawn = drawn_classes(ClassShard(0, 1000), rate, seed=1, step=step, block=block)
+        assert (drawn.diff() > 0).all()
+        assert len(drawn) == pytest.approx(1000 * rate, abs=2 * block)
+        hits[drawn] += 1
+    deviation = (rate * (1 - rate) / steps) ** 0.5
+    assert (hits / steps - rate).abs().max() < 5 * deviation
+
+
+@pytest.mark.parametrize("block", [1, 8])
+def test_classes_past_two_to_the_31_are_drawn_alike_by_any_number_of_ranks(block):
+    start = 2**31 - 1000
+    options = {"seed": 4, "step": 7, "block": block}
+    whole = drawn_classes(ClassShard(start, start + 3000), 0.01, **options)
+    edges = [start, start + 997, start + 2005, start + 3000]
+    parts = [drawn_classes(ClassShard(a, b), 0.01, **options) for a, b in itertools.pairwise(edges)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert (whole.diff() > 0).all() and 30 - 2 * block <= len(whole) <= 30 + 2 * block
+
+
+def test_classes_of_a_block_are_drawn_together_and_not_always_the_same_ones():
+    apart = set()
+    for step in range(50):
+        drawn = drawn_classes(ClassShard(0, 10_000), 0.01, seed=1, step=step, block=8)
+        assert (drawn.diff() == 1).float().mean() > 0.8
+        apart.update((drawn[:-1][drawn.diff() > 1] % 8).tolist())
+    assert apart == set(range(8))
+
+
 def test_classes_outside_the_sample_are_not_touched():
     head = make_head(sample_rate=0.2)
     before = head.weight.data.clone()
@@ -187,16 +223,49 @@ def test_rounding_to_bfloat16_is_right_on_average():
     assert torch.isnan(round_stochastically(torch.tensor([float("nan")]))).all()
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("placement", ["host", "disk"])
-def test_centres_elsewhere_give_the_same_numbers(placement, tmp_path):
-    here = make_head(sample_rate=0.4)
-    there = make_head(sample_rate=0.4, placement=placement, folder=tmp_path)
-    for step in range(3):
+def test_centres_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp_path):
+    options = {"sample_rate": rate, "sample_block": 2, "optimizer": optimizer}
+    here, there = make_head(**options), make_head(**options, placement=placement, folder=tmp_path)
+    # Rows stay on the device from step to step, are put back when a checkpoint asks, and a step may be passed over.
+    for step in (0, 1, 2, 3, 5, 6, 6, 7):
+        losses = []
         for head in (here, there):
             head.begin_step(step)
-            head(*batch(step)).backward()
-    assert torch.equal(here.weight.data, there.weight.data)
+            loss = head(*batch(step))
+            loss.backward()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+        if step in (2, 7):
+            for name, table in here.row_state().items():
+                torch.testing.assert_close(there.row_state()[name], table)
     assert len(list(tmp_path.glob("rank_00000/rows.bin"))) == (placement == "disk")
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_8_bit_momentum_and_its_scales_lie_together_on_disk(weight_dtype, tmp_path):
+    head = MarginHead(
+        embedding_size=256, num_classes=50, margin=Margin(m2=0.5), placement="disk", folder=tmp_path,
+        weight_dtype=weight_dtype, momentum_dtype=torch.int8, sample_rate=0.3,
+    )  # fmt: skip
+    head.lr = 0.1
+    head.begin_step(0)
+    before = {name: table.clone() for name, table in head.row_state().items()}
+    label = torch.arange(12)
+    head(torch.randn(12, 256, requires_grad=True), label).backward()
+    after = head.row_state()
+    assert (tmp_path / "rank_00000/rows.bin").stat().st_size == 50 * (256 * weight_dtype.itemsize + 256 + 64)
+    for name in ("weight", "momentum", "momentum_scale"):
+        assert (after[name] != before[name])[label].any(1).all()
+    untouched = (after["momentum_scale"] == 0).all(1)
+    assert untouched.any() and torch.equal(after["weight"][untouched], before["weight"][untouched])
+
+
+def test_a_disk_without_room_for_the_centres_is_an_error_before_training(tmp_path):
+    with pytest.raises(RunError, match="cannot reserve .* GiB for centres"):
+        RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})
 
 
 def test_bfloat16_storage_stays_near_float32():

@@ -1,0 +1,134 @@
+"""Brings the rows of a step to the device one step ahead, and puts them back behind it."""
+
+# K this rank's classes   S the rows of a step
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facetrain.head.placement import RowTables
+
+
+@dataclass
+class _Rows:
+    """Rows that were taken out of the tables: `tables[name][i]` is row `index[i]`."""
+
+    index: Tensor
+    """int64, on the host; what was drawn, ascending, then what the batch added."""
+    tables: dict[str, Tensor]
+    """With room for more rows than `index` has."""
+
+
+class Stage:
+    """A step's rows on the device, while the worker thread moves those of the steps around it.
+
+    What a step's sample draws is known before its batch is, so it is fetched during the step before; the
+    few classes that only the batch has are fetched when it is there. The worker does one thing after the
+    other: it puts back step t − 1, then fetches step t + 1. So what it fetches misses the changes of step t
+    alone, and those are copied from its rows, which are still at hand.
+    """
+
+    def __init__(self, home: RowTables, device: torch.device) -> None:
+        self._home, self._device = home, device
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ahead: tuple[Tensor, Future[_Rows]] | None = None
+        self._behind: Future[None] | None = None
+        self._here: _Rows | None = None
+
+    def enter(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> tuple[Tensor, RowTables]:
+        """Return the rows of a step: which (S,), and tables of them.
+
+        `drawn` is what the sample draws of itself, `added` what the batch has besides, `next_drawn` what the
+        next step will draw; ascending int64 row numbers on the host.
+        """
+        left, fetched = self._here, self._take(drawn, room=len(added))
+        if left is not None:
+            self._behind = self._worker.submit(self._put_back, left, self._mark())
+        rows = self._append(fetched, added)
+        if left is not None:
+            _copy_common(left, rows)
+        self._here = rows
+        self._ahead = (
+            next_drawn,
+            self._worker.submit(self._fetch, next_drawn, len(added) + len(drawn) // 64),
+        )
+        return rows.index, RowTables(
+            {name: table[: len(rows.index)] for name, table in rows.tables.items()}, self._device
+        )
+
+    def settle(self) -> None:
+        """Put everything back, and wait until it is; what was fetched ahead is forgotten."""
+        if self._here is not None:
+            self._behind = self._worker.submit(self._put_back, self._here, self._mark())
+        if self._behind is not None:
+            self._behind.result()
+        self._here = self._ahead = self._behind = None
+
+    def _take(self, drawn: Tensor, room: int) -> _Rows:
+        """Return the rows that were fetched ahead, or fetch them now."""
+        if self._ahead is not None and torch.equal(self._ahead[0], drawn):
+            rows = self._ahead[1].result()
+            if all(len(table) >= len(drawn) + room for table in rows.tables.values()):
+                return rows
+        if self._behind is not None:
+            self._behind.result()
+        return self._worker.submit(self._fetch, drawn, room).result()
+
+    def _fetch(self, index: Tensor, room: int) -> _Rows:
+        self._home.read_ahead(index)
+        tables = {}
+        for name, home in self._home.by_name.items():
+            count = len(index) + room
+            pinned = self._device.type == "cuda"
+            near = torch.empty(count, *home.data.shape[1:], dtype=home.data.dtype, pin_memory=pinned)
+            _records(near)[: len(index)] = _records(home.data)[index.numpy()]
+            with self._beside():
+                tables[name] = near.to(self._device, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return _Rows(index, tables)
+
+    def _append(self, rows: _Rows, added: Tensor) -> _Rows:
+        start, stop = len(rows.index), len(rows.index) + len(added)
+        for name, home in self._home.by_name.items():
+            rows.tables[name][start:stop] = home.data[added].to(self._device)
+        return _Rows(torch.cat([rows.index, added]), rows.tables)
+
+    def _put_back(self, rows: _Rows, done: torch.cuda.Event | None) -> None:
+        if done is not None:
+            done.synchronize()
+        for name, home in self._home.by_name.items():
+            with self._beside():
+                near = rows.tables[name][: len(rows.index)].to("cpu")
+            _records(home.data)[rows.index.numpy()] = _records(near)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """Return an event that is reached when the work queued so far is done; None: it is."""
+        return None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
+
+    def _beside(self) -> AbstractContextManager[object]:
+        """Copy on a stream of its own, while the device computes."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _copy_common(old: _Rows, new: _Rows) -> None:
+    """Copy the rows that both have from the old to the new."""
+    _, old_place, new_place = np.intersect1d(
+        old.index.numpy(), new.index.numpy(), assume_unique=True, return_indices=True
+    )
+    for name, table in new.tables.items():
+        table[torch.from_numpy(new_place).to(table.device)] = old.tables[name][
+            torch.from_numpy(old_place).to(table.device)
+        ]
+
+
+def _records(table: Tensor) -> np.ndarray:
+    """Return a table on the host as an array of records, one per row, which NumPy copies whole."""
+    return table.view(torch.uint8).numpy().view(f"V{table.shape[1] * table.element_size()}")[:, 0]
