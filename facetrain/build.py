@@ -148,7 +148,12 @@ def build_state(config: Config, world: World, num_classes: int, plan: Plan, fold
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
     head = _build_head(
-        config, world, num_classes, folder, fused=config.optim.accumulate == 1 and not scale.enabled
+        config,
+        world,
+        num_classes,
+        folder,
+        fused=config.optim.accumulate == 1 and not scale.enabled,
+        steps_per_epoch=plan.steps_per_epoch,
     )
     stepper = Stepper(
         backbone,
@@ -175,15 +180,28 @@ def build_state(config: Config, world: World, num_classes: int, plan: Plan, fold
     return TrainState(world, network, head, stepper)
 
 
-def _build_head(config: Config, world: World, num_classes: int, folder: Path, *, fused: bool) -> MarginHead:
+def _build_head(
+    config: Config, world: World, num_classes: int, folder: Path, *, fused: bool, steps_per_epoch: int
+) -> MarginHead:
+    drop_epoch, placement, block = (
+        config.head.drop_sub_centres_epoch,
+        config.head.placement,
+        config.head.sample_block,
+    )
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
     return MarginHead(
         embedding_size=config.model.embedding_size,
         num_classes=num_classes,
-        margin=build_margin(**config.head.margin.model_dump()),
+        margin=build_margin(**config.head.margin.model_dump(), seed=key_of(config.seed, 6)),
         rank=world.rank,
         world_size=world.size,
+        loss=config.head.loss,
+        negative_weight=config.head.negative_weight,
+        sub_centres=config.head.sub_centres,
+        drop_from_step=None if drop_epoch is None else round(drop_epoch * steps_per_epoch),
+        drop_angle=config.head.drop_angle,
         sample_rate=config.head.sample_rate,
+        sample_block=(8 if placement == "disk" else 1) if block == "auto" else block,
         seed=key_of(config.seed, 5),
         optimizer=config.optim.name,
         momentum=config.optim.momentum,
@@ -192,8 +210,8 @@ def _build_head(config: Config, world: World, num_classes: int, folder: Path, *,
         weight_decay=config.optim.weight_decay,
         weight_dtype=dtypes[config.head.weight_dtype],
         momentum_dtype=dtypes[config.head.momentum_dtype],
-        placement=config.head.placement,
-        folder=folder / "centres" if config.head.placement == "disk" else None,
+        placement=placement,
+        folder=folder / "centres" if placement == "disk" else None,
         fused=fused,
         chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
         # The products of the sweep in 16 bits, its statistics and the own class's cosine never.

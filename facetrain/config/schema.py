@@ -133,16 +133,40 @@ class ModelConfig(Section):
 class MarginConfig(Section):
     """What makes the softmax demand more than being right."""
 
-    type: Literal["arcface", "cosface", "combined", "softmax"] = "arcface"
-    """arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3. softmax: no margin."""
+    type: Literal[
+        "arcface",
+        "cosface",
+        "combined",
+        "softmax",
+        "adaface",
+        "magface",
+        "curricularface",
+        "elastic_arcface",
+        "elastic_cosface",
+    ] = "arcface"
+    """arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3. softmax: no margin. adaface: by the
+    image's quality, m2. magface: by the embedding's norm, `norms` and `margins`. curricularface: arcface with hard
+    negatives that count more and more. elastic_arcface, elastic_cosface: m2 or m3 drawn anew for every image."""
     scale: Annotated[float, Field(gt=0)] = 64.0
     """s, by which cosines are multiplied."""
     m1: Annotated[float, Field(ge=1)] = 1.0
     """Multiplies the angle (SphereFace)."""
-    m2: Annotated[float, Field(ge=0)] = 0.5
-    """Added to the angle, in radians (ArcFace)."""
-    m3: Annotated[float, Field(ge=0)] = 0.0
-    """Subtracted from the cosine (CosFace)."""
+    m2: Annotated[float, Field(ge=0)] | None = None
+    """Added to the angle, in radians; null: as published (0.5; adaface 0.4)."""
+    m3: Annotated[float, Field(ge=0)] | None = None
+    """Subtracted from the cosine; null: as published (cosface 0.4, elastic_cosface 0.35, combined 0)."""
+    h: Annotated[float, Field(gt=0)] = 0.333
+    """adaface: how widely qualities are spread over [-1, 1]."""
+    average: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """adaface, curricularface: how far running averages move towards each batch."""
+    sigma: Annotated[float, Field(ge=0)] = 0.0125
+    """elastic_arcface, elastic_cosface: standard deviation of the margin."""
+    norms: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (10.0, 110.0)
+    """magface: the least and the greatest norm, between which the margin rises."""
+    margins: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.45, 0.8)
+    """magface: the margins at these norms."""
+    norm_weight: Annotated[float, Field(ge=0)] = 35.0
+    """magface: weight of the regulariser that rewards long embeddings."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """straight_through: arcface_torch's present code, which does not differentiate the margin."""
     beyond_pi: Literal["none", "linear"] = "linear"
@@ -154,6 +178,10 @@ class MarginConfig(Section):
     def _margins_belong_to_the_type(self) -> Self:
         if self.type == "cosface" and self.m3 == 0:
             raise ValueError("cosface needs m3 > 0 (0.4 in the published configs)")
+        if self.type == "curricularface" and self.filter_threshold:
+            raise ValueError("filter_threshold and curricularface both change hard negatives; take one")
+        if self.norms[0] >= self.norms[1]:
+            raise ValueError("norms: the first must be below the second")
         return self
 
 
@@ -161,8 +189,20 @@ class HeadConfig(Section):
     """The class centres, split over the ranks."""
 
     margin: MarginConfig = MarginConfig()
+    loss: Literal["softmax", "unified"] = "softmax"
+    """unified: one learned threshold parts own classes from others (UniFace; with margin cosface, m3 0.4)."""
+    negative_weight: Annotated[float, Field(gt=0)] = 1.0
+    """unified: weight of the other classes' part of the loss."""
+    sub_centres: Positive = 1
+    """Centres per identity, of which the nearest counts (Sub-center ArcFace, 3 there); each takes memory and time."""
+    drop_sub_centres_epoch: Annotated[float, Field(ge=0)] | None = None
+    """From this epoch on only the dominant sub-centre counts, and images far from it are left out."""
+    drop_angle: Annotated[float, Field(gt=0, le=180)] = 75.0
+    """In degrees: images further than this from the dominant sub-centre are taken for label noise."""
     sample_rate: Probability = 1.0
     """Share of the classes that take part in a step (Partial FC); 1: all; 0: only those in the batch."""
+    sample_block: Positive | Literal["auto"] = "auto"
+    """Consecutive classes that are drawn together; auto: 8 on disk, which reads them as one, else 1."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
     """How centres are stored."""
     momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -171,6 +211,12 @@ class HeadConfig(Section):
     """Where centres and momentum live; only the sampled rows come to the device."""
     chunk_size: Positive | Literal["auto"] = "auto"
     """Classes whose logits exist at a time."""
+
+    @model_validator(mode="after")
+    def _sub_centres_are_there_to_be_dropped(self) -> Self:
+        if self.drop_sub_centres_epoch is not None and self.sub_centres == 1:
+            raise ValueError("drop_sub_centres_epoch needs sub_centres of 2 or more (3 as published)")
+        return self
 
 
 class OptimConfig(Section):

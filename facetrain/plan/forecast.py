@@ -91,6 +91,7 @@ def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda:
         embedding_size=config.model.embedding_size,
         global_batch=batch * gpus,
         world_size=gpus,
+        sub_centres=config.head.sub_centres,
         sample_rate=config.head.sample_rate,
         accumulate=config.optim.accumulate,
         chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,

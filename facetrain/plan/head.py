@@ -23,6 +23,7 @@ class HeadShape:
     global_batch: int
     """Rows that one call gathers: all ranks, one micro-batch."""
     world_size: int
+    sub_centres: int = 1
     sample_rate: float = 1.0
     accumulate: int = 1
     chunk_size: int | None = None
@@ -51,9 +52,15 @@ class HeadShape:
         return min(round(self.sample_rate * self.rows + (1 - self.sample_rate) * positive), self.rows)
 
     @property
+    def width(self) -> int:
+        """Numbers of one class's centres."""
+        return self.embedding_size * self.sub_centres
+
+    @property
     def chunk(self) -> int:
         """Classes whose logits exist at a time."""
-        return min(self.chunk_size or max((1 << 26) // self.global_batch, 128), self.sampled)
+        fitting = max((1 << 26) // (self.global_batch * self.sub_centres), 128)
+        return min(self.chunk_size or fitting, self.sampled)
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,11 @@ class HeadBytes:
 
 def head_bytes(shape: HeadShape) -> HeadBytes:
     """Work out what the head holds, on the rank with the largest shard."""
-    row = shape.embedding_size * shape.rows
+    row = shape.width * shape.rows
     centres = row * _BYTES[shape.weight_dtype]
     moments = row * _BYTES[shape.momentum_dtype] * _MOMENTS[shape.optimizer]
     if shape.momentum_dtype == "int8":
-        moments += 4 * shape.rows * -(-shape.embedding_size // _INT8_BLOCK)
+        moments += 4 * shape.rows * -(-shape.width // _INT8_BLOCK)
     sample = 0 if shape.sample_rate >= 1 else 16 * shape.sampled
     work = _gathered(shape) + sample + _chunk(shape) + _collected(shape)
     elsewhere = 0
@@ -96,16 +103,22 @@ def _gathered(shape: HeadShape) -> int:
 
 def _chunk(shape: HeadShape) -> int:
     """Return the most that one chunk takes: in its last product, in the step after it, or in its update."""
-    logits = shape.global_batch * shape.chunk * (4 + _narrow(shape))
+    pairs = shape.global_batch * shape.chunk
+    logits, spread = pairs * (4 + _narrow(shape)), 0
+    if shape.sub_centres > 1:  # which is nearest, the logit of that one, and the slopes of all
+        logits = pairs * (8 + 4 + shape.sub_centres * (_narrow(shape) or 4))
+        spread = logits + pairs * shape.sub_centres * 4
     # A CPU's float32 product wants its first factor by rows, so it takes a copy.
-    turned = 0 if shape.cuda or _narrow(shape) else shape.global_batch * shape.chunk * 4
-    numbers = shape.chunk * shape.embedding_size
+    turned = 0 if shape.cuda or _narrow(shape) else pairs * shape.sub_centres * 4
+    numbers = shape.chunk * shape.width
     factor = _narrow(shape) if shape.weight_dtype == "float32" else 0
     converted = 4 if shape.weight_dtype == "bfloat16" else 0
     # A gradient that waits for the end of the step is counted there.
-    held = numbers * (_taken(shape) + factor + (4 if shape.fused else 0))
+    gradient = 4 if shape.fused else 0
+    held = numbers * (_taken(shape) + factor + gradient)
     # 4: a product that is summed over the row.
     return max(
+        spread + held - numbers * gradient,
         logits + turned + held,
         logits + held + numbers * (converted + 4),
         numbers * (4 + _update_per_number(shape)) if shape.fused else 0,
@@ -116,7 +129,7 @@ def _collected(shape: HeadShape) -> int:
     """Gradient of the step's rows, where the update waits for the end of the step."""
     if shape.fused:
         return 0
-    rows = shape.sampled * shape.embedding_size * 4
+    rows = shape.sampled * shape.width * 4
     # Samples of micro-batches differ by their positives, so each is kept.
     return rows if shape.sample_rate >= 1 else rows * shape.accumulate
 
@@ -125,9 +138,9 @@ def _joined(shape: HeadShape) -> int:
     """Return what joining the collected gradients takes, then updating all their rows at once."""
     if shape.fused:
         return 0
-    numbers = shape.sampled * shape.embedding_size
+    numbers = shape.sampled * shape.width
     if shape.sample_rate >= 1:
-        return 4 * numbers + shape.chunk * shape.embedding_size * (4 + _update_per_number(shape))
+        return 4 * numbers + shape.chunk * shape.width * (4 + _update_per_number(shape))
     return numbers * max(4 * (2 * shape.accumulate + 1), 8 + _update_per_number(shape))
 
 

@@ -46,6 +46,7 @@ class TrainState:
             **_prefixed("backbone.", averaged_state(self.backbone)),
             **_prefixed("optimizer.", self._optimizer_state()),
             **_prefixed("scale.", self.stepper.scale.state()),
+            **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
         }
         return Snapshot(
@@ -81,6 +82,7 @@ class TrainState:
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
         self.head.load_rows(checkpoint.rows)
+        self.head.load_state(checkpoint.replicated("head."))
         if manifest.world_size == self.world.size:
             self._load_rank_state(checkpoint.rank_state(self.world.rank))
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)

@@ -19,6 +19,8 @@ SETTINGS = [
     {"momentum_dtype": "int8"},
     {"sample_rate": 0.2, "fused": False},
     {"fused": False},
+    {"sub_centres": 3},
+    {"sub_centres": 3, "product_bytes": 2, "sample_rate": 0.2},
 ]
 
 
@@ -31,6 +33,7 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
         embedding_size=64,
         num_classes=shape.num_classes,
         margin=build_margin("cosface", scale=64, m3=0.4),
+        sub_centres=shape.sub_centres,
         sample_rate=shape.sample_rate,
         optimizer=shape.optimizer,
         weight_decay=5e-4,
@@ -51,7 +54,7 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
     assert max(forecast.work, forecast.update) == pytest.approx(live.peak, rel=0.05)
     held = head.row_state()
     assert forecast.centres == held["weight"].nbytes
-    assert forecast.moments == sum(t.nbytes for name, t in held.items() if name not in ("weight", "steps"))
+    assert forecast.moments == sum(t.nbytes for name, t in held.items() if name not in ("weight", "steps", "hits"))
 
 
 def test_tables_on_the_host_take_nothing_from_the_device():
