@@ -107,6 +107,8 @@ def interrupt(folder, describe, step, options):
         {"dropout": 0.2},
         {"sample_rate": 0.3, "accumulate": 2},
         {"precision": "fp16"},
+        {"sample_rate": 0.3, "head": "placement: host"},
+        {"margin": "adaface", "head": "loss: unified, sub_centres: 2, drop_sub_centres_epoch: 1.2"},
     ],
 )
 def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(
