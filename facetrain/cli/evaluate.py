@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from facetrain.cli.evaluation_text import evaluation_lines
+
 Model = Annotated[
     Path,
     typer.Argument(
@@ -16,16 +18,49 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at a time.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="Embed in bfloat16.")]
 
 
 def evaluate(
     model: Model,
     target: Annotated[
-        list[str], typer.Option(help="Name of a .bin set in the data folder, or its path; may be repeated.")
+        list[str],
+        typer.Option(
+            help="A .bin set, or a folder of IJB, TinyFace or MegaFace, by name in the data folder or by path; "
+            "may be repeated."
+        ),
     ],
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the sets; by default the one of the run.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Test the difference to this model on the same sets.")
+    ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[SET=]CSV",
+            help="Error rates by each column, which has a row for each pair or each picture of the set.",
+        ),
+    ] = None,
+    slice_fmr: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-9,
+            max=1,
+            help="False match rate over all that sets the threshold of the slices; else the folds do.",
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Draws of subjects for the 95 % intervals; 0 for none.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(help="Of those draws.")] = 0,
+    flip: Annotated[
+        bool, typer.Option(help="Add mirror images; sets of pairs are always scored both ways.")
+    ] = True,
+    detector_score: Annotated[
+        bool, typer.Option(help="Weight IJB's pictures by the detector's confidence.")
+    ] = True,
     json_file: Annotated[
         Path | None,
         typer.Option(
@@ -34,22 +69,32 @@ def evaluate(
     ] = None,
     device: Device = "auto",
     batch_size: BatchSize = 256,
+    bf16: Bf16 = False,
 ) -> None:
-    """Score a model on verification sets by the published 10-fold protocol, with exact curves beside it."""
+    """Score a model by the published protocols, with exact curves and intervals over subjects."""
     from facetrain.verify.evaluate import evaluate as score
+    from facetrain.verify.protocols import Options
 
-    description, found, leader = score(
-        model, target, data_dir or _data_dir(model), device=device, batch_size=batch_size
+    found = score(
+        model,
+        target,
+        data_dir or _data_dir(model),
+        against=against,
+        tables=_tables(slices or [], target),
+        options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
+        device=device,
+        batch_size=batch_size,
+        bf16=bf16,
     )
-    if not leader:
+    if not found.is_leader:
         return
-    result = json.dumps({"model": str(model), "description": description, "sets": found}, indent=1)
+    result = json.dumps({"model": str(model)} | found.as_json(), indent=1)
     if json_file is not None and str(json_file) == "-":
         typer.echo(result)
         return
-    typer.echo(f"{model}: {description}")
-    for name, metrics in found.items():
-        typer.echo(_line(name, metrics))
+    typer.echo(f"{model}: {found.description}")
+    for line in evaluation_lines(found):
+        typer.echo(line)
     if json_file is not None:
         _write(json_file, result)
 
@@ -96,16 +141,16 @@ def _data_dir(model: Path) -> Path:
     return Path(load_config(config).eval_dir) if config.is_file() else Path()
 
 
-def _line(name: str, metrics: dict[str, float]) -> str:
-    parts = [f"  {name:12} accuracy {metrics['accuracy']:.4%} ± {metrics['accuracy_std']:.4%}"]
-    if "auc" in metrics:
-        parts.append(f"AUC {metrics['auc']:.5f}  EER {metrics['eer']:.3%}")
-        parts += [
-            f"TAR@FAR {far[4:]} {value:.2%}" for far, value in metrics.items() if far.startswith("tar@")
-        ]
-    else:
-        parts.append("all pairs are of one kind: no curve")
-    return "  ".join([*parts, f"{metrics['pairs']:.0f} pairs"])
+def _tables(slices: list[str], targets: list[str]) -> dict[str, Path]:
+    from facetrain.errors import UsageError
+
+    tables = {}
+    for given in slices:
+        name, equals, path = given.partition("=")
+        if not equals and len(targets) > 1:
+            raise UsageError(f"--slices {given}: there are {len(targets)} sets; say which as SET={given}")
+        tables[name if equals else Path(targets[0]).stem] = Path(path if equals else given)
+    return tables
 
 
 def _write(path: Path, text: str) -> None:

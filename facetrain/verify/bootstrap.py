@@ -39,13 +39,20 @@ def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
     return np.bincount(drawn, minlength=subjects).astype(np.uint16)
 
 
-def interval(replicate_R: np.ndarray) -> tuple[float, float] | None:
-    """Return the middle `LEVEL` of the replicates, or None where none of them has the number."""
+def interval(replicate_R: np.ndarray, subjects: int) -> tuple[float, float] | None:
+    """Return the middle `LEVEL` of the replicates, or None where none of them has the number.
+
+    Where no draw has an error, or each has nothing else, drawing again tells nothing. Then the interval ends
+    where that would happen to n independent subjects in 2.5 % of cases (Clopper and Pearson, 1934).
+    """
     known = replicate_R[np.isfinite(replicate_R)]
     if not len(known):
         return None
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    low, high = (float(end) for end in np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    if low == high and low in (0.0, 1.0):
+        reach = 1 - ((1 - LEVEL) / 2) ** (1 / max(subjects, 1))
+        return (0.0, reach) if low == 0 else (1 - reach, 1.0)
+    return low, high
 
 
 class WeightedCurve:

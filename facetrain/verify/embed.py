@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,47 +19,88 @@ from facetrain.distributed import collectives
 
 Embedder = Callable[[Tensor], Tensor]
 """Maps normalised images (B, 3, H, W) to embeddings (B, D)."""
+Crop = Callable[[np.ndarray, int, int], np.ndarray]
+"""Makes uint8 (size, size, 3) of a decoded picture (H, W, 3), its number, and the size."""
 
 
-def embed_pictures(
-    embed: Embedder,
-    pictures: Sequence[bytes],
-    *,
-    name: str,
-    image_size: int,
-    batch_size: int,
-    device: torch.device,
-    workers: int = 2,
-    prepare: Callable[[Tensor], Tensor] = normalise,
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the embeddings of encoded pictures and of their mirror images: float32 (N, D) each.
-
-    Collective: every rank embeds a share, and all get the whole. `prepare` brings uint8 (B, H, W, 3)
-    to what the network takes.
-
-    Raises:
-        ImageError: a picture cannot be decoded; the message has its number.
-    """
-    rank, world_size = collectives.rank(), collectives.world_size()
-    # As many on each rank, so that they can be gathered; the surplus repeats the last picture.
-    share = -(-len(pictures) // world_size)
-    mine = [min(n, len(pictures) - 1) for n in range(rank * share, (rank + 1) * share)]
-    rows = []
-    with torch.no_grad(), autocast():
-        for image_BHWC in _decoded(pictures, mine, name, image_size, batch_size, workers):
-            image = prepare(image_BHWC.to(device, non_blocking=True))
-            rows.append(torch.stack([embed(image).float(), embed(image.flip(3)).float()], 1).cpu())
-    both_N2D = collectives.gather(torch.cat(rows)).flatten(0, 1)[: len(pictures)].numpy()
-    return both_N2D[:, 0], both_N2D[:, 1]
+def middle(image: np.ndarray, number: int, size: int) -> np.ndarray:
+    """Take the middle of an aligned picture."""
+    return resize_square(image, size)
 
 
-def _decoded(
-    pictures: Sequence[bytes], numbers: list[int], name: str, size: int, batch_size: int, workers: int
-) -> Iterator[Tensor]:
-    def load(number: int) -> np.ndarray:
-        return resize_square(decode_rgb(pictures[number], where=f"{name}: picture {number}"), size)
+@dataclass(frozen=True)
+class PictureEmbedder:
+    """A network, and how its pictures are read. `prepare` brings uint8 (B, H, W, 3) to what it takes."""
 
-    with ThreadPoolExecutor(max(workers, 1)) as pool:
-        for start in range(0, len(numbers), batch_size):
-            yield torch.from_numpy(np.stack(list(pool.map(load, numbers[start : start + batch_size]))))
+    embed: Embedder
+    image_size: int
+    batch_size: int
+    device: torch.device
+    workers: int = 2
+    prepare: Callable[[Tensor], Tensor] = normalise
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def both(self, pictures: Sequence[bytes], *, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the embeddings of encoded pictures and of their mirror images: float32 (N, D) each.
+
+        Collective: every rank embeds a share, and all get the whole.
+
+        Raises:
+            ImageError: a picture cannot be decoded; the message has its number.
+        """
+        both_N2D = self._shared(
+            pictures,
+            name,
+            middle,
+            lambda image: torch.stack([self.embed(image), self.embed(image.flip(3))], 1),
+        )
+        return both_N2D[:, 0], both_N2D[:, 1]
+
+    def summed(
+        self, pictures: Sequence[bytes], *, name: str, flip: bool = True, crop: Crop = middle
+    ) -> np.ndarray:
+        """Return the embeddings of encoded pictures, with `flip` added to those of their mirror images.
+
+        As `both`, and half as large where there are millions.
+        """
+
+        def embed(image: Tensor) -> Tensor:
+            # Added in float32, also where the network works in bfloat16.
+            plain = self.embed(image).float()
+            return plain + self.embed(image.flip(3)).float() if flip else plain
+
+        return self._shared(pictures, name, crop, embed)
+
+    def _shared(
+        self,
+        pictures: Sequence[bytes],
+        name: str,
+        crop: Crop,
+        embed: Embedder,
+    ) -> np.ndarray:
+        rank, world_size = collectives.rank(), collectives.world_size()
+        # As many on each rank, so that they can be gathered; the surplus repeats the last picture.
+        share = -(-len(pictures) // world_size)
+        mine = [min(n, len(pictures) - 1) for n in range(rank * share, (rank + 1) * share)]
+        found: Tensor | None = None
+        with torch.no_grad(), self.autocast():
+            for start, image_BHWC in self._decoded(pictures, mine, name, crop):
+                image = self.prepare(image_BHWC.to(self.device, non_blocking=True))
+                rows = embed(image).float().cpu()
+                if found is None:
+                    found = rows.new_empty((share, *rows.shape[1:]))
+                found[start : start + len(rows)] = rows
+        assert found is not None, "no pictures"
+        return collectives.gather(found).flatten(0, 1)[: len(pictures)].numpy()
+
+    def _decoded(
+        self, pictures: Sequence[bytes], numbers: list[int], name: str, crop: Crop
+    ) -> Iterator[tuple[int, Tensor]]:
+        def load(number: int) -> np.ndarray:
+            image = decode_rgb(pictures[number], where=f"{name}: picture {number}")
+            return crop(image, number, self.image_size)
+
+        with ThreadPoolExecutor(max(self.workers, 1)) as pool:
+            for start in range(0, len(numbers), self.batch_size):
+                batch = numbers[start : start + self.batch_size]
+                yield start, torch.from_numpy(np.stack(list(pool.map(load, batch))))

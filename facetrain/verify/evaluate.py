@@ -1,14 +1,57 @@
-"""Score one model on some sets: what `facetrain eval` does."""
+"""Score one model, or two, on some sets: what `facetrain eval` does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from facetrain.checkpoint.model_file import open_model
-from facetrain.distributed.world import join
-from facetrain.verify.pairs import load_targets
-from facetrain.verify.verifier import Metrics, Verifier
+from facetrain.distributed.world import World, join
+from facetrain.errors import UsageError
+from facetrain.verify.embed import PictureEmbedder
+from facetrain.verify.paired import Difference, compare_results
+from facetrain.verify.pairs import PairSet
+from facetrain.verify.protocols import Options, assess
+from facetrain.verify.result import Result
+from facetrain.verify.slices import read_columns
+from facetrain.verify.targets import Target, open_targets
+from facetrain.verify.verifier import evaluating
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the sets say of a model, and of how it differs from another."""
+
+    description: str
+    results: dict[str, Result]
+    """By the name of the set; IJB's 1:N protocol adds `_1n` to it."""
+    targets: dict[str, Target]
+    """The sets by name; the pictures of the hardest pairs are theirs."""
+    is_leader: bool
+    """Whether this rank is the one to tell the results."""
+    against: str = ""
+    """What the other model is."""
+    differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all numbers."""
+        found: dict[str, Any] = {
+            "description": self.description,
+            "sets": {name: result.as_json() for name, result in self.results.items()},
+        }
+        if self.against:
+            found["against"] = self.against
+            found["differences"] = {
+                name: {metric: difference.as_json() for metric, difference in by_metric.items()}
+                for name, by_metric in self.differences.items()
+            }
+        return found
 
 
 def evaluate(
@@ -16,27 +59,85 @@ def evaluate(
     targets: Sequence[str],
     data_dir: Path,
     *,
+    against: Path | None = None,
+    tables: Mapping[str, Path] | None = None,
+    options: Options | None = None,
     device: str = "auto",
     batch_size: int = 256,
     workers: int = 2,
-) -> tuple[str, dict[str, Metrics], bool]:
-    """Return what the model is, its metrics on every set, and whether this rank is the one to tell them.
+    bf16: bool = False,
+) -> Evaluation:
+    """Return the results on every set, beside another model's where one is given.
 
-    Under torchrun all ranks share the work.
+    Under torchrun all ranks share the work. `tables` gives the CSV by which a set of pairs is sliced.
 
     Raises:
-        ModelError: the model cannot be opened.
+        ModelError: a model cannot be opened.
         PairsError: a set cannot be read.
+        DataError: a table does not fit its set.
+        UsageError: a table is given for a set that is not evaluated, or has no pairs of its own.
     """
     with join(device) as world:
-        sets = load_targets(targets, data_dir)
-        opened = open_model(model, world.device)
-        verifier = Verifier(
+        sets = {found.name: found for found in open_targets(targets, data_dir)}
+        columns = _columns(sets, tables or {})
+        score = partial(
+            _score,
             sets,
-            image_size=opened.image_size,
+            columns,
+            options or Options(),
+            world,
             batch_size=batch_size,
-            device=world.device,
             workers=workers,
-            prepare=opened.prepare,
+            bf16=bf16,
         )
-        return opened.description, dict(verifier(opened.network)), world.is_leader
+        description, results = score(model)
+        if against is None:
+            return Evaluation(description, results, sets, world.is_leader)
+        other, others = score(against)
+        differences = {name: compare_results(result, others[name]) for name, result in results.items()}
+        return Evaluation(description, results, sets, world.is_leader, other, differences)
+
+
+def _score(
+    sets: dict[str, Target],
+    columns: dict[str, dict[str, Any]],
+    options: Options,
+    world: World,
+    model: Path,
+    *,
+    batch_size: int,
+    workers: int,
+    bf16: bool,
+) -> tuple[str, dict[str, Result]]:
+    opened = open_model(model, world.device)
+    embedder = PictureEmbedder(
+        opened.network,
+        image_size=opened.image_size,
+        batch_size=batch_size,
+        device=world.device,
+        workers=workers,
+        prepare=opened.prepare,
+        autocast=_autocast(world.device, bf16),
+    )
+    results: dict[str, Result] = {}
+    with evaluating(opened.network):
+        for name, target in sets.items():
+            results |= assess(target, embedder, replace(options, columns=columns.get(name)))
+    return opened.description, results
+
+
+def _autocast(device: torch.device, bf16: bool) -> Callable[[], AbstractContextManager[object]]:
+    return partial(torch.autocast, device.type, torch.bfloat16) if bf16 else nullcontext
+
+
+def _columns(sets: dict[str, Target], tables: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    columns = {}
+    for name, path in tables.items():
+        target = sets.get(name)
+        if not isinstance(target, PairSet):
+            there = ", ".join(other for other, found in sets.items() if isinstance(found, PairSet))
+            raise UsageError(
+                f"{path}: is for {name}, which is no set of pairs here; there are {there or 'none'}"
+            )
+        columns[name] = read_columns(path, len(target.same))
+    return columns

@@ -16,7 +16,7 @@ from facetrain.data.dataset import open_source
 from facetrain.data.source import PICTURE_SUFFIXES, FaceSource
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
-from facetrain.verify.embed import embed_pictures
+from facetrain.verify.embed import PictureEmbedder
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,10 @@ def save_embeddings(path: Path, found: Embeddings) -> None:
 def _embed(
     opened: EmbeddingModel, pictures: Sequence[bytes], name: str, world: World, *, flip: bool, batch_size: int
 ) -> np.ndarray:
-    plain, mirrored = embed_pictures(
-        opened.network,
-        pictures,
-        name=name,
-        image_size=opened.image_size,
-        batch_size=batch_size,
-        device=world.device,
-        prepare=opened.prepare,
+    embedder = PictureEmbedder(
+        opened.network, opened.image_size, batch_size, world.device, prepare=opened.prepare
     )
-    embedding = plain + mirrored if flip else plain
+    embedding = embedder.summed(pictures, name=name, flip=flip)
     return np.asarray(
         embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12), np.float32
     )

@@ -107,7 +107,7 @@ def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
     """Keep every draw's numbers, and the interval that they span."""
     result.replicates |= replicates
     for name, replicate_R in replicates.items():
-        found = bootstrap.interval(replicate_R)
+        found = bootstrap.interval(replicate_R, result.subjects)
         if found is not None:
             result.interval[name] = found
 

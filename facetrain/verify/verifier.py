@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.data.augment import normalise
-from facetrain.verify.embed import embed_pictures
+from facetrain.verify.embed import PictureEmbedder
 from facetrain.verify.metrics import verification_metrics
 from facetrain.verify.pairs import PairSet
 
@@ -53,7 +53,8 @@ class Verifier:
 
     def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Metrics:
         """Return the metrics of one set. Collective."""
-        plain, mirrored = embed_pictures(model, pairs.images, name=pairs.name, **self._options)  # type: ignore[arg-type]
+        embedder = PictureEmbedder(model, **self._options)  # type: ignore[arg-type]
+        plain, mirrored = embedder.both(pairs.images, name=pairs.name)
         if not np.isfinite(plain).all():
             # A network that has diverged has no accuracy; the run that asks goes on to say why.
             return {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}

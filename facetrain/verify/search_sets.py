@@ -1,0 +1,148 @@
+"""Sets for searching: TinyFace's folders, and MegaFace's probes and distractors.
+
+Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, or its aligned pictures
+gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      beside or above them; else `7_2.jpg` is of person 7
+
+probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or its own:
+facescrub_images/NAME/*.jpg  megaface_images/**/*.jpg
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.source import PICTURE_SUFFIXES
+from facetrain.errors import PairsError
+from facetrain.verify.files import Files
+from facetrain.verify.subjects import numbers_of
+
+_MEGAFACE = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
+
+
+@dataclass(frozen=True)
+class SearchSet:
+    """Probes and the gallery that they are searched in; subjects are numbered from 0, −1 is nobody's mate."""
+
+    name: str
+    probes: Sequence[bytes]
+    probe_subject: np.ndarray
+    gallery: Sequence[bytes]
+    gallery_subject: np.ndarray
+
+
+@dataclass(frozen=True)
+class DistractorSet:
+    """Pictures of people, and strangers among whom each is searched with one mate."""
+
+    name: str
+    probes: Sequence[bytes]
+    subject: np.ndarray
+    distractors: Sequence[bytes]
+
+
+def is_tinyface(folder: Path) -> bool:
+    """Whether a folder is laid out as TinyFace."""
+    return _tinyface(folder) is not None
+
+
+def is_megaface(folder: Path) -> bool:
+    """Whether a folder holds probes and distractors."""
+    return _megaface(folder) is not None
+
+
+def open_tinyface(folder: Path, name: str) -> SearchSet:
+    """List TinyFace's probes and gallery.
+
+    Raises:
+        PairsError: a list cannot be read, or a picture's name does not say whose it is.
+    """
+    root = _tinyface(folder)
+    assert root is not None, "asked by is_tinyface"
+    matches, owners = _listed(root, "Gallery_Match", "gallery_match", "gallery")
+    probes, sought = _listed(root, "Probe", "probe", "probe")
+    strangers = _pictures(root / "Gallery_Distractor")
+    known = numbers_of([*sought, *owners])
+    return SearchSet(
+        name,
+        Files(probes),
+        known[: len(sought)],
+        Files([*matches, *strangers]),
+        np.append(known[len(sought) :], np.full(len(strangers), -1)),
+    )
+
+
+def open_megaface(folder: Path, name: str) -> DistractorSet:
+    """List the probes, a folder per person, and the distractors.
+
+    Raises:
+        PairsError: nobody has two pictures, or there are no distractors.
+    """
+    found = _megaface(folder)
+    assert found is not None, "asked by is_megaface"
+    people, strangers = found
+    probes = _pictures(people)
+    subject = numbers_of([path.relative_to(people).parts[0] for path in probes])
+    distractors = _pictures(strangers)
+    if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
+        raise PairsError(
+            f"{folder}: {len(probes):,} probes and {len(distractors):,} distractors; "
+            "a person needs two pictures at least, in a folder of his own"
+        )
+    return DistractorSet(name, Files(probes), subject, Files(distractors))
+
+
+def _tinyface(folder: Path) -> Path | None:
+    for root in (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set"):
+        if (root / "Gallery_Match").is_dir() and (root / "Probe").is_dir():
+            return root
+    return None
+
+
+def _megaface(folder: Path) -> tuple[Path, Path] | None:
+    for probes, distractors in _MEGAFACE:
+        if (folder / probes).is_dir() and (folder / distractors).is_dir():
+            return folder / probes, folder / distractors
+    return None
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
+
+
+def _listed(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:
+    """Return pictures and the people in them, by the official list or by their names."""
+    for beside in (root, root.parent):
+        path = beside / f"{list_name}_img_ID_pairs.mat"
+        if path.is_file():
+            names, people = _matlab(path, key)
+            return [root / folder / name for name in names], people
+    paths = _pictures(root / folder)
+    people = []
+    for path in paths:
+        person = path.name.split("_")[0]
+        if not person.isdigit():
+            raise PairsError(
+                f"{path}: does not begin with a person's number; put {list_name}_img_ID_pairs.mat beside"
+            )
+        people.append(int(person))
+    if not paths:
+        raise PairsError(f"{root / folder}: holds no pictures")
+    return paths, people
+
+
+def _matlab(path: Path, key: str) -> tuple[list[str], list[int]]:
+    from scipy.io import loadmat
+
+    try:
+        found = loadmat(path, variable_names=[f"{key}_set", f"{key}_ids"])
+        names = [str(np.asarray(cell).item()) for cell in found[f"{key}_set"].ravel()]
+        people = [int(number) for number in found[f"{key}_ids"].ravel()]
+    except Exception as error:  # scipy has no error of its own for a file that is none
+        raise PairsError(f"{path}: not TinyFace's list ({' '.join(str(error).split())[:120]})") from error
+    if len(names) != len(people) or any(Path(name).name != name for name in names):
+        raise PairsError(f"{path}: {len(names):,} names for {len(people):,} numbers, or names with folders")
+    return names, people
