@@ -14,10 +14,10 @@ FACES = "real/lfw_verification/lfw_folds1-2.bin"
 
 def test_y1_from_mxnets_own_files_scores_on_real_faces_as_measured_elsewhere():
     faces = shared_path(FACES)
-    _, found, _ = evaluate(shared_path("real/y1/model-symbol.json"), [str(faces)], faces.parent, device="cpu")
-    (metrics,) = found.values()
-    assert metrics["accuracy"] == pytest.approx(0.995, abs=5e-4)
-    assert metrics["auc"] == pytest.approx(0.99964, abs=5e-4)
+    model = shared_path("real/y1/model-symbol.json")
+    (found,) = evaluate(model, [str(faces)], faces.parent, device="cpu").results.values()
+    assert found.metrics["accuracy"] == pytest.approx(0.995, abs=5e-4)
+    assert found.metrics["auc"] == pytest.approx(0.99964, abs=5e-4)
 
 
 def test_y1_from_mxnet_and_from_onnx_gives_the_same_embeddings():

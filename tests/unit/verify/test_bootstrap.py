@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+
+from facetrain.verify import bootstrap
+from facetrain.verify.bootstrap import WeightedCurve, draw_subjects, interval
+from facetrain.verify.folds import FoldSearch, fold_accuracy
+from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
+from facetrain.verify.scored import ScoredPairs, add_folds, assess_pairs
+from facetrain.verify.subjects import numbers_of, subjects_of_pairs
+
+
+def some_pairs(seed=0, pairs=300, subjects=40, decimals=1):
+    random = np.random.default_rng(seed)
+    same = random.random(pairs) < 0.5
+    first = random.integers(0, subjects, pairs)
+    second = np.where(same, first, (first + random.integers(1, subjects, pairs)) % subjects)
+    # Rounded, so that scores tie within a kind and between both.
+    return np.round(random.normal(0.5 * same, 0.4), decimals), same, first, second
+
+
+def repeated(drawn_S, first, second):
+    """The pairs as often as a draw has them, one by one."""
+    times = np.where(
+        first == second, drawn_S[first].astype(int), drawn_S[first].astype(int) * drawn_S[second]
+    )
+    return np.repeat(np.arange(len(first)), times)
+
+
+@pytest.mark.parametrize("decimals", [1, 8])
+def test_a_draw_gives_the_numbers_of_the_pairs_written_out(decimals):
+    score, same, first, second = some_pairs(decimals=decimals)
+    curve = WeightedCurve(score, same, first, second)
+    for drawn_RS in draw_subjects(40, 20, pairs=0):
+        far, tar = curve.rates(drawn_RS)
+        found = (
+            bootstrap.areas(far, tar),
+            bootstrap.equal_error_rates(far, tar),
+            bootstrap.true_accept_rates(far, tar, 0.1),
+        )
+        for row, drawn_S in enumerate(drawn_RS):
+            written = repeated(drawn_S, first, second)
+            expected = roc(score[written], same[written])
+            assert found[0][row] == pytest.approx(auc(expected))
+            assert found[1][row] == pytest.approx(equal_error_rate(expected))
+            assert found[2][row] == pytest.approx(tar_at_far(expected, 0.1))
+
+
+def test_a_draws_accuracy_is_that_of_folds_written_out():
+    score, same, first, second = some_pairs(decimals=8)
+    distance = 2 - 2 * score
+    search = FoldSearch(distance, same, 10, first, second)
+    (drawn_RS,) = draw_subjects(40, 10, pairs=0)
+    accuracy, threshold = search.accuracy(drawn_RS)
+    fold = np.repeat(np.arange(10), 30)
+    for row, drawn_S in enumerate(drawn_RS):
+        written = repeated(drawn_S, first, second)
+        for number in range(10):
+            train, test = written[fold[written] != number], written[fold[written] == number]
+            right = [np.count_nonzero((distance[train] < t) == same[train]) for t in np.arange(0, 4, 0.01)]
+            best = np.arange(0, 4, 0.01)[int(np.argmax(right))]
+            assert threshold[row, number] == best
+            assert accuracy[row, number] == pytest.approx(np.mean((distance[test] < best) == same[test]))
+
+
+def test_every_subject_once_is_the_set_itself():
+    score, same, first, second = some_pairs()
+    found = assess_pairs(ScoredPairs(score, same, first, second, np.arange(40)), protocol="x", replicates=0)
+    curve = roc(score, same)
+    far, tar = WeightedCurve(score, same, first, second).rates(np.ones((1, 40), np.uint16))
+    assert bootstrap.areas(far, tar)[0] == pytest.approx(auc(curve)) == pytest.approx(found.metrics["auc"])
+    assert bootstrap.equal_error_rates(far, tar)[0] == pytest.approx(equal_error_rate(curve))
+    assert found.interval == {}
+
+
+def test_draws_do_not_depend_on_how_many_are_held_at_once():
+    whole = np.concatenate(list(draw_subjects(30, 25, pairs=10)))
+    pieces = np.concatenate(list(draw_subjects(30, 25, pairs=bootstrap._CHUNK // 4)))
+    np.testing.assert_array_equal(whole, pieces)
+    assert (whole.sum(1) == 30).all()
+    assert not np.array_equal(whole, np.concatenate(list(draw_subjects(30, 25, pairs=10, seed=1))))
+
+
+def people(random, subjects, pictures=3):
+    """Embeddings of people of whom some are harder than others, all their genuine pairs and as many others."""
+    centre, spread = random.normal(size=(subjects, 1, 8)), random.gamma(2, 0.35, size=(subjects, 1, 1))
+    unit = (centre + spread * random.normal(size=(subjects, pictures, 8))).reshape(-1, 8)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    subject = np.repeat(np.arange(subjects), pictures)
+    left, right = np.triu_indices(pictures, 1)
+    start = np.arange(subjects)[:, None] * pictures
+    genuine = (start + left).ravel(), (start + right).ravel()
+    count = len(genuine[0])
+    first = np.concatenate([genuine[0], random.integers(0, len(subject), count)])
+    second = np.concatenate([genuine[1], random.integers(0, len(subject), count)])
+    same, order = subject[first] == subject[second], random.permutation(2 * count)
+    scores = (unit[first] * unit[second]).sum(1)
+    return ScoredPairs(scores[order], same[order], first[order], second[order], subject)
+
+
+def test_intervals_hold_what_a_large_population_gives_about_as_often_as_they_say():
+    random = np.random.default_rng(1)
+    truth = assess_pairs(people(random, 10_000), protocol="x", replicates=0).metrics
+    held = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
+    held_by_pairs = 0
+    for trial in range(100):
+        pairs = people(random, 100)
+        found = assess_pairs(pairs, protocol="x", replicates=200, seed=trial)
+        for name in held:
+            low, high = found.interval[name]
+            held[name] += low <= truth[name] <= high
+        # As if every pair were of two people of its own: too narrow.
+        number = np.arange(2 * len(pairs.same_P))
+        alone = ScoredPairs(pairs.score_P, pairs.same_P, number[0::2], number[0::2], number)
+        low, high = assess_pairs(alone, protocol="x", replicates=200, seed=trial).interval["auc"]
+        held_by_pairs += low <= truth["auc"] <= high
+    assert all(count >= 90 for count in held.values()), held
+    assert held_by_pairs < held["auc"]
+
+
+def test_no_error_in_any_draw_is_no_proof_that_there_is_none():
+    low, high = interval(np.ones(100), subjects=50)
+    assert high == 1 and 1 - low == pytest.approx(1 - 0.025 ** (1 / 50))
+    assert interval(np.zeros(100), subjects=50)[1] == pytest.approx(1 - low)
+    assert interval(np.array([np.nan]), subjects=5) is None
+
+
+def test_people_are_known_by_their_genuine_pairs_and_equal_pictures():
+    picture = numbers_of([b"a", b"b", b"b", b"c", b"d", b"e", b"a", b"d"])
+    assert picture.tolist() == [0, 1, 1, 2, 3, 4, 0, 3]
+    same = np.array([True, True, False, False])
+    subject = subjects_of_pairs(picture[0::2], picture[1::2], same, 5)[picture]
+    a, b, b2, c, d, e, a2, d2 = subject.tolist()
+    assert a == b == b2 == c == a2 and d == d2 and len({a, d, e}) == 3
+
+
+def test_folds_are_scored_as_without_the_bootstrap():
+    score, same, first, second = some_pairs(decimals=8)
+    pairs = ScoredPairs(score, same, first, second, np.arange(40))
+    result = assess_pairs(pairs, protocol="verification", replicates=50)
+    add_folds(result, pairs, replicates=50)
+    assert result.metrics["accuracy"] == fold_accuracy(2 - 2 * score, same).mean
+    low, high = result.interval["accuracy"]
+    assert low < result.metrics["accuracy"] < high

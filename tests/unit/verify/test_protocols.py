@@ -1,0 +1,242 @@
+"""Whole protocols on small sets in the official layouts, against loops over their files."""
+
+import csv
+
+import cv2
+import numpy as np
+import pytest
+from scipy.io import savemat
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from facetrain.data.bin import write_bin
+from facetrain.errors import ModelError, PairsError
+from facetrain.verify.distractors import distractor_ranks, mate_pairs
+from facetrain.verify.protocols import Options, assess
+from facetrain.verify.targets import open_target, open_targets
+from tests.support.faces import embedder, face
+from tests.support.protocols import write_ijb, write_megaface, write_tinyface
+
+FEW = Options(replicates=60)
+
+
+def colours(folder, names, landmarks, size=16):
+    """What mean colour sees in the aligned faces: twice that, because a mirror image has the same."""
+    from facetrain.data.align import align
+
+    rows = []
+    for name, points in zip(names, landmarks, strict=True):
+        image = cv2.cvtColor(cv2.imread(str(folder / "loose_crop" / name)), cv2.COLOR_BGR2RGB)
+        rows.append((align(image, points, size).astype(np.float64).mean((0, 1)) - 127.5) / 127.5)
+    return 2 * np.array(rows)
+
+
+def templates_by_loops(folder, *, detection=True):
+    """InsightFace's evaluation of IJB, from the files, in loops."""
+    rows = [line.split() for line in (folder / "meta/ijbc_name_5pts_score.txt").read_text().splitlines()]
+    numbers = np.array([row[1:] for row in rows], float)
+    seen = colours(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
+    if detection:
+        seen *= numbers[:, 10:]
+    members = {}
+    for row, line in zip(seen, (folder / "meta/ijbc_face_tid_mid.txt").read_text().splitlines(), strict=True):
+        _, template, medium = line.split()
+        members.setdefault(int(template), {}).setdefault(medium, []).append(row)
+    pooled = {t: sum(np.mean(rows, axis=0) for rows in media.values()) for t, media in members.items()}
+    return {t: vector / np.linalg.norm(vector) for t, vector in pooled.items()}
+
+
+@pytest.mark.parametrize("detection", [True, False])
+def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
+    folder = write_ijb(tmp_path / "IJBC")
+    found = assess(open_target("ijbc", tmp_path), embedder(), Options(replicates=60, detection=detection))[
+        "ijbc"
+    ]
+    unit = templates_by_loops(folder, detection=detection)
+    lines = [
+        map(int, line.split())
+        for line in (folder / "meta/ijbc_template_pair_label.txt").read_text().splitlines()
+    ]
+    score, label = zip(*((unit[a] @ unit[b], same) for a, b, same in lines), strict=True)
+    assert found.metrics["auc"] == pytest.approx(roc_auc_score(label, score), abs=1e-6)
+    far, tar, _ = roc_curve(label, score, drop_intermediate=False)
+    assert found.metrics["tar@1e-01"] == pytest.approx(tar[far <= 0.1].max())
+    assert found.metrics["tar@1e-02"] == pytest.approx(tar[far <= 0.01].max())
+    assert (
+        found.metrics["tar@1e-03"] is None
+        and "1,000 impostor pairs; there are 112" in found.needs["tar@1e-03"]
+    )
+    assert found.subjects == 8
+    low, high = found.interval["auc"]
+    assert low <= found.metrics["auc"] <= high
+
+
+def rosters(folder):
+    for name in ("gallery_G1", "gallery_G2", "probe_mixed"):
+        with (folder / f"meta/ijbc_1N_{name}.csv").open() as file:
+            yield {int(row["TEMPLATE_ID"]): int(row["SUBJECT_ID"]) for row in csv.DictReader(file)}
+
+
+def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
+    folder = write_ijb(tmp_path / "ijbc", people=40)
+    found = assess(open_target("ijbc", tmp_path), embedder(), FEW)["ijbc_1n"]
+    unit = templates_by_loops(folder)
+    *galleries, probes = rosters(folder)
+    rank1, rank5, tpir = [], [], []
+    for gallery in galleries:
+        ranks, mates, others = [], [], []
+        for probe, subject in probes.items():
+            scored = sorted(
+                ((unit[probe] @ unit[t], owner == subject) for t, owner in gallery.items()), reverse=True
+            )
+            if subject in gallery.values():
+                ranks.append([own for _, own in scored].index(True))
+                mates.append(next(score for score, own in scored if own))
+            else:
+                others.append(scored[0][0])
+        rank1.append(np.mean(np.array(ranks) < 1))
+        rank5.append(np.mean(np.array(ranks) < 5))
+        thresholds = np.array([t for t in [*mates, *others] if np.mean(np.array(others) >= t) <= 0.1])
+        tpir.append(np.mean(np.array(mates) >= thresholds.min()))
+    assert found.metrics["rank1"] == pytest.approx(np.mean(rank1)) and 0.2 < np.mean(rank1) < 1
+    assert found.metrics["rank5"] == pytest.approx(np.mean(rank5))
+    assert found.metrics["tpir@1e-01"] == pytest.approx(np.mean(tpir))
+    assert found.metrics["tpir@1e-02"] is None and "there are 40" in found.needs["tpir@1e-02"]
+    assert found.interval["rank1"][0] < found.metrics["rank1"] < found.interval["rank1"][1]
+
+
+def test_ijb_b_has_its_own_names_and_no_need_of_the_one_to_many_lists(tmp_path):
+    folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
+    for path in folder.glob("meta/*1N*"):
+        path.unlink()
+    assert assess(open_target("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "said"),
+    [
+        ("template_pair_label", lambda t: t + "100 101 2\n", r"line 129: the label is 2"),
+        (
+            "template_pair_label",
+            lambda t: t.replace("\n", "\nwhat 101 1\n", 1),
+            "line 2: not `template template 1`",
+        ),
+        ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no picture, among them 9999"),
+        ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "list other pictures: line 2"),
+        ("name_5pts_score", lambda t: t.split("\n", 1)[1], "list other pictures"),
+        ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), "line 1: 1 numbers after the name, not 2"),
+        ("1N_probe_mixed", None, None),
+        ("template_pair_label", None, "there is no such list"),
+    ],
+)
+def test_a_damaged_list_is_named_with_its_line(tmp_path, file, damage, said):
+    folder = write_ijb(tmp_path / "ijbc")
+    (path,) = folder.glob(f"meta/ijbc_{file}.*")
+    if damage:
+        path.write_text(damage(path.read_text()))
+    else:
+        path.unlink()
+    if said is None:
+        assert open_target("ijbc", tmp_path).probes is None
+        return
+    with pytest.raises(PairsError, match=said):
+        open_target("ijbc", tmp_path)
+
+
+def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
+    folder = write_tinyface(tmp_path / "tinyface")
+    found = assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"]
+    seen = {}
+    for path in sorted(folder.rglob("*.png")):
+        colour = (cv2.imread(str(path))[0, 0, ::-1].astype(float) - 127.5) / 127.5
+        seen[path] = colour / np.linalg.norm(colour)
+    gallery = [p for p in seen if p.parent.name != "Probe"]
+    ranks = []
+    for probe in (p for p in seen if p.parent.name == "Probe"):
+        order = sorted(gallery, key=lambda p: -float(seen[p] @ seen[probe]))
+        own = [p.parent.name == "Gallery_Match" and p.name[0] == probe.name[0] for p in order]
+        ranks.append(own.index(True))
+    for rank in (1, 5, 10, 20):
+        assert found.metrics[f"rank{rank}"] == pytest.approx(np.mean(np.array(ranks) < rank))
+    assert (found.metrics["probes"], found.metrics["mated"], found.subjects) == (12, 12, 6)
+    assert found.metrics["tpir@1e-01"] is None
+
+
+def test_tinyfaces_own_lists_say_who_is_who(tmp_path):
+    folder = write_tinyface(tmp_path / "tinyface" / "Testing_Set")
+    by_name = assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"]
+    for part, key in (("Gallery_Match", "gallery"), ("Probe", "probe")):
+        paths = sorted((folder / part).iterdir())
+        names = np.array([[p.name] for p in paths], dtype=object)
+        ids = np.array([[int(p.name[0])] for p in paths], dtype=np.uint16)
+        stem = "gallery_match" if key == "gallery" else "probe"
+        savemat(folder / f"{stem}_img_ID_pairs.mat", {f"{key}_set": names, f"{key}_ids": ids})
+    assert assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"].metrics == by_name.metrics
+    (folder / "probe_img_ID_pairs.mat").write_bytes(b"nothing that MATLAB wrote" * 20)
+    with pytest.raises(PairsError, match=r"probe_img_ID_pairs.mat: not TinyFace's list"):
+        open_target("tinyface", tmp_path)
+
+
+def test_megaface_searches_each_mate_among_distractors_alone(tmp_path):
+    folder = write_megaface(tmp_path / "megaface")
+    found = assess(open_target("megaface", tmp_path), embedder(), FEW)["megaface"]
+    assert {"rank1", "rank10", "rank1@10", "rank1@100"} < found.metrics.keys()
+    assert (found.metrics["searches"], found.metrics["distractors"]) == (30, 120)
+    assert found.metrics["rank1"] <= found.metrics["rank1@100"] <= found.metrics["rank1@10"]
+    (folder / "distractors").rename(folder / "elsewhere")
+    with pytest.raises(PairsError, match="none of IJB"):
+        open_target("megaface", tmp_path)
+
+
+@pytest.mark.parametrize("at_once", [50, 1 << 24])
+def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
+    monkeypatch.setattr("facetrain.verify.distractors._AT_ONCE", at_once)
+    random = np.random.default_rng(0)
+    unit = random.normal(size=(240, 3)).astype(np.float32)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    probes, distractors, subject = unit[:20], unit[20:], random.integers(0, 6, 20)
+    pairs = mate_pairs(subject)
+    assert sorted(zip(*pairs, strict=True)) == sorted(
+        (i, j) for i in range(20) for j in range(20) if i != j and subject[i] == subject[j]
+    )
+    found = distractor_ranks(probes, distractors, pairs, [10, 100, 220])
+    for row, size in enumerate((10, 100, 220)):
+        similarity = probes @ distractors[:size].T
+        expected = [
+            np.count_nonzero(similarity[i] >= probes[i] @ probes[j]) for i, j in zip(*pairs, strict=True)
+        ]
+        np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
+
+
+def test_pairs_have_both_curves_their_folds_and_the_hardest_pictures(tmp_path):
+    random = np.random.default_rng(0)
+    same = random.random(200) < 0.5
+    images = []
+    for number, one in enumerate(same):
+        images += [
+            face(number % 30, 2 * number),
+            face(number % 30 if one else 31 + number % 29, 2 * number + 1),
+        ]
+    write_bin(tmp_path / "set.bin", images, same.tolist())
+    (target,) = open_targets(["set"], tmp_path)
+    found = assess(target, embedder(), FEW)["set"]
+    assert len(found.folds.accuracy_F) == 10 and len(found.grid.tpr_T) == 400
+    assert found.histogram.genuine.sum() == same.sum() and found.histogram.impostor.sum() == (~same).sum()
+    lowest = found.hardest_genuine[0]
+    assert same[lowest.pair] and (lowest.first, lowest.second) == (2 * lowest.pair, 2 * lowest.pair + 1)
+    assert [pair.score for pair in found.hardest_genuine] == sorted(
+        pair.score for pair in found.hardest_genuine
+    )
+    scores = [pair.score for pair in found.hardest_impostors]
+    assert scores == sorted(scores, reverse=True) and not same[found.hardest_impostors[0].pair]
+    accepted = found.threshold["1e-01"]
+    assert found.curve.far[found.curve.threshold >= accepted].max() <= 0.1
+    assert found.interval.keys() >= {"accuracy", "accuracy_no_flip", "auc", "eer", "threshold", "tar@1e-01"}
+
+
+def test_a_network_that_has_diverged_is_named(tmp_path):
+    write_ijb(tmp_path / "ijbc")
+    from dataclasses import replace
+
+    broken = replace(embedder(), embed=lambda image: image.mean((2, 3)) * float("nan"))
+    with pytest.raises(ModelError, match="ijbc: the embedding of picture 0 is not finite"):
+        assess(open_target("ijbc", tmp_path), broken, FEW)

@@ -1,0 +1,82 @@
+import json
+
+import numpy as np
+import pytest
+
+from facetrain.errors import DataError
+from facetrain.verify.result import Result
+from facetrain.verify.scored import assess_pairs
+from facetrain.verify.slices import read_columns, slice_groups
+from tests.unit.verify.test_bootstrap import people
+
+
+def write(path, names, rows):
+    path.write_text("\n".join([",".join(names), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_every_group_is_held_against_one_threshold():
+    pairs = people(np.random.default_rng(0), 60)
+    value = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
+    groups = slice_groups(pairs, {"light": value}, 0.6, replicates=100)
+    assert [group.value for group in groups] == ["dark", "light"]
+    for group in groups:
+        score, same = pairs.score_P[value == group.value], pairs.same_P[value == group.value]
+        assert group.metrics["fmr"] == pytest.approx(np.mean(score[~same] >= 0.6))
+        assert group.metrics["fnmr"] == pytest.approx(np.mean(score[same] < 0.6))
+        assert group.metrics["accuracy"] == pytest.approx(np.mean((score >= 0.6) == same))
+        assert (group.metrics["pairs"], group.metrics["genuine"]) == (len(same), same.sum())
+        for name, (low, high) in group.interval.items():
+            assert low <= group.metrics[name] <= high
+
+
+def test_a_group_without_impostors_has_no_false_match_rate():
+    pairs = people(np.random.default_rng(0), 30)
+    groups = slice_groups(pairs, {"kind": np.where(pairs.same_P, "same", "other")}, 0.5, replicates=20)
+    other, same = groups
+    assert (other.metrics["fnmr"], same.metrics["fmr"]) == (None, None)
+    assert "fmr" in other.interval and "fmr" not in same.interval
+    json.dumps([group.as_json() for group in groups], allow_nan=False)
+
+
+def test_pictures_of_one_value_make_a_group_and_of_two_another(tmp_path):
+    table = write(tmp_path / "t.csv", ["sex"], [["f"], ["f"], ["m"], ["f"], ["f"], ["m"]])
+    assert read_columns(table, 3)["sex"].tolist() == ["f", "f / m", "f / m"]
+
+
+def test_many_numbers_become_four_ranges_and_few_stay(tmp_path):
+    table = write(tmp_path / "t.csv", ["age gap", "pose"], [[n, n % 3] for n in range(100)])
+    found = read_columns(table, 100)
+    assert sorted(set(found["pose"])) == ["0", "1", "2"]
+    names, count = np.unique(found["age gap"], return_counts=True)
+    assert count.tolist() == [25, 25, 25, 25] and "0 to 24.75" in names
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([["a"]], r"1 rows; a row for each of 3 pairs or 6 pictures"),
+        ([["a"], ["b", "c"], ["d"]], "row 3: 2 fields under 1 names"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, said):
+    with pytest.raises(DataError, match=said):
+        read_columns(write(tmp_path / "t.csv", ["x"], rows), 3)
+    with pytest.raises(DataError, match="No such file"):
+        read_columns(tmp_path / "none.csv", 3)
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(DataError, match=r"empty.csv"):
+        read_columns(tmp_path / "empty.csv", 3)
+
+
+def test_a_result_is_written_as_json_that_any_reader_takes():
+    pairs = people(np.random.default_rng(0), 3000)
+    result = assess_pairs(pairs, protocol="verification", replicates=10)
+    found = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    curve = found["curve"]
+    assert len(curve["far"]) == len(curve["tar"]) == len(curve["threshold"]) <= 512
+    assert curve["far"] == sorted(curve["far"]) and (curve["far"][-1], curve["tar"][-1]) == (1, 1)
+    # The thinned curve still has the low rates: the area from it is that of all points.
+    assert np.trapezoid(curve["tar"], curve["far"]) == pytest.approx(found["auc"], abs=1e-3)
+    assert found["tar@1e-06"] is None and "needs 1,000,000" in found["needs"]["tar@1e-06"]
+    assert Result("x", {}).as_json()["curve"] is None

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from facetrain.verify import templates
+from facetrain.verify.templates import pool_templates, score_pairs
+
+
+def pooled_by_loops(embedding, template, medium, weight):
+    """InsightFace's steps: weigh, mean of each medium, sum over the media, length 1."""
+    rows = []
+    for t in np.unique(template):
+        total = np.zeros(embedding.shape[1])
+        for m in np.unique(medium[template == t]):
+            of = (template == t) & (medium == m)
+            total += (embedding[of] * weight[of, None]).mean(0)
+        rows.append(total / np.linalg.norm(total))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1 << 15])
+def test_pooling_equals_loops_over_templates_and_media(at_once, monkeypatch):
+    random = np.random.default_rng(0)
+    monkeypatch.setattr(templates, "_ROWS", at_once)
+    embedding = random.normal(size=(300, 6)).astype(np.float32)
+    # Media have the same numbers in several templates, and one template holds a third of all pictures.
+    template, medium = random.choice([5, 9, 9, 40, 41], 300), random.integers(0, 4, 300)
+    weight = random.random(300).astype(np.float32)
+    ids, found = pool_templates(embedding, template, medium, weight)
+    assert ids.tolist() == [5, 9, 40, 41]
+    np.testing.assert_allclose(found, pooled_by_loops(embedding, template, medium, weight), atol=1e-5)
+    _, plain = pool_templates(embedding, template, medium)
+    np.testing.assert_allclose(plain, pooled_by_loops(embedding, template, medium, np.ones(300)), atol=1e-5)
+
+
+@pytest.mark.parametrize("pairs", [3, 4000])
+@pytest.mark.parametrize("products", [64, 1 << 24])
+def test_pairs_score_as_single_products_do(pairs, products, monkeypatch):
+    random = np.random.default_rng(1)
+    monkeypatch.setattr(templates, "_PRODUCTS", products)
+    unit = random.normal(size=(70, 8)).astype(np.float32)
+    first, second = random.integers(0, 70, pairs), random.integers(20, 70, pairs)
+    np.testing.assert_allclose(
+        score_pairs(unit, first, second), (unit[first] * unit[second]).sum(1), atol=1e-4
+    )
