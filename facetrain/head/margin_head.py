@@ -19,8 +19,9 @@ from torch import Tensor
 from facetrain.counter import key_of
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
+from facetrain.head.chunk import Chunk, FusedChunk, fused_chunks_serve
 from facetrain.head.combined import Margin
-from facetrain.head.objective import Softmax
+from facetrain.head.objective import Objective, Softmax
 from facetrain.head.own import OwnClass
 from facetrain.head.placement import RowTables, place_tables
 from facetrain.head.rows import RowOptimizer, moment_layout
@@ -118,6 +119,9 @@ class MarginHead:
             # As many negatives as a sample meets decide where the threshold starts.
             start = math.log(max(num_classes * sample_rate, 1) * 10)
             self._threshold = LearnedThreshold(start, negative_weight, weight_dtype, self._device, rules)
+        self._objective: Objective = self._threshold.objective if self._threshold else Softmax()
+        serves = fused_chunks_serve(self._device, margin, self._objective, sub_centres, product_dtype)
+        self.chunk_type = FusedChunk if serves else Chunk
         self._step = 0
         self._gradient = _GradientRows()
         self._initialise()
@@ -149,9 +153,10 @@ class MarginHead:
             index_S=sample.index_S,
             place_G=sample.place_G,
             margin=self._margin,
-            objective=self._threshold.objective if self._threshold else Softmax(),
+            objective=self._objective,
             chunk_size=self._chunk_size
             or _chunk_for(len(unit_GD) * (width // self.embedding_size), width, self._device),
+            chunk_type=self.chunk_type,
             take_gradient=self._update_now if self.fused else self._gradient.add,
             finish=partial(self._finish, sample.class_S),
             product_dtype=self._product_dtype,

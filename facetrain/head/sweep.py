@@ -51,6 +51,7 @@ class Sweep:
     take_gradient: TakeGradient
     finish: Callable[[OwnClass, Tensor], None]
     """Called when the backward pass is over, with the own classes and whether the loss is finite."""
+    chunk_type: type[Chunk] = Chunk
     product_dtype: torch.dtype | None = None
     """What the factors of the matrix products are rounded to; None: they stay as they are."""
     dominant: Tensor | None = None
@@ -69,7 +70,10 @@ class Sweep:
             stop = min(start + self.chunk_size, self.size)
             rows: Rows = slice(start, stop) if self.index_S is None else self.index_S[start:stop]
             dominant_C = None if self.dominant is None else self.dominant[rows]
-            yield rows, Chunk(factor_GD, self.weight.fetch(rows), own, self.margin, start, dominant_C)
+            yield (
+                rows,
+                self.chunk_type(factor_GD, self.weight.fetch(rows), own, self.margin, start, dominant_C),
+            )
 
 
 def sharded_cross_entropy(unit_GD: Tensor, norm_G: Tensor | None, sweep: Sweep) -> Tensor:
@@ -93,7 +97,7 @@ class _CrossEntropy(torch.autograd.Function):
         own_G = torch.where(own.here_G, own.target.value_G * sweep.margin.scale, -torch.inf)
         part_PG = sweep.objective.begin(own_G)
         for _, chunk in sweep.chunks(factor_GD, own):
-            part_PG = sweep.objective.add(part_PG, chunk.logit_GC)
+            part_PG = chunk.add_to(part_PG, sweep.objective)
             del chunk  # or two would exist while the next is made
         kept_G = own.here_G & (own.cos_G >= sweep.least_cos)
         own_G, part_WPG, kept_G = _exchange(part_PG, own_G, kept_G if sweep.least_cos > -1 else None)
@@ -121,10 +125,9 @@ class _CrossEntropy(torch.autograd.Function):
         )
         grad_GD = torch.zeros_like(unit_GD)
         for rows, chunk in sweep.chunks(factor_GD, own):
-            slope_GC = sweep.objective.slope_(chunk.logit_GC, joined_G)
-            added_GD, grad_CX = chunk.gradients(slope_GC, back)
+            added_GD, grad_CX = chunk.gradients(chunk.slopes(sweep.objective, joined_G), back)
             grad_GD += added_GD
-            del chunk, slope_GC, added_GD  # or two chunks would exist while the next is made
+            del chunk, added_GD  # or two chunks would exist while the next is made
             sweep.take_gradient(rows, grad_CX, finite)
             del grad_CX
         grad_GD.mul_(by_cos_G[:, None]).add_(own.centre_GD * own_push_G[:, None])

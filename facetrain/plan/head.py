@@ -104,23 +104,23 @@ def _gathered(shape: HeadShape) -> int:
 def _chunk(shape: HeadShape) -> int:
     """Return the most that one chunk takes: in its last product, in the step after it, or in its update."""
     pairs = shape.global_batch * shape.chunk
-    logits, spread = pairs * (4 + _narrow(shape)), 0
-    if shape.sub_centres > 1:  # which is nearest, the logit of that one, and the slopes of all
-        logits = pairs * (8 + 4 + shape.sub_centres * (_narrow(shape) or 4))
-        spread = logits + pairs * shape.sub_centres * 4
+    slopes = pairs * shape.sub_centres * (_narrow(shape) or 4)
+    logits = pairs * shape.sub_centres * (4 + _narrow(shape))
+    if shape.sub_centres > 1:  # which is nearest, and the logit of that one
+        logits += pairs * (8 + 4)
     # A CPU's float32 product wants its first factor by rows, so it takes a copy.
-    turned = 0 if shape.cuda or _narrow(shape) else pairs * shape.sub_centres * 4
+    turned = 0 if shape.cuda or _narrow(shape) else slopes
     numbers = shape.chunk * shape.width
     factor = _narrow(shape) if shape.weight_dtype == "float32" else 0
     converted = 4 if shape.weight_dtype == "bfloat16" else 0
     # A gradient that waits for the end of the step is counted there.
     gradient = 4 if shape.fused else 0
-    held = numbers * (_taken(shape) + factor + gradient)
+    held = numbers * (_taken(shape) + factor)
     # 4: a product that is summed over the row.
     return max(
-        spread + held - numbers * gradient,
-        logits + turned + held,
-        logits + held + numbers * (converted + 4),
+        logits + held,
+        slopes + turned + held + numbers * gradient,
+        slopes + held + numbers * (gradient + converted + 4),
         numbers * (4 + _update_per_number(shape)) if shape.fused else 0,
     )
 
