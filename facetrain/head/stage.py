@@ -48,12 +48,10 @@ class Stage:
         `drawn` is what the sample draws of itself, `added` what the batch has besides, `next_drawn` what the
         next step will draw; ascending int64 row numbers on the host.
         """
-        left, fetched = self._here, self._take(drawn, room=len(added))
-        if left is not None:
-            self._behind = self._worker.submit(self._put_back, left, self._mark())
-        rows = self._append(fetched, added)
+        left, rows = self._here, self._append(self._take(drawn, room=len(added)), added)
         if left is not None:
             _copy_common(left, rows)
+            self._behind = self._worker.submit(self._put_back, left, self._mark())
         self._here = rows
         self._ahead = (
             next_drawn,
