@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from facetrain import __version__
-from facetrain.cli import config, data, doctor, evaluate, export, plan, train
+from facetrain.cli import config, data, doctor, evaluate, export, plan, search, train
 
 app = typer.Typer(
     name="facetrain",
@@ -21,6 +21,7 @@ app.command("resume")(train.resume)
 app.command("eval")(evaluate.evaluate)
 app.command("embed")(evaluate.embed)
 app.command("compare")(evaluate.compare)
+app.command("search")(search.search)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)

@@ -104,15 +104,19 @@ def embed(
     input: Annotated[
         Path, typer.Argument(help="An image, a folder of images or of a dataset, a .rec or a .bin.")
     ],
-    output: Annotated[Path, typer.Option(help="Where to write: .npz with `embedding`, `name` and `label`.")],
+    output: Annotated[
+        Path, typer.Option(help="Where to write `embedding`, `name` and `label`: .npz or .parquet.")
+    ],
     flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,
     device: Device = "auto",
     batch_size: BatchSize = 256,
+    bf16: Bf16 = False,
 ) -> None:
     """Embed pictures; the rows have length 1."""
-    from facetrain.verify.gallery import embed_input, save_embeddings
+    from facetrain.verify.embeddings import save_embeddings
+    from facetrain.verify.gallery import embed_input
 
-    found = embed_input(model, input, flip=flip, device=device, batch_size=batch_size)
+    found = embed_input(model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16)
     save_embeddings(output, found)
     typer.echo(f"{output}: {len(found.embedding):,} embeddings of {found.embedding.shape[1]} numbers")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +27,11 @@ Crop = Callable[[np.ndarray, int, int], np.ndarray]
 def middle(image: np.ndarray, number: int, size: int) -> np.ndarray:
     """Take the middle of an aligned picture."""
     return resize_square(image, size)
+
+
+def autocast(device: torch.device, bf16: bool) -> Callable[[], AbstractContextManager[object]]:
+    """Return what a network is run in: bfloat16 where its operations allow it, or as it is."""
+    return partial(torch.autocast, device.type, torch.bfloat16) if bf16 else nullcontext
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from facetrain.checkpoint.model_file import open_model
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
-from facetrain.verify.embed import PictureEmbedder
+from facetrain.verify.embed import PictureEmbedder, autocast
 from facetrain.verify.paired import Difference, compare_results
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.protocols import Options, assess
@@ -117,17 +114,13 @@ def _score(
         device=world.device,
         workers=workers,
         prepare=opened.prepare,
-        autocast=_autocast(world.device, bf16),
+        autocast=autocast(world.device, bf16),
     )
     results: dict[str, Result] = {}
     with evaluating(opened.network):
         for name, target in sets.items():
             results |= assess(target, embedder, replace(options, columns=columns.get(name)))
     return opened.description, results
-
-
-def _autocast(device: torch.device, bf16: bool) -> Callable[[], AbstractContextManager[object]]:
-    return partial(torch.autocast, device.type, torch.bfloat16) if bf16 else nullcontext
 
 
 def _columns(sets: dict[str, Target], tables: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,18 @@ from facetrain.data.dataset import open_source
 from facetrain.data.source import PICTURE_SUFFIXES, FaceSource
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
-from facetrain.verify.embed import PictureEmbedder
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """Unit embeddings float32 (N, D), the names of the pictures, and their labels (−1 where there are none)."""
-
-    embedding: np.ndarray
-    name: list[str]
-    label: np.ndarray
+from facetrain.verify.embed import PictureEmbedder, autocast
+from facetrain.verify.embeddings import Embeddings
 
 
 def embed_input(
-    model: Path, input: Path, *, flip: bool = True, device: str = "auto", batch_size: int = 256
+    model: Path,
+    input: Path,
+    *,
+    flip: bool = True,
+    device: str = "auto",
+    batch_size: int = 256,
+    bf16: bool = False,
 ) -> Embeddings:
     """Embed a picture, a folder of pictures, a dataset's folder, a .rec or a .bin.
 
@@ -39,7 +35,7 @@ def embed_input(
     pictures, names, labels = read_input(input)
     with join(device) as world:
         opened = open_model(model, world.device)
-        embedding = _embed(opened, pictures, str(input), world, flip=flip, batch_size=batch_size)
+        embedding = _embed(opened, pictures, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16)
     return Embeddings(embedding, names, labels)
 
 
@@ -53,28 +49,23 @@ def embed_pictures_at(model: Path, paths: Sequence[Path], *, device: str = "auto
         )
 
 
-def save_embeddings(path: Path, found: Embeddings) -> None:
-    """Write an .npz that NumPy reads without pickles.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    if path.suffix != ".npz":
-        raise DataError(f"{path}: embeddings are written as .npz")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as file:
-            np.savez(file, embedding=found.embedding, name=np.array(found.name), label=found.label)
-        os.replace(scratch, path)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
-
-
 def _embed(
-    opened: EmbeddingModel, pictures: Sequence[bytes], name: str, world: World, *, flip: bool, batch_size: int
+    opened: EmbeddingModel,
+    pictures: Sequence[bytes],
+    name: str,
+    world: World,
+    *,
+    flip: bool,
+    batch_size: int,
+    bf16: bool = False,
 ) -> np.ndarray:
     embedder = PictureEmbedder(
-        opened.network, opened.image_size, batch_size, world.device, prepare=opened.prepare
+        opened.network,
+        opened.image_size,
+        batch_size,
+        world.device,
+        prepare=opened.prepare,
+        autocast=autocast(world.device, bf16),
     )
     embedding = embedder.summed(pictures, name=name, flip=flip)
     return np.asarray(

@@ -64,7 +64,7 @@ def _ranges(values: list[str]) -> np.ndarray:
 
 
 def _of_pairs(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    low, high = np.minimum(first_P, second_P), np.maximum(first_P, second_P)
+    low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
     return np.where(low == high, low, np.char.add(np.char.add(low, " / "), high))
 
 

@@ -1,0 +1,124 @@
+"""`facetrain eval` with its protocols, `search`, and the files between `embed` and `search`."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.model_file import describe_backbone, save_model
+from facetrain.data.bin import write_bin
+from tests.support.command import facetrain
+from tests.support.faces import face
+from tests.support.protocols import write_ijb, write_megaface, write_tinyface
+
+OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+def write_model(path, seed):
+    import torch
+
+    torch.manual_seed(seed)
+    network = build_backbone("iresnet", **OPTIONS)
+    save_model(path, network.state_dict(), describe_backbone("iresnet", **OPTIONS))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "model.safetensors", 0)
+
+
+def said(process):
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
+    same = [n % 2 == 0 for n in range(40)]
+    images = [
+        face(n % 10 + (0 if k == 0 or one else 50), 2 * n + k) for n, one in enumerate(same) for k in range(2)
+    ]
+    write_bin(tmp_path / "pairs.bin", images, same)
+    (tmp_path / "table.csv").write_text(
+        "\n".join(["part", *("left" if n < 20 else "right" for n in range(40))])
+    )
+    write_ijb(tmp_path / "IJBC")
+    write_tinyface(tmp_path / "tinyface")
+    write_megaface(tmp_path / "megaface")
+    options = [part for name in ("pairs", "ijbc", "tinyface", "megaface") for part in ("--target", name)]
+    other = write_model(tmp_path / "other.safetensors", 1)
+    process = facetrain(
+        "eval", model, *options, "--data-dir", tmp_path, "--against", other, "--bootstrap", 40,
+        "--slices", f"pairs={tmp_path / 'table.csv'}", "--json", tmp_path / "found.json",
+    )  # fmt: skip
+    shown = said(process)
+    assert (
+        "part = left: 20 pairs" in shown
+        and "against iresnet" in shown
+        and "needs 1,000 impostor pairs" in shown
+    )
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"}
+    assert found["sets"]["pairs"]["tar@1e-02"] is None
+    assert {group["value"] for group in found["sets"]["pairs"]["groups"]} == {"left", "right"}
+    for name, result in found["sets"].items():
+        assert result["intervals"] and result["subjects"] > 0, name
+        assert found["differences"][name].keys() <= result["intervals"].keys()
+    gap = found["differences"]["pairs"]["auc"]
+    assert gap["difference"] == pytest.approx(gap["first"] - gap["second"]) and 0 < gap["p"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "nothing"], "no such verification set"),
+        (["--target", "pairs", "--slices", "other=table.csv"], "is for other, which is no set of pairs here"),
+        (["--target", "pairs", "--slices", "absent.csv"], "No such file"),
+        (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "there are 2 sets; say which"),
+        (["--target", "empty"], "a folder that is none of IJB"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_in_one_line(model, tmp_path, options, message):
+    write_bin(tmp_path / "pairs.bin", [face(n) for n in range(20)], [n % 2 == 0 for n in range(10)])
+    (tmp_path / "empty").mkdir()
+    failed = facetrain("eval", model, "--data-dir", tmp_path, *options)
+    assert failed.returncode == 2 and failed.stderr.startswith("error: "), failed.stderr
+    assert message in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+
+
+def test_a_face_is_found_in_a_gallery_of_embeddings(model, tmp_path):
+    pytest.importorskip("pyarrow")
+    for part, count in (("gallery", 6), ("probe", 2)):
+        (tmp_path / part).mkdir()
+        for person in range(count):
+            (tmp_path / part / f"{part}{person}.png").write_bytes(face(person, size=32))
+    for name in ("gallery.parquet", "gallery.npz"):
+        said(facetrain("embed", model, tmp_path / "gallery", "--output", tmp_path / name))
+    assert np.load(tmp_path / "gallery.npz")["embedding"].shape == (6, 16)
+    found = said(
+        facetrain(
+            "search", tmp_path / "gallery.parquet", tmp_path / "probe", "--model", model, "--top", 3, "--json"
+        )
+    )
+    for number, one in enumerate(json.loads(found)):
+        assert (one["probe"], len(one["found"])) == (f"probe{number}.png", 3)
+        assert one["found"][0]["name"] == f"gallery{number}.png"
+        assert one["found"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+    table = tmp_path / "found.csv"
+    said(
+        facetrain(
+            "search",
+            tmp_path / "gallery.npz",
+            tmp_path / "gallery.parquet",
+            "--threshold",
+            0.9999,
+            "--output",
+            table,
+        )
+    )
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["name"] for row in rows if row["rank"] == "1"] == [f"gallery{n}.png" for n in range(6)]
+    failed = facetrain("search", tmp_path / "gallery", tmp_path / "probe")
+    assert failed.returncode == 2 and "--model says what embeds it" in failed.stderr
