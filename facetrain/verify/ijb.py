@@ -87,7 +87,7 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
         raise PairsError(
             f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt list other pictures: {where}"
         )
-    pairs = _pairs(meta / f"{prefix}_template_pair_label.txt")
+    pairs = read_pair_list(meta / f"{prefix}_template_pair_label.txt")
     template = template_medium[:, 0].astype(np.int64)
     _check_known(template, pairs[:, :2], meta / f"{prefix}_template_pair_label.txt")
     galleries, probes = _rosters(meta, prefix, template)
@@ -123,7 +123,7 @@ def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
         raise PairsError(f"{path}: {error}") from None
 
 
-def _pairs(path: Path) -> np.ndarray:
+def read_pair_list(path: Path) -> np.ndarray:
     """Read lines of two templates and a label, int64 (P, 3); IJB-C has 15.7 million."""
     _require(path)
     with warnings.catch_warnings():
