@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -256,16 +257,18 @@ class MarginHead:
 
     def _initialise(self) -> None:
         """Draw centres from N(0, 0.01²): by blocks of classes, so that they do not depend on the shards."""
-        first = self.shard.start // _INIT_BLOCK
-        for block in range(first, -(-self.shard.stop // _INIT_BLOCK)):
-            generator = torch.Generator().manual_seed(key_of(self._seed, 2, block) & (2**63 - 1))
-            rows = torch.empty(_INIT_BLOCK, self.weight.data.shape[1]).normal_(
-                0, _INIT_STD, generator=generator
-            )
-            start = max(block * _INIT_BLOCK, self.shard.start)
-            stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
-            values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]
-            self.weight.data[start - self.shard.start : stop - self.shard.start].copy_(values)
+        blocks = range(self.shard.start // _INIT_BLOCK, -(-self.shard.stop // _INIT_BLOCK))
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for _ in pool.map(self._draw_block, blocks):
+                pass
+
+    def _draw_block(self, block: int) -> None:
+        generator = torch.Generator().manual_seed(key_of(self._seed, 2, block) & (2**63 - 1))
+        rows = torch.empty(_INIT_BLOCK, self.weight.data.shape[1]).normal_(0, _INIT_STD, generator=generator)
+        start = max(block * _INIT_BLOCK, self.shard.start)
+        stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
+        values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]
+        self.weight.data[start - self.shard.start : stop - self.shard.start].copy_(values)
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,10 @@ def _chunk(shape: HeadShape) -> int:
     # A gradient that waits for the end of the step is counted there.
     gradient = 4 if shape.fused else 0
     held = numbers * (_taken(shape) + factor)
+    # The step's draw of random bits, by which storage in fewer bits is rounded.
+    noise = 0 if shape.weight_dtype == shape.momentum_dtype == "float32" else 4 * numbers
     # 4: a product that is summed over the row.
-    return max(
+    return noise + max(
         logits + held,
         slopes + turned + held + numbers * gradient,
         slopes + held + numbers * (gradient + converted + 4),
