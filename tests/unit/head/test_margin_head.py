@@ -151,6 +151,22 @@ def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives()
     assert only.tolist() == [3, 500, 999]
 
 
+def test_labels_up_to_two_to_the_31_find_their_own_centres():
+    ranks = 2**27
+    head = MarginHead(
+        embedding_size=SIZE, num_classes=2**31, margin=Margin(m2=0.5), rank=ranks - 1, world_size=ranks,
+        sample_rate=0.0,
+    )  # fmt: skip
+    head.lr = 0.1
+    before = head.weight.data.clone()
+    embedding = torch.randn(2, SIZE).requires_grad_()
+    head(embedding, torch.tensor([2**31 - 1, 2**31 - 3])).backward()
+    moved = (head.weight.data != before).any(1).nonzero()[:, 0]
+    assert (moved + head.shard.start).tolist() == [2**31 - 3, 2**31 - 1]
+    with pytest.raises(DataError, match="label 2147483648 is outside the 2,147,483,648 classes"):
+        head(embedding, torch.tensor([2**31, 5]))
+
+
 @pytest.mark.parametrize("block", [1, 8])
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.7])
 def test_every_class_is_drawn_as_often_as_the_rate_says(rate, block):
