@@ -126,12 +126,13 @@ def train_variants():
             image, label = batch(step)
             mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
             head.begin_step(step)
-            loss = head(wrapped(image[mine]), label[mine])
-            optimizer.zero_grad()
-            loss.backward()
+            with collectives.measured_traffic() as traffic:
+                loss = head(wrapped(image[mine]), label[mine])
+                optimizer.zero_grad()
+                loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        results.append((losses, net.state_dict(), head.weight.data, head.state()))
+        results.append((losses, net.state_dict(), head.weight.data, head.state(), sum(traffic.values())))
     return results
 
 
@@ -179,3 +180,16 @@ def test_every_other_margin_and_loss_on_ranks_equals_its_equation(world_size):
             for key, value in result[3].items():
                 assert torch.equal(value, results[0][3][key]), f"{key} must be the same on every rank"
         torch.testing.assert_close(torch.cat([result[2] for result in results]), weight)
+
+
+def test_bytes_of_the_other_margins_and_losses_are_those_of_the_formula():
+    local = BATCH // 2
+    plain = local * (SIZE * 8 + 8) + 3 * BATCH * 8 + BATCH * SIZE * 8
+    # Norms travel with the embeddings, and their gradient back; own cosines and which images count, once a row.
+    more = {
+        "adaface": local * 8 + BATCH * 8, "magface": local * 8 + BATCH * 8, "curricularface": BATCH * 8,
+        "sub-centres": BATCH * 8,
+    }  # fmt: skip
+    for result in run_ranks(2, train_variants):
+        for (name, _), case in zip(VARIANT_CASES, result, strict=True):
+            assert case[4] == plain + more.get(name, 0), name
