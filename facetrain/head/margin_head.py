@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,15 @@ from torch import Tensor
 from facetrain.counter import key_of
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
+from facetrain.head.choice import Chooser
 from facetrain.head.chunk import Chunk, FusedChunk, fused_chunks_serve
+from facetrain.head.collected import CollectedGradient
 from facetrain.head.combined import Margin
 from facetrain.head.objective import Objective, Softmax
 from facetrain.head.own import OwnClass
-from facetrain.head.placement import RowTables, place_tables
+from facetrain.head.placement import place_tables
 from facetrain.head.rows import RowOptimizer, moment_layout
-from facetrain.head.sampling import Sampler
 from facetrain.head.shard import shard_classes
-from facetrain.head.stage import Stage
 from facetrain.head.storage import Rows
 from facetrain.head.sub_centres import SubCentres
 from facetrain.head.sweep import Sweep, sharded_cross_entropy
@@ -102,15 +101,14 @@ class MarginHead:
             "weight_decay": weight_decay,
         }
         self._optimizer = RowOptimizer(self._device, seed=key_of(seed, 1), **rules)
-        staged = placement != "device" and sample_rate < 1 and fused
-        self._stage = Stage(self._tables, self._device) if staged else None
-        self._rate = sample_rate
-        self._sampler = Sampler(
+        self._chooser = Chooser(
+            self._tables,
             self.shard,
-            sample_rate,
-            block=sample_block,
+            self._device,
+            sample_rate=sample_rate,
+            sample_block=sample_block,
             seed=seed,
-            device=torch.device("cpu") if staged else self._device,
+            staged=placement != "device" and fused,
         )
         self._sub_centres = SubCentres(
             self.shard.size, sub_centres, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
@@ -124,7 +122,7 @@ class MarginHead:
         serves = fused_chunks_serve(self._device, margin, self._objective, sub_centres, product_dtype)
         self.chunk_type = FusedChunk if serves else Chunk
         self._step = 0
-        self._gradient = _GradientRows()
+        self._gradient = CollectedGradient()
         self._initialise()
 
     def begin_step(self, step: int) -> None:
@@ -146,22 +144,22 @@ class MarginHead:
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
         unit_GD, norm_G = self._gather(embedding_BD)
-        sample = self._choose(collectives.gather(label_B).flatten())
-        self._near = sample.tables
+        chosen = self._chooser.choose(collectives.gather(label_B).flatten(), self._step)
+        self._near = chosen.tables
         width = self.weight.data.shape[1]
         sweep = Sweep(
-            weight=sample.tables.by_name["weight"],
-            index_S=sample.index_S,
-            place_G=sample.place_G,
+            weight=chosen.tables.by_name["weight"],
+            index_S=chosen.index_S,
+            place_G=chosen.place_G,
             margin=self._margin,
             objective=self._objective,
             chunk_size=self._chunk_size
             or _chunk_for(len(unit_GD) * (width // self.embedding_size), width, self._device),
             chunk_type=self.chunk_type,
             take_gradient=self._update_now if self.fused else self._gradient.add,
-            finish=partial(self._finish, sample.class_S),
+            finish=partial(self._finish, chosen.class_S),
             product_dtype=self._product_dtype,
-            dominant=self._sub_centres.dominant_of(sample.class_S if sample.index_S is None else None),
+            dominant=self._sub_centres.dominant_of(chosen.class_S if chosen.index_S is None else None),
             least_cos=self._sub_centres.least_cos,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
@@ -195,8 +193,7 @@ class MarginHead:
 
     def row_state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
-        if self._stage is not None:
-            self._stage.settle()
+        self._chooser.settle()
         tables = {name: table.data for name, table in self._tables.by_name.items()}
         return tables | self._sub_centres.row_state()
 
@@ -227,26 +224,6 @@ class MarginHead:
         both_GX = collectives.gather_rows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
         return both_GX[:, :-1], both_GX[:, -1]
 
-    def _choose(self, label_G: Tensor) -> _Sample:
-        """Find the classes that take part, and where among them each label of this rank lies."""
-        here_G = (label_G >= self.shard.start) & (label_G < self.shard.stop)
-        local_G = torch.where(here_G, label_G - self.shard.start, -1)
-        if self._rate >= 1:
-            return _Sample(self._tables, None, None, local_G)
-        drawn = self._sampler.drawn(self._step)
-        if self._stage is None:
-            class_S = torch.cat([drawn, local_G[here_G]]).unique()
-            self._tables.read_ahead(class_S)
-            place_G = torch.searchsorted(class_S, local_G)
-            return _Sample(self._tables, class_S, class_S, torch.where(here_G, place_G, -1))
-        positive = local_G[here_G].unique().cpu()
-        added = positive[~torch.isin(positive, drawn, assume_unique=True)]
-        class_S, tables = self._stage.enter(drawn, added, self._sampler.drawn(self._step + 1))
-        class_S = class_S.to(label_G.device)
-        order_S = class_S.argsort()
-        place_G = order_S[torch.searchsorted(class_S, local_G, sorter=order_S).clamp_max(len(class_S) - 1)]
-        return _Sample(tables, None, class_S, torch.where(here_G, place_G, -1))
-
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
         self._optimizer.update(self._near.by_name, rows, gradient, self.lr, finite)
 
@@ -269,50 +246,6 @@ class MarginHead:
         stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
         values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]
         self.weight.data[start - self.shard.start : stop - self.shard.start].copy_(values)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """The classes of this rank that take part in a step."""
-
-    tables: RowTables
-    index_S: Tensor | None
-    """Their rows in these tables; None: all rows."""
-    class_S: Tensor | None
-    """Which they are, counted from the shard's start; None: all classes."""
-    place_G: Tensor
-    """Where among them each sample's own class is, or −1: on another rank."""
-
-
-class _GradientRows:
-    """The gradient of some rows, summed over micro-batches whose samples are not the same."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Rows, Tensor]] = []
-
-    def add(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
-        for number, (others, total) in enumerate(self._parts):
-            if _equal(rows, others):
-                self._parts[number] = (others, total.add_(gradient))
-                return
-        self._parts.append((rows, gradient))
-
-    def take(self) -> list[tuple[Rows, Tensor]]:
-        """Return (rows, gradient) with every row at most once, and start anew."""
-        parts, self._parts = self._parts, []
-        if all(isinstance(rows, slice) for rows, _ in parts) or len(parts) <= 1:
-            return parts
-        index = torch.cat([rows for rows, _ in parts if isinstance(rows, Tensor)])
-        unique, place = index.unique(return_inverse=True)
-        total = parts[0][1].new_zeros(len(unique), parts[0][1].shape[1])
-        total.index_add_(0, place, torch.cat([gradient for _, gradient in parts]))
-        return [(unique, total)]
-
-
-def _equal(a: Rows, b: Rows) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    return isinstance(a, slice) and isinstance(b, slice) and a == b
 
 
 def _chunk_for(global_batch: int, embedding_size: int, device: torch.device) -> int:
