@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from facetrain import __version__
-from facetrain.cli import config, data, doctor, evaluate, export, plan, search, train
+from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, search, train
 
 app = typer.Typer(
     name="facetrain",
@@ -27,6 +27,7 @@ app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
