@@ -103,8 +103,10 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
     import pyarrow.parquet
 
     try:
+        # Without threads: pyarrow's, still idle when the interpreter ends, now and then abort the process.
         with path.open("rb") as file:
-            table = pyarrow.parquet.read_table(file, columns=["name", "label", "embedding"]).combine_chunks()
+            parquet = pyarrow.parquet.ParquetFile(file)
+            table = parquet.read(columns=["name", "label", "embedding"], use_threads=False).combine_chunks()
         column = table["embedding"].chunk(0)
         embedding = column.flatten().to_numpy().reshape(len(column), -1)
     except (pa.ArrowException, IndexError) as error:

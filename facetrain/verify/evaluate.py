@@ -16,7 +16,7 @@ from facetrain.verify.paired import Difference, compare_results
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.protocols import Options, assess
 from facetrain.verify.result import Result
-from facetrain.verify.slices import read_columns
+from facetrain.verify.slices import Table, read_table
 from facetrain.verify.targets import Target, open_targets
 from facetrain.verify.verifier import evaluating
 
@@ -76,11 +76,11 @@ def evaluate(
     """
     with join(device) as world:
         sets = {found.name: found for found in open_targets(targets, data_dir)}
-        columns = _columns(sets, tables or {})
+        read = _read_tables(sets, tables or {})
         score = partial(
             _score,
             sets,
-            columns,
+            read,
             options or Options(),
             world,
             batch_size=batch_size,
@@ -97,7 +97,7 @@ def evaluate(
 
 def _score(
     sets: dict[str, Target],
-    columns: dict[str, dict[str, Any]],
+    tables: dict[str, Table],
     options: Options,
     world: World,
     model: Path,
@@ -119,18 +119,18 @@ def _score(
     results: dict[str, Result] = {}
     with evaluating(opened.network):
         for name, target in sets.items():
-            results |= assess(target, embedder, replace(options, columns=columns.get(name)))
+            results |= assess(target, embedder, replace(options, table=tables.get(name)))
     return opened.description, results
 
 
-def _columns(sets: dict[str, Target], tables: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    columns = {}
-    for name, path in tables.items():
+def _read_tables(sets: dict[str, Target], paths: Mapping[str, Path]) -> dict[str, Table]:
+    tables = {}
+    for name, path in paths.items():
         target = sets.get(name)
         if not isinstance(target, PairSet):
             there = ", ".join(other for other, found in sets.items() if isinstance(found, PairSet))
             raise UsageError(
                 f"{path}: is for {name}, which is no set of pairs here; there are {there or 'none'}"
             )
-        columns[name] = read_columns(path, len(target.same))
-    return columns
+        tables[name] = read_table(path, len(target.same))
+    return tables

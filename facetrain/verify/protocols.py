@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from facetrain.verify.result import Result
 from facetrain.verify.roc import threshold_at
 from facetrain.verify.scored import REPLICATES, ScoredPairs, assess_pairs
 from facetrain.verify.search_sets import DistractorSet, SearchSet
-from facetrain.verify.slices import slice_groups
+from facetrain.verify.slices import Table, slice_groups
 from facetrain.verify.subjects import numbers_of, subjects_of_pairs
 from facetrain.verify.targets import Target
 from facetrain.verify.templates import pool_templates, score_pairs
@@ -36,8 +36,8 @@ class Options:
     """Add the embedding of the mirror image, where the protocol leaves it open. Sets of pairs have both."""
     detection: bool = True
     """Weight IJB's pictures by the detector's score."""
-    columns: dict[str, np.ndarray] | None = None
-    """The value of every pair of a set of pairs, by column."""
+    table: Table | None = None
+    """By what a set of pairs is sliced, and who is in its pictures."""
     slice_fmr: float | None = None
     """Slice at the threshold with this false match rate over all pairs; None for that of the folds."""
 
@@ -62,21 +62,17 @@ def assess(target: Target, embedder: PictureEmbedder, options: Options) -> dict[
 def _pairs(pairs: PairSet, embedder: PictureEmbedder, options: Options) -> Result:
     plain, mirrored = embedder.both(pairs.images, name=pairs.name)
     _check_finite(plain, pairs.name)
-    result, scored = verification_result(
-        plain, mirrored, pairs, replicates=options.replicates, seed=options.seed
-    )
-    if options.columns:
-        result.groups = slice_groups(
-            scored,
-            options.columns,
-            _common_threshold(result, scored, options.slice_fmr),
-            replicates=options.replicates,
-            seed=options.seed,
-        )
+    if options.table and options.table.subject is not None:
+        pairs = replace(pairs, subject=options.table.subject)
+    draws = {"replicates": options.replicates, "seed": options.seed}
+    result, scored = verification_result(plain, mirrored, pairs, **draws)
+    if options.table:
+        threshold = _common_threshold(result, options.slice_fmr)
+        result.groups = slice_groups(scored, options.table.columns, threshold, **draws)
     return result
 
 
-def _common_threshold(result: Result, scored: ScoredPairs, fmr: float | None) -> float:
+def _common_threshold(result: Result, fmr: float | None) -> float:
     if fmr is None or result.curve is None:
         assert result.folds is not None, "pairs have folds"
         return 1 - float(result.folds.threshold_F.mean()) / 2

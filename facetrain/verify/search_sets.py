@@ -87,6 +87,8 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
     probes = _pictures(people)
     subject = numbers_of([path.relative_to(people).parts[0] for path in probes])
     distractors = _pictures(strangers)
+    # So that the first n of them are any n, not those of the first folders.
+    np.random.default_rng(0).shuffle(distractors)
     if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
         raise PairsError(
             f"{folder}: {len(probes):,} probes and {len(distractors):,} distractors; "

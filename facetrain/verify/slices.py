@@ -1,7 +1,8 @@
 """Error rates by age gap, pose, sex, skin tone or any other column of a table, at one threshold for all.
 
 The table is a CSV with a line of names on top, and either a row for each pair of the set or a row for each
-picture, in the set's order. By pictures, a pair belongs to the value that both have, or to `a / b`.
+picture, in the set's order. By pictures, a pair belongs to the value that both have, or to `a / b`; and a
+column `subject` says who is in each, for the bootstrap.
 """
 
 # P pairs   V values of a column   R draws of subjects
@@ -9,6 +10,7 @@ picture, in the set's order. By pictures, a pair belongs to the value that both 
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,18 +21,48 @@ from facetrain.verify import bootstrap
 from facetrain.verify.cells import PairCells, once
 from facetrain.verify.result import Group
 from facetrain.verify.scored import REPLICATES, ScoredPairs
+from facetrain.verify.subjects import numbers_of
 
 _VALUES = 12
 """A column of numbers with more values than this is cut into four ranges with as many rows each."""
 _KINDS = 4
+_SUBJECT = "subject"
 
 
-def read_columns(path: Path, pairs: int) -> dict[str, np.ndarray]:
-    """Read a table for a set of so many pairs: the value of every pair, by column.
+@dataclass(frozen=True)
+class Table:
+    """What a CSV says of a set of pairs."""
+
+    columns: dict[str, np.ndarray]
+    """The value of every pair (P,), by column."""
+    subject: np.ndarray | None
+    """Who is in each of the 2P pictures, from 0 without gaps, where the table says it."""
+
+
+def read_table(path: Path, pairs: int) -> Table:
+    """Read a table for a set of so many pairs.
 
     Raises:
         DataError: the file cannot be read, or has another number of rows; the message says which are right.
     """
+    names, rows = _rows(path)
+    if len(rows) not in (pairs, 2 * pairs):
+        raise DataError(
+            f"{path}: {len(rows):,} rows; a row for each of {pairs:,} pairs or {2 * pairs:,} pictures is needed"
+        )
+    texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
+    subject = texts.pop(_SUBJECT, None)
+    columns = {name: _ranges(values) for name, values in texts.items()}
+    if len(rows) == 2 * pairs:
+        columns = {name: _of_pairs(value[0::2], value[1::2]) for name, value in columns.items()}
+    elif subject is not None:
+        raise DataError(
+            f"{path}: a column {_SUBJECT} needs a row for each of {2 * pairs:,} pictures, not for each pair"
+        )
+    return Table(columns, None if subject is None else numbers_of(subject))
+
+
+def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             names, *rows = [row for row in csv.reader(file) if row]
@@ -39,14 +71,7 @@ def read_columns(path: Path, pairs: int) -> dict[str, np.ndarray]:
     wrong = next((number for number, row in enumerate(rows, start=2) if len(row) != len(names)), None)
     if wrong:
         raise DataError(f"{path}, row {wrong}: {len(rows[wrong - 2])} fields under {len(names)} names")
-    if len(rows) not in (pairs, 2 * pairs):
-        raise DataError(
-            f"{path}: {len(rows):,} rows; a row for each of {pairs:,} pairs or {2 * pairs:,} pictures is needed"
-        )
-    columns = {name.strip(): _ranges([row[at].strip() for row in rows]) for at, name in enumerate(names)}
-    if len(rows) == pairs:
-        return columns
-    return {name: _of_pairs(value[0::2], value[1::2]) for name, value in columns.items()}
+    return [name.strip() for name in names], rows
 
 
 def _ranges(values: list[str]) -> np.ndarray:

@@ -42,7 +42,7 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
     ]
     write_bin(tmp_path / "pairs.bin", images, same)
     (tmp_path / "table.csv").write_text(
-        "\n".join(["part", *("left" if n < 20 else "right" for n in range(40))])
+        "\n".join(["part,subject", *("left,a" if n < 40 else "right,b" for n in range(80))])
     )
     write_ijb(tmp_path / "IJBC")
     write_tinyface(tmp_path / "tinyface")
@@ -61,7 +61,7 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
     )
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"}
-    assert found["sets"]["pairs"]["tar@1e-02"] is None
+    assert found["sets"]["pairs"]["tar@1e-02"] is None and found["sets"]["pairs"]["subjects"] == 2
     assert {group["value"] for group in found["sets"]["pairs"]["groups"]} == {"left", "right"}
     for name, result in found["sets"].items():
         assert result["intervals"] and result["subjects"] > 0, name
