@@ -72,20 +72,23 @@ def evaluate(
     bf16: Bf16 = False,
 ) -> None:
     """Score a model by the published protocols, with exact curves and intervals over subjects."""
+    from facetrain.cli.progress import progress_bar
     from facetrain.verify.evaluate import evaluate as score
     from facetrain.verify.protocols import Options
 
-    found = score(
-        model,
-        target,
-        data_dir or _data_dir(model),
-        against=against,
-        tables=_tables(slices or [], target),
-        options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
-        device=device,
-        batch_size=batch_size,
-        bf16=bf16,
-    )
+    with progress_bar("embedding") as progress:
+        found = score(
+            model,
+            target,
+            data_dir or _data_dir(model),
+            against=against,
+            tables=_tables(slices or [], target),
+            options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
+            device=device,
+            batch_size=batch_size,
+            bf16=bf16,
+            told=progress,
+        )
     if not found.is_leader:
         return
     result = json.dumps({"model": str(model)} | found.as_json(), indent=1)

@@ -20,6 +20,7 @@ from facetrain.distributed import collectives
 
 Embedder = Callable[[Tensor], Tensor]
 """Maps normalised images (B, 3, H, W) to embeddings (B, D)."""
+Progress = Callable[[int, int], None]
 Crop = Callable[[np.ndarray, int, int], np.ndarray]
 """Makes uint8 (size, size, 3) of a decoded picture (H, W, 3), its number, and the size."""
 
@@ -45,6 +46,8 @@ class PictureEmbedder:
     workers: int = 2
     prepare: Callable[[Tensor], Tensor] = normalise
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    told: Progress | None = None
+    """Hears how many of this rank's pictures of a set are done, and of how many."""
 
     def both(self, pictures: Sequence[bytes], *, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the embeddings of encoded pictures and of their mirror images: float32 (N, D) each.
@@ -96,6 +99,8 @@ class PictureEmbedder:
                 if found is None:
                     found = rows.new_empty((share, *rows.shape[1:]))
                 found[start : start + len(rows)] = rows
+                if self.told:
+                    self.told(start + len(rows), share)
         assert found is not None, "no pictures"
         return collectives.gather(found).flatten(0, 1)[: len(pictures)].numpy()
 
@@ -106,7 +111,13 @@ class PictureEmbedder:
             image = decode_rgb(pictures[number], where=f"{name}: picture {number}")
             return crop(image, number, self.image_size)
 
+        starts = range(0, len(numbers), self.batch_size)
         with ThreadPoolExecutor(max(self.workers, 1)) as pool:
-            for start in range(0, len(numbers), self.batch_size):
-                batch = numbers[start : start + self.batch_size]
-                yield start, torch.from_numpy(np.stack(list(pool.map(load, batch))))
+            # One batch ahead: the next is decoded while the network works.
+            batches = (pool.map(load, numbers[start : start + self.batch_size]) for start in starts)
+            pending = next(batches, None)
+            for start in starts:
+                assert pending is not None, "as many batches as starts"
+                coming = next(batches, None)
+                yield start, torch.from_numpy(np.stack(list(pending)))
+                pending = coming

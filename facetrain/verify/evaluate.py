@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 from facetrain.checkpoint.model_file import open_model
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
-from facetrain.verify.embed import PictureEmbedder, autocast
+from facetrain.verify.embed import PictureEmbedder, Progress, autocast
 from facetrain.verify.paired import Difference, compare_results
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.protocols import Options, assess
@@ -61,12 +62,15 @@ def evaluate(
     options: Options | None = None,
     device: str = "auto",
     batch_size: int = 256,
-    workers: int = 2,
+    workers: int | None = None,
     bf16: bool = False,
+    told: Progress | None = None,
 ) -> Evaluation:
     """Return the results on every set, beside another model's where one is given.
 
-    Under torchrun all ranks share the work. `tables` gives the CSV by which a set of pairs is sliced.
+    Under torchrun all ranks share the embedding, and the leader has the results. `tables` gives the CSV
+    by which a set of pairs is sliced. `workers` decode on each rank, by default as many as it has cores.
+    `told` hears how many pictures are embedded, and of how many.
 
     Raises:
         ModelError: a model cannot be opened.
@@ -84,8 +88,9 @@ def evaluate(
             options or Options(),
             world,
             batch_size=batch_size,
-            workers=workers,
+            workers=workers or max(1, len(os.sched_getaffinity(0)) // world.local_size),
             bf16=bf16,
+            told=told if world.is_leader else None,
         )
         description, results = score(model)
         if against is None:
@@ -105,6 +110,7 @@ def _score(
     batch_size: int,
     workers: int,
     bf16: bool,
+    told: Progress | None,
 ) -> tuple[str, dict[str, Result]]:
     opened = open_model(model, world.device)
     embedder = PictureEmbedder(
@@ -115,6 +121,7 @@ def _score(
         workers=workers,
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
+        told=told,
     )
     results: dict[str, Result] = {}
     with evaluating(opened.network):

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypedDict
 
 import numpy as np
 
+from facetrain.distributed import collectives
 from facetrain.errors import ModelError
 from facetrain.verify.distractors import distractor_result
 from facetrain.verify.embed import PictureEmbedder
@@ -23,6 +26,13 @@ from facetrain.verify.subjects import numbers_of, subjects_of_pairs
 from facetrain.verify.targets import Target
 from facetrain.verify.templates import pool_templates, score_pairs
 from facetrain.verify.verification import verification_result
+
+
+class Draws(TypedDict):
+    """How often the bootstrap draws, and from which seed."""
+
+    replicates: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -41,34 +51,71 @@ class Options:
     slice_fmr: float | None = None
     """Slice at the threshold with this false match rate over all pairs; None for that of the folds."""
 
+    @property
+    def draws(self) -> Draws:
+        """What every bootstrap is told."""
+        return {"replicates": self.replicates, "seed": self.seed}
+
 
 def assess(target: Target, embedder: PictureEmbedder, options: Options) -> dict[str, Result]:
-    """Embed a set and return its results by name; IJB's 1:N stands beside its 1:1. Collective.
+    """Embed a set and return its results by name; IJB's 1:N stands beside its 1:1.
+
+    Collective: all ranks embed, the leader alone reckons, and the others return nothing.
 
     Raises:
         ModelError: the network's embeddings are not finite.
     """
+    embedded = _embed(target, embedder, options)
+    for embedding_ND in embedded:
+        wrong = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
+        if len(wrong):
+            raise ModelError(
+                f"{target.name}: the embedding of picture {wrong[0]} is not finite; the network has diverged"
+            )
+    # The numbers of a large set take minutes and gigabytes: once, not on every rank.
+    return {} if collectives.rank() else results(target, embedded, options)
+
+
+def _embed(target: Target, embedder: PictureEmbedder, options: Options) -> tuple[np.ndarray, ...]:
+    summed = partial(embedder.summed, flip=options.flip)
     match target:
         case PairSet():
-            return {target.name: _pairs(target, embedder, options)}
+            return embedder.both(target.images, name=target.name)
         case IjbSet():
-            return _ijb(target, embedder, options)
+            return (summed(target.encoded, name=target.name, crop=target.crop),)
         case SearchSet():
-            return {target.name: _search_set(target, embedder, options)}
+            probes = summed(target.probes, name=f"{target.name} probes")
+            return probes, summed(target.gallery, name=f"{target.name} gallery")
         case DistractorSet():
-            return {target.name: _distractors(target, embedder, options)}
+            probes = summed(target.probes, name=f"{target.name} probes")
+            return probes, summed(target.distractors, name=f"{target.name} distractors")
 
 
-def _pairs(pairs: PairSet, embedder: PictureEmbedder, options: Options) -> Result:
-    plain, mirrored = embedder.both(pairs.images, name=pairs.name)
-    _check_finite(plain, pairs.name)
+def results(target: Target, embedded: tuple[np.ndarray, ...], options: Options) -> dict[str, Result]:
+    """Return the results of a set by name, from its embeddings float32 (N, D) before they are scaled to length 1.
+
+    Of pairs, those of the pictures and of their mirror images; of a search, those of the probes and of the
+    gallery or the distractors.
+    """
+    match target:
+        case PairSet():
+            return {target.name: _pairs(target, options, *embedded)}
+        case IjbSet():
+            return _ijb(target, options, *embedded)
+        case SearchSet():
+            return {target.name: _search_set(target, options, *embedded)}
+        case DistractorSet():
+            probe, distractor = map(_unit, embedded)
+            return {target.name: distractor_result(probe, target.subject, distractor, **options.draws)}
+
+
+def _pairs(pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray) -> Result:
     if options.table and options.table.subject is not None:
         pairs = replace(pairs, subject=options.table.subject)
-    draws = {"replicates": options.replicates, "seed": options.seed}
-    result, scored = verification_result(plain, mirrored, pairs, **draws)
+    result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.draws)
     if options.table:
         threshold = _common_threshold(result, options.slice_fmr)
-        result.groups = slice_groups(scored, options.table.columns, threshold, **draws)
+        result.groups = slice_groups(scored, options.table.columns, threshold, **options.draws)
     return result
 
 
@@ -79,27 +126,16 @@ def _common_threshold(result: Result, fmr: float | None) -> float:
     return threshold_at(result.curve, fmr)
 
 
-def _ijb(ijb: IjbSet, embedder: PictureEmbedder, options: Options) -> dict[str, Result]:
-    embedding_ND = embedder.summed(ijb.encoded, name=ijb.name, flip=options.flip, crop=ijb.crop)
-    _check_finite(embedding_ND, ijb.name)
+def _ijb(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dict[str, Result]:
     weight_N = ijb.detection if options.detection else None
-    return ijb_results(embedding_ND, weight_N, ijb, replicates=options.replicates, seed=options.seed)
-
-
-def ijb_results(
-    embedding_ND: np.ndarray, weight_N: np.ndarray | None, ijb: IjbSet, *, replicates: int, seed: int = 0
-) -> dict[str, Result]:
-    """Return the results of 1:1, and of 1:N where its lists are there, from the embeddings of the pictures."""
     template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, weight_N)
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
     pairs = ScoredPairs(score_pairs(unit_TD, first, second), ijb.same, first, second, subject)
-    found = {ijb.name: assess_pairs(pairs, protocol="templates", replicates=replicates, seed=seed)}
+    found = {ijb.name: assess_pairs(pairs, protocol="templates", **options.draws)}
     if ijb.probes is not None:
         searches, subjects = _galleries(template, unit_TD, ijb.galleries, ijb.probes)
-        found[f"{ijb.name}_1n"] = identification_result(
-            searches, subjects=subjects, replicates=replicates, seed=seed
-        )
+        found[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, **options.draws)
     return found
 
 
@@ -135,38 +171,10 @@ def _galleries(
     return searches, int(probe_subject.max()) + 1
 
 
-def _search_set(found: SearchSet, embedder: PictureEmbedder, options: Options) -> Result:
-    probe, gallery = (
-        _unit(embedder.summed(pictures, name=f"{found.name} {part}", flip=options.flip), found.name)
-        for part, pictures in (("probes", found.probes), ("gallery", found.gallery))
-    )
-    searched = search(probe, found.probe_subject, gallery, found.gallery_subject)
-    return identification_result(
-        [searched],
-        subjects=int(found.probe_subject.max()) + 1,
-        replicates=options.replicates,
-        seed=options.seed,
-    )
+def _search_set(found: SearchSet, options: Options, probe_ND: np.ndarray, gallery_ND: np.ndarray) -> Result:
+    searched = search(_unit(probe_ND), found.probe_subject, _unit(gallery_ND), found.gallery_subject)
+    return identification_result([searched], subjects=int(found.probe_subject.max()) + 1, **options.draws)
 
 
-def _distractors(found: DistractorSet, embedder: PictureEmbedder, options: Options) -> Result:
-    probe, distractor = (
-        _unit(embedder.summed(pictures, name=f"{found.name} {part}", flip=options.flip), found.name)
-        for part, pictures in (("probes", found.probes), ("distractors", found.distractors))
-    )
-    return distractor_result(
-        probe, found.subject, distractor, replicates=options.replicates, seed=options.seed
-    )
-
-
-def _unit(embedding_ND: np.ndarray, name: str) -> np.ndarray:
-    _check_finite(embedding_ND, name)
+def _unit(embedding_ND: np.ndarray) -> np.ndarray:
     return embedding_ND / np.maximum(np.linalg.norm(embedding_ND, axis=1, keepdims=True), 1e-12)
-
-
-def _check_finite(embedding_ND: np.ndarray, name: str) -> None:
-    wrong = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
-    if len(wrong):
-        raise ModelError(
-            f"{name}: the embedding of picture {wrong[0]} is not finite; the network has diverged"
-        )
