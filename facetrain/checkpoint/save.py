@@ -73,7 +73,7 @@ class CheckpointWriter:
         """Begin to save, after the save before has ended; return what became of the latter, if there was one.
 
         Without `asynchronous` the save is finished on return, and its own outcome is returned. Tables
-        that are mapped from files are written before it returns in either case.
+        of which memory has no room for a copy are written before it returns in either case.
         """
         before = self.finish()
         self._stage, self._snapshot, self._reason, self._files = _Stage.WRITING, snapshot, "", []
@@ -83,7 +83,7 @@ class CheckpointWriter:
         if not self._asynchronous:
             self._write(snapshot)
             return self.finish()
-        if snapshot.lies_in_files:
+        if not snapshot.copy_rows:
             self._write(snapshot)
             return before
         self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)

@@ -26,11 +26,8 @@ class Snapshot:
     """Everything else, as JSON."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest verification, for keeping the best."""
-
-    @property
-    def lies_in_files(self) -> bool:
-        """Whether its tables are mapped from files: memory may be too small for a copy of them."""
-        return any(table.untyped_storage().filename for table in self.rows.values())
+    copy_rows: bool = True
+    """Whether memory has room for a second copy of the tables; not where they fill the host's memory or a disk."""
 
 
 class HostCopy:

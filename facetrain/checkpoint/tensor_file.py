@@ -48,9 +48,12 @@ def _chunks(tensors: dict[str, Tensor]) -> Iterator[Any]:
     """Yield the file's content piece by piece, as buffers of bytes."""
     yield _header(tensors)
     for tensor in tensors.values():
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        for start in range(0, len(flat), _CHUNK):
-            yield flat[start : start + _CHUNK].cpu().numpy()
+        # By rows: of a table whose rows do not follow each other there may be no room for a copy.
+        rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+        row_bytes = rows.element_size() * max(rows[:1].numel(), 1)
+        at_once = max(_CHUNK // row_bytes, 1)
+        for start in range(0, len(rows), at_once):
+            yield rows[start : start + at_once].contiguous().view(-1).view(torch.uint8).cpu().numpy()
 
 
 def _header(tensors: dict[str, Tensor]) -> bytes:

@@ -77,7 +77,7 @@ class MarginHead:
     ) -> None:
         self.num_classes, self.embedding_size = num_classes, embedding_size
         self.shard = shard_classes(num_classes, rank, world_size)
-        self.fused, self.lr = fused, 0.0
+        self.fused, self.lr, self.on_device = fused, 0.0, placement == "device"
         self._rank, self._margin, self._seed = rank, margin, seed
         self._chunk_size, self._product_dtype = chunk_size, product_dtype
         self._device = device or torch.device("cpu")

@@ -58,6 +58,7 @@ class TrainState:
             rank_state=self._rank_state(),
             meta=meta,
             metrics=self.metrics,
+            copy_rows=self.head.on_device,
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
