@@ -55,6 +55,16 @@ def load_weights_into(module: nn.Module, weights: dict[str, Tensor], where: str)
     """Load weights whose names and shapes are those of the module.
 
     Raises:
+        ModelError: as `check_fit`.
+    """
+    check_fit(module, weights, where)
+    module.load_state_dict(weights)
+
+
+def check_fit(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Hold names and shapes of weights against those of a module.
+
+    Raises:
         ModelError: some are missing, left over, or of another shape; the message counts and names them.
     """
     own = module.state_dict()
@@ -68,7 +78,6 @@ def load_weights_into(module: nn.Module, weights: dict[str, Tensor], where: str)
     ]
     if faults:
         raise ModelError(f"{where}: does not fit the network: weights {'; '.join(faults)}")
-    module.load_state_dict(weights)
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

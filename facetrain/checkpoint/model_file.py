@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -17,14 +16,17 @@ from torch import Tensor, nn
 
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.foreign import load_weights_into, read_weights
+from facetrain.checkpoint.foreign import check_fit, load_weights_into, read_weights
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mxnet_symbol import open_mxnet
+from facetrain.checkpoint.onnx_file import open_onnx
 from facetrain.data.augment import normalise
 from facetrain.errors import ModelError, RunError
 
 NOTE = "facetrain"
 PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
+PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
+"""What a network takes that normalises inside."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,12 @@ class EmbeddingModel:
     """Brings uint8 (B, H, W, 3) RGB to what the network takes."""
     description: str
     notes: dict[str, Any] = field(default_factory=dict)
-    """What a model file says of it; empty where it came as a graph."""
+    """What a model file says of it: its backbone, if it is one of ours, and its preprocessing."""
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What its input is: channels, and `(x - mean) / scale` of pixels 0 to 255."""
+        return dict(self.notes.get("preprocessing", PREPROCESSING))
 
 
 def describe_backbone(name: str, **options: Any) -> dict[str, Any]:
@@ -125,7 +132,13 @@ def _built(
 ) -> EmbeddingModel:
     try:
         options = dict(description["backbone"])
-        network = build_backbone(options.pop("name"), **options)
+        name = options.pop("name")
+        if sum(options.get("layers") or ()) > len(weights):
+            raise ValueError(f"{len(weights)} weights for {sum(options['layers'])} blocks")
+        # First where weights have no memory: a file may announce a network of any size.
+        with torch.device("meta"):
+            check_fit(build_backbone(name, **options), weights, where)
+        network = build_backbone(name, **options)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{where}: does not say which network it is ({error})") from error
     load_weights_into(network, weights, where)
@@ -140,31 +153,18 @@ def _built(
     )
 
 
-class _OnnxNetwork(nn.Module):
-    def __init__(self, session: Any) -> None:
-        super().__init__()
-        self._session, self._input = session, session.get_inputs()[0].name
-
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map images to the session's first output."""
-        (embedding, *_) = self._session.run(None, {self._input: np.ascontiguousarray(image_BCHW.numpy())})
-        return torch.from_numpy(embedding)
-
-
 def _open_onnx(path: Path) -> EmbeddingModel:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ModelError(f"{path}: needs onnxruntime: install facetrain[onnx]") from error
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise ModelError(f"{path}: {' '.join(str(error).split())[:200]}") from error
-    shape = session.get_inputs()[0].shape
-    size = shape[2] if len(shape) == 4 and isinstance(shape[2], int) else 112
-    width = session.get_outputs()[0].shape[-1]
+    network = open_onnx(path)
+    preprocessing = network.notes.get("preprocessing")
+    normalises = isinstance(preprocessing, dict) and preprocessing.get("scale") == PIXELS["scale"]
+    floats = _pixels if normalises else normalise
     return EmbeddingModel(
-        _OnnxNetwork(session), size, width if isinstance(width, int) else 0, normalise, f"ONNX, {path.name}"
+        network.eval(),
+        network.image_size,
+        network.embedding_size,
+        _bytes if network.from_pixels else floats,
+        f"ONNX, {path.name}",
+        network.notes,
     )
 
 
@@ -176,7 +176,11 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
     except (RuntimeError, TypeError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         raise ModelError(f"{path}: the graph does not run on pictures of {size} pixels: {said}") from error
-    return EmbeddingModel(network, size, width, _pixels, f"MXNet, {path.name}")
+    return EmbeddingModel(network, size, width, _pixels, f"MXNet, {path.name}", {"preprocessing": PIXELS})
+
+
+def _bytes(image_BHWC: Tensor) -> Tensor:
+    return image_BHWC.permute(0, 3, 1, 2)
 
 
 def _pixels(image_BHWC: Tensor) -> Tensor:

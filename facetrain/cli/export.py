@@ -32,6 +32,8 @@ def export(
     import torch
 
     from facetrain.checkpoint.model_file import open_model, save_model
+    from facetrain.checkpoint.onnx_file import OnnxNetwork
+    from facetrain.errors import ModelError
 
     opened = open_model(model, torch.device("cpu"))
     if format is Format.onnx:
@@ -46,6 +48,10 @@ def export(
 
         export_program(opened, output)
         typer.echo(f"{output}: {opened.description}")
+    elif "backbone" not in opened.notes or isinstance(opened.network, OnnxNetwork):
+        raise ModelError(
+            f"{model}: is a graph, which .safetensors cannot hold; export to onnx or torch_export"
+        )
     else:
         save_model(output, opened.network.state_dict(), opened.notes)
         typer.echo(f"{output}: {opened.description}")

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.checkpoint.model_file import PREPROCESSING, EmbeddingModel
+from facetrain.checkpoint.model_file import EmbeddingModel
+from facetrain.checkpoint.onnx_file import OnnxNetwork
 from facetrain.errors import ModelError, RunError
 
 _TOLERANCE = 1e-3
@@ -24,11 +25,12 @@ class _Deployed(nn.Module):
     def __init__(self, model: EmbeddingModel, *, from_pixels: bool, unit: bool) -> None:
         super().__init__()
         self.network = model.network
+        self._mean, self._scale = model.preprocessing["mean"], model.preprocessing["scale"]
         self._from_pixels, self._unit = from_pixels, unit
 
     def forward(self, image: Tensor) -> Tensor:
         if self._from_pixels:
-            image = (image.permute(0, 3, 1, 2).float() - PREPROCESSING["mean"]) / PREPROCESSING["scale"]  # type: ignore[operator]
+            image = (image.permute(0, 3, 1, 2).float() - self._mean) / self._scale
         embedding = self.network(image)
         return nn.functional.normalize(embedding) if self._unit else embedding
 
@@ -36,17 +38,19 @@ class _Deployed(nn.Module):
 def export_onnx(model: EmbeddingModel, path: Path, *, from_pixels: bool = False, unit: bool = False) -> float:
     """Write a model with a free batch size; return the largest difference of embeddings that onnxruntime gives.
 
-    The input is `image`: float32 (N, 3, H, W) normalised to [-1, 1], or with `from_pixels` uint8
+    The input is `image`: float32 (N, 3, H, W) as the network takes it, or with `from_pixels` uint8
     (N, H, W, 3) RGB. The output is `embedding` (N, D), of length 1 with `unit`. What the input should
-    be also stands in the file's metadata.
+    be, and what the model file says of the network, also stands in the file's metadata.
 
     Raises:
-        ModelError: onnx, onnxscript or onnxruntime is not installed.
+        ModelError: the model is ONNX already; onnx, onnxscript or onnxruntime is not installed.
         RunError: onnxruntime gives other embeddings than torch, by more than 0.001 of their size.
     """
     onnx, onnxruntime = _tools()
+    if isinstance(model.network, OnnxNetwork):
+        raise ModelError(f"{model.description}: is ONNX already, and no torch network to write it from")
     deployed = _Deployed(model, from_pixels=from_pixels, unit=unit).eval().cpu()
-    example = _example(2, model.image_size, from_pixels=from_pixels)
+    example = _example(2, model, from_pixels=from_pixels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter deprecates itself from version to version
         program = torch.onnx.export(
@@ -62,12 +66,11 @@ def export_onnx(model: EmbeddingModel, path: Path, *, from_pixels: bool = False,
     try:
         assert program is not None
         proto = program.model_proto
-        notes = {"preprocessing": PREPROCESSING | {"input": "uint8 NHWC" if from_pixels else "float32 NCHW"}}
+        given = {"input": "uint8 NHWC" if from_pixels else "float32 NCHW", "unit": unit}
+        notes = model.notes | {"preprocessing": model.preprocessing | given}
         onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in notes.items()})
         onnx.save(proto, str(scratch))
-        difference = _difference(
-            onnxruntime, scratch, deployed, _example(5, model.image_size, from_pixels=from_pixels)
-        )
+        difference = _difference(onnxruntime, scratch, deployed, _example(5, model, from_pixels=from_pixels))
         if not difference < _TOLERANCE:
             raise RunError(
                 f"{path}: onnxruntime gives embeddings that differ by {difference:.2g} of their size"
@@ -90,11 +93,10 @@ def _tools() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def _example(count: int, size: int, *, from_pixels: bool) -> Tensor:
-    pixels = torch.randint(
-        0, 256, (count, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    return pixels if from_pixels else (pixels.permute(0, 3, 1, 2).float() - 127.5) / 127.5
+def _example(count: int, model: EmbeddingModel, *, from_pixels: bool) -> Tensor:
+    shape = (count, model.image_size, model.image_size, 3)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return pixels if from_pixels else model.prepare(pixels)
 
 
 def _difference(onnxruntime: Any, path: Path, deployed: nn.Module, example: Tensor) -> float:

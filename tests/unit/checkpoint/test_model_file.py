@@ -62,3 +62,15 @@ def test_a_file_without_named_weights_is_refused(tmp_path, value):
         read_weights(tmp_path / "m.pt")
     with pytest.raises(ModelError, match="no such file"):
         read_weights(tmp_path / "none.pt")
+
+
+def test_a_file_that_announces_an_absurd_network_is_refused_before_it_takes_memory(tmp_path):
+    weights = build_backbone("iresnet", **SMALL).state_dict()
+    wide = describe_backbone("iresnet", **(SMALL | {"embedding_size": 1 << 40}))
+    save_model(tmp_path / "wide.safetensors", weights, wide)
+    with pytest.raises(ModelError, match="of another shape"):
+        open_model(tmp_path / "wide.safetensors", CPU)
+    deep = describe_backbone("iresnet", **(SMALL | {"layers": (1 << 40, 1, 1, 1)}))
+    save_model(tmp_path / "deep.safetensors", weights, deep)
+    with pytest.raises(ModelError, match="blocks"):
+        open_model(tmp_path / "deep.safetensors", CPU)
