@@ -89,7 +89,10 @@ def identification_result(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Result:
-    """Return the share of mated probes found within each rank, and TPIR at each FPIR; of several galleries the mean."""
+    """Return the share of mated probes found within each rank, and TPIR at each FPIR.
+
+    Of several galleries each number is the mean; the curve is the first one's.
+    """
     result = Result("identification", {"probes": float(len(searches[0].subject_Q))}, subjects=subjects)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
     for far in FPIRS:

@@ -12,6 +12,7 @@ from facetrain.data.bin import write_bin
 from facetrain.errors import ModelError, PairsError
 from facetrain.verify.distractors import distractor_ranks, mate_pairs
 from facetrain.verify.protocols import Options, assess
+from facetrain.verify.roc import tar_at_far
 from facetrain.verify.targets import open_target, open_targets
 from tests.support.faces import embedder, face
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface
@@ -101,6 +102,7 @@ def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
     assert found.metrics["rank5"] == pytest.approx(np.mean(rank5))
     assert found.metrics["tpir@1e-01"] == pytest.approx(np.mean(tpir))
     assert found.metrics["tpir@1e-02"] is None and "there are 40" in found.needs["tpir@1e-02"]
+    assert found.curve.impostors == 40 and tar_at_far(found.curve, 0.1) == pytest.approx(tpir[0])
     assert found.interval["rank1"][0] < found.metrics["rank1"] < found.interval["rank1"][1]
 
 
@@ -158,7 +160,7 @@ def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
     for rank in (1, 5, 10, 20):
         assert found.metrics[f"rank{rank}"] == pytest.approx(np.mean(np.array(ranks) < rank))
     assert (found.metrics["probes"], found.metrics["mated"], found.subjects) == (12, 12, 6)
-    assert found.metrics["tpir@1e-01"] is None
+    assert found.metrics["tpir@1e-01"] is None and found.curve is None
 
 
 def test_tinyfaces_own_lists_say_who_is_who(tmp_path):
