@@ -12,14 +12,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.foreign import load_weights_into, read_weights
+from facetrain.checkpoint.foreign import load_weights_into
+from facetrain.checkpoint.initial import initial_centres, initial_weights
 from facetrain.checkpoint.model_file import describe_backbone
 from facetrain.config.schema import Config
 from facetrain.counter import key_of
 from facetrain.data.dataset import FaceSource, check_counts, open_source
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.world import World
-from facetrain.errors import ConfigError, DataError
+from facetrain.errors import ConfigError, DataError, ModelError
 from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
@@ -31,6 +32,7 @@ from facetrain.train.state import TrainState
 from facetrain.verify.pairs import PairSet, load_targets
 
 _DEFAULT_BATCH = 128
+_CENTRES_AT_ONCE = 1 << 16
 # torch 2.13 renamed the option.
 _SYNC_BUFFERS = next(
     name
@@ -130,7 +132,7 @@ def build_state(config: Config, world: World, num_classes: int, plan: Plan, fold
         checkpoint_activations=config.model.checkpoint_activations,
     )
     if config.model.init_from:
-        load_weights_into(backbone, read_weights(Path(config.model.init_from))[0], config.model.init_from)
+        load_weights_into(backbone, initial_weights(Path(config.model.init_from)), config.model.init_from)
     freeze(backbone, config.model.freeze)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -155,6 +157,8 @@ def build_state(config: Config, world: World, num_classes: int, plan: Plan, fold
         fused=config.optim.accumulate == 1 and not scale.enabled,
         steps_per_epoch=plan.steps_per_epoch,
     )
+    if config.model.init_from and config.head.init_from != "reinit":
+        take_centres(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
     stepper = Stepper(
         backbone,
         build_optimizer(
@@ -218,6 +222,30 @@ def _build_head(
         product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,
     )
+
+
+def take_centres(head: MarginHead, path: Path, *, may_grow: bool) -> None:
+    """Give this rank's first classes the centres of another run; what lies behind them stays as it was drawn.
+
+    Raises:
+        ModelError: there are none, or of other classes or another length.
+    """
+    centres, weight = initial_centres(path), head.row_state()["weight"]
+    known = centres.num_classes
+    if known > head.num_classes or (known < head.num_classes and not may_grow):
+        hint = "extend adds identities behind the known ones" if known < head.num_classes else "take reinit"
+        raise ModelError(
+            f"{path}: has centres of {known:,} identities, the dataset {head.num_classes:,}; "
+            f"head.init_from: {hint}"
+        )
+    for start in range(head.shard.start, min(head.shard.stop, known), _CENTRES_AT_ONCE):
+        stop = min(start + _CENTRES_AT_ONCE, head.shard.stop, known)
+        rows = centres.rows(start, stop)
+        if rows.shape[1] != weight.shape[1]:
+            raise ModelError(
+                f"{path}: its centres have {rows.shape[1]:,} numbers, the head's {weight.shape[1]:,}"
+            )
+        weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
 
 
 def distribute(network: nn.Module, world: World, compress: str) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,23 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ModelError(f"{path}: no such file")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
+    value = load_plain(path)
+    if isinstance(value, dict) and isinstance(value.get("state_dict_backbone"), dict):
+        value = value["state_dict_backbone"]
+    if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
+        raise ModelError(f"{path}: holds no table of named weights")
+    return {_unwrapped(str(name)): tensor for name, tensor in value.items()}, {}
+
+
+def load_plain(path: Path) -> Any:
+    """Return what a .pt file holds, if that is tensors and plain values; large tensors are read when they are used.
+
+    Raises:
+        ModelError: it holds something else, or is no such file.
+    """
     try:
-        value: Any = torch.load(path, map_location="cpu", weights_only=True)
+        # Files from before torch 1.6 are no archives, and cannot be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (
         pickle.UnpicklingError,
         RuntimeError,
@@ -44,11 +60,6 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ModelError(
             f"{path}: cannot be read as weights alone ({said}); nothing in it was run"
         ) from error
-    if isinstance(value, dict) and isinstance(value.get("state_dict_backbone"), dict):
-        value = value["state_dict_backbone"]
-    if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
-        raise ModelError(f"{path}: holds no table of named weights")
-    return {_unwrapped(str(name)): tensor for name, tensor in value.items()}, {}
 
 
 def load_weights_into(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:

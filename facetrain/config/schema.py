@@ -112,7 +112,7 @@ class ModelConfig(Section):
     """Statistics of each rank, or of all; auto: of all where global_batch_size is given, so that the result does not
     depend on the number of ranks; of each where batch_size is, as the published recipes have it."""
     init_from: str | None = None
-    """Weights to start from: ours, or arcface_torch's .pt."""
+    """Weights to start from: a run's folder, a checkpoint, .safetensors, or arcface_torch's .pt."""
     freeze: tuple[str, ...] = ()
     """Parameters whose name starts with one of these are not trained."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = {}
@@ -188,6 +188,9 @@ class MarginConfig(Section):
 class HeadConfig(Section):
     """The class centres, split over the ranks."""
 
+    init_from: Literal["reinit", "keep", "extend"] = "reinit"
+    """With model.init_from. keep: its centres, of the same identities; extend: its centres, and new ones behind them
+    for the identities that the dataset has more; reinit: all are drawn anew."""
     margin: MarginConfig = MarginConfig()
     loss: Literal["softmax", "unified"] = "softmax"
     """unified: one learned threshold parts own classes from others (UniFace; with margin cosface, m3 0.4)."""
@@ -320,6 +323,14 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _centres_come_from_somewhere(self) -> Self:
+        if self.head.init_from != "reinit" and self.model.init_from is None:
+            raise ValueError(
+                f"head.init_from: {self.head.init_from} needs model.init_from, whose centres it takes"
+            )
+        return self
 
     @property
     def eval_dir(self) -> str:

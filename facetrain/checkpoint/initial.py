@@ -1,0 +1,91 @@
+"""What a new run starts from: the network of another, and where it has them, its class centres."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from facetrain.checkpoint.foreign import load_plain, read_weights
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.errors import ModelError
+
+_RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Centres:
+    """The class centres of a finished run, read as they are asked for."""
+
+    num_classes: int
+    rows: Callable[[int, int], Tensor]
+    """Returns the centres of classes [start, stop): (stop - start, D)."""
+
+
+def initial_weights(path: Path) -> dict[str, Tensor]:
+    """Return the backbone's weights of a run's folder, a checkpoint, or a file that `read_weights` reads.
+
+    Raises:
+        ModelError: it is none of these.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    if not path.is_dir():
+        return read_weights(path)[0]
+    if (path / "model.safetensors").exists():
+        return read_weights(path / "model.safetensors")[0]
+    return Checkpoint.open(path).replicated("backbone.")
+
+
+def initial_centres(path: Path) -> Centres:
+    """Return the class centres beside a network: of our checkpoints, or of arcface_torch's, one file per rank.
+
+    Raises:
+        ModelError: there are none, or not those of all ranks.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    if path.is_dir():
+        checkpoint = Checkpoint.open(path)
+        return Centres(
+            checkpoint.manifest.num_classes, lambda start, stop: checkpoint.rows("weight", start, stop)
+        )
+    if not _RANK_FILE.fullmatch(path.name):
+        raise ModelError(
+            f"{path}: has no class centres; give a run's folder, a checkpoint, or arcface_torch's "
+            "checkpoint_gpu_0.pt, or take head.init_from: reinit"
+        )
+    return _arcface_torch(path)
+
+
+def _arcface_torch(path: Path) -> Centres:
+    """Put the shards of `PartialFC_V2` together: consecutive classes, rank by rank."""
+    ranks = {
+        int(found[1]): other for other in path.parent.iterdir() if (found := _RANK_FILE.fullmatch(other.name))
+    }
+    if sorted(ranks) != list(range(len(ranks))):
+        raise ModelError(
+            f"{path.parent}: has checkpoint_gpu_ files of ranks {', '.join(map(str, sorted(ranks)))}; "
+            f"classes are split over all ranks from 0 on"
+        )
+    parts = [_shard(ranks[rank]) for rank in range(len(ranks))]
+    sizes = [len(part) for part in parts]
+    # Rank r has C // W classes, and one more if r < C % W: sizes that do not descend so are of several runs.
+    if any(not 0 <= before - after <= 1 for before, after in pairwise(sizes)) or sizes[0] - sizes[-1] > 1:
+        raise ModelError(f"{path.parent}: the ranks have {sizes} classes, which are not of one run")
+    if len({part.shape[1] for part in parts}) > 1:
+        raise ModelError(f"{path.parent}: the centres of the ranks have different lengths")
+    whole = torch.cat(parts)
+    return Centres(len(whole), lambda start, stop: whole[start:stop])
+
+
+def _shard(path: Path) -> Tensor:
+    value = load_plain(path)
+    head = value.get("state_dict_softmax_fc") if isinstance(value, dict) else None
+    weight = head.get("weight") if isinstance(head, dict) else None
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        raise ModelError(f"{path}: holds no table state_dict_softmax_fc.weight")
+    return weight
