@@ -67,6 +67,9 @@ def evaluate(
             "--json", metavar="FILE", help="Write the numbers here too; - for standard output alone."
         ),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write report.html there, its figures and its numbers.")
+    ] = None,
     device: Device = "auto",
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
@@ -91,6 +94,11 @@ def evaluate(
         )
     if not found.is_leader:
         return
+    page = None
+    if report is not None:
+        from facetrain.verify.report import write_report
+
+        page = write_report(report, found, model=str(model))
     result = json.dumps({"model": str(model)} | found.as_json(), indent=1)
     if json_file is not None and str(json_file) == "-":
         typer.echo(result)
@@ -98,6 +106,8 @@ def evaluate(
     typer.echo(f"{model}: {found.description}")
     for line in evaluation_lines(found):
         typer.echo(line)
+    if page is not None:
+        typer.echo(f"report: {page}")
     if json_file is not None:
         _write(json_file, result)
 

@@ -52,8 +52,11 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
     process = facetrain(
         "eval", model, *options, "--data-dir", tmp_path, "--against", other, "--bootstrap", 40,
         "--slices", f"pairs={tmp_path / 'table.csv'}", "--json", tmp_path / "found.json",
+        "--report", tmp_path / "report",
     )  # fmt: skip
     shown = said(process)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert all(f"<h2>{name}</h2>" in page for name in ("pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"))
     assert (
         "part = left: 20 pairs" in shown
         and "against iresnet" in shown

@@ -1,0 +1,106 @@
+"""What a result looks like: curves, scores, folds. Needs matplotlib (facetrain[plot])."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from facetrain.errors import UsageError
+from facetrain.verify.folds import FoldAccuracy
+from facetrain.verify.result import Histogram, Result, thin_curve
+from facetrain.verify.roc import Roc
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_GENUINE, _IMPOSTOR, _MARK = "#1b6ca8", "#c8553d", "#555555"
+
+
+def result_figures(result: Result) -> dict[str, Figure]:
+    """Draw what a result has: `roc`, `det`, `scores`, `folds`.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError("figures need matplotlib: install facetrain[plot]") from error
+    drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
+        "roc": (result.curve, _draw_roc),
+        "det": (result.curve, _draw_det),
+        "scores": (result.histogram, lambda axes, found: _draw_scores(axes, found, result.threshold)),
+        "folds": (result.folds, _draw_folds),
+    }
+    figures = {}
+    for name, (found, draw) in drawers.items():
+        if found is not None:
+            # Not pyplot's: those live until they are closed, and ask for a screen.
+            figures[name] = Figure(figsize=(5, 3.6), dpi=120, layout="constrained")
+            axes = figures[name].subplots()
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+            draw(axes, found)
+    return figures
+
+
+def _draw_roc(axes: Any, curve: Roc) -> None:
+    points = thin_curve(curve)
+    axes.step(points["far"], points["tar"], where="post", color=_GENUINE)
+    axes.set(xscale="log", xlim=(_lowest(curve), 1), ylim=(_least(points, curve) - 0.02, 1.005))
+    axes.set(title="ROC", xlabel="false accept rate", ylabel="true accept rate")
+
+
+def _draw_det(axes: Any, curve: Roc) -> None:
+    points = thin_curve(curve)
+    rejected = 1 - np.array(points["tar"])
+    told = rejected > 0
+    axes.step(np.array(points["far"])[told], rejected[told], where="post", color=_GENUINE)
+    axes.plot([_lowest(curve), 1], [_lowest(curve), 1], color=_MARK, linestyle=":", label="equal error")
+    axes.set(xscale="log", yscale="log", xlim=(_lowest(curve), 1))
+    axes.set(title="DET", xlabel="false accept rate", ylabel="false reject rate")
+    axes.legend(frameon=False)
+
+
+def _draw_scores(axes: Any, found: Histogram, threshold: dict[str, float]) -> None:
+    for label, count, colour in (
+        ("genuine", found.genuine, _GENUINE),
+        ("impostor", found.impostor, _IMPOSTOR),
+    ):
+        # Shares, not counts: of impostors there may be a thousand times as many.
+        share = count / max(count.sum(), 1)
+        axes.stairs(share, found.edge, fill=True, alpha=0.6, color=colour, label=f"{label} ({count.sum():,})")
+    if "eer" in threshold:
+        axes.axvline(threshold["eer"], color=_MARK, linestyle="--", label="equal error")
+    filled = np.flatnonzero(found.genuine + found.impostor)
+    if len(filled):
+        axes.set_xlim(found.edge[filled[0]] - 0.02, found.edge[filled[-1] + 1] + 0.02)
+    axes.set(title="Scores", xlabel="cosine similarity", ylabel="share of pairs")
+    axes.legend(frameon=False)
+
+
+def _draw_folds(axes: Any, found: FoldAccuracy) -> None:
+    fold = np.arange(1, len(found.accuracy_F) + 1)
+    cosine_F = 1 - found.threshold_F / 2
+    axes.plot(fold, cosine_F, "o", color=_GENUINE)
+    axes.axhline(cosine_F.mean(), color=_MARK, linestyle="--", label=f"mean {cosine_F.mean():.3f}")
+    for x, threshold, accuracy in zip(fold, cosine_F, found.accuracy_F, strict=True):
+        label = axes.annotate(
+            f"{accuracy:.1%}", (x, threshold), (0, 6), textcoords="offset points", ha="center", size=7
+        )
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    axes.set_ylim(cosine_F.min() - 0.05, cosine_F.max() + 0.05)
+    axes.set_xticks(fold)
+    axes.set(title="Threshold and accuracy by fold", xlabel="fold", ylabel="threshold (cosine)")
+    axes.legend(frameon=False)
+
+
+def _lowest(curve: Roc) -> float:
+    return 1 / max(curve.impostors, 10)
+
+
+def _least(points: dict[str, list[float]], curve: Roc) -> float:
+    """Return the lowest true accept rate that the axis shows."""
+    return float(np.interp(_lowest(curve), points["far"], points["tar"]))

@@ -1,0 +1,62 @@
+"""The page of an evaluation."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from facetrain.verify.evaluate import Evaluation
+from facetrain.verify.figures import result_figures
+from facetrain.verify.pairs import PairSet
+from facetrain.verify.report import write_report
+from facetrain.verify.verification import verification_result
+from tests.support.faces import face
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def found():
+    same = np.arange(40) % 2 == 0
+    images = [face(n + (0 if k == 0 or same[n] else 50), k) for n in range(40) for k in range(2)]
+    pairs = PairSet("lfw", images, same)
+    embedding_ND = np.random.default_rng(0).normal(size=(80, 8))
+    embedding_ND[1::2][same] = embedding_ND[0::2][same] + 0.3 * embedding_ND[1::2][same]
+    result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=20)
+    return Evaluation("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
+
+
+def test_the_page_holds_everything_it_shows_and_runs_nothing(found, tmp_path):
+    page = write_report(tmp_path / "report", found, model="runs/a&b").read_text()
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
+    assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
+    assert page.count("<svg") == 4
+    assert page.count("data:image/png;base64,") == 2 * 2 * 12, "twelve pairs of either kind"
+    assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
+
+
+def test_beside_the_page_lie_its_figures_and_its_numbers(found, tmp_path):
+    write_report(tmp_path, found, model="m")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "report.html",
+        "report.json",
+        "lfw_roc.png",
+        "lfw_det.png",
+        "lfw_scores.png",
+        "lfw_folds.png",
+    }
+    numbers = json.loads((tmp_path / "report.json").read_text())
+    assert numbers["sets"]["lfw"]["accuracy"] == found.results["lfw"].metrics["accuracy"]
+
+
+def test_the_same_evaluation_gives_the_same_page(found, tmp_path):
+    pages = [write_report(tmp_path / name, found, model="m").read_bytes() for name in ("a", "b")]
+    assert pages[0] == pages[1]
+
+
+def test_rates_are_drawn_on_logarithmic_axes(found):
+    figures = result_figures(found.results["lfw"])
+    assert figures["det"].axes[0].get_xscale() == figures["det"].axes[0].get_yscale() == "log"
+    assert figures["roc"].axes[0].get_xscale() == "log"
