@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from facetrain.cli.evaluate import Model
+
+if TYPE_CHECKING:
+    from facetrain.checkpoint.model_file import EmbeddingModel
 
 
 class Format(StrEnum):
@@ -19,6 +23,13 @@ class Format(StrEnum):
     torch_export = "torch_export"
 
 
+class Int8(StrEnum):
+    """Ways to eight bits."""
+
+    dynamic = "dynamic"
+    static = "static"
+
+
 def export(
     model: Model,
     format: Annotated[Format, typer.Option(help="Of the file.")],
@@ -27,31 +38,121 @@ def export(
         bool, typer.Option(help="ONNX: take uint8 RGB pictures (N, H, W, 3) and normalise inside.")
     ] = False,
     unit: Annotated[bool, typer.Option(help="ONNX: give embeddings of length 1.")] = False,
+    int8: Annotated[
+        Int8 | None, typer.Option(help="ONNX: weights in 8 bits; static: convolutions compute in them too.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="INPUT", help="static: faces to find ranges by; a folder, a .rec or a .bin."),
+    ] = None,
+    calibrate_images: Annotated[int, typer.Option(min=1, help="How many of them, evenly spread.")] = 256,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Sets on which model and ONNX file are scored; may be repeated.")
+    ] = None,
+    data_dir: Annotated[Path, typer.Option(help="Folder of the sets.")] = Path(),
+    model_card: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a model card too, Markdown.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Write a model for use elsewhere; ONNX is compared with the network before the file appears."""
     import torch
 
-    from facetrain.checkpoint.model_file import open_model, save_model
-    from facetrain.checkpoint.onnx_file import OnnxNetwork
-    from facetrain.errors import ModelError
+    from facetrain.checkpoint.model_file import open_model
+    from facetrain.errors import UsageError
 
+    if int8 and (format is not Format.onnx or from_pixels or unit):
+        raise UsageError("--int8 goes with --format onnx, without --from-pixels and --unit")
+    if (int8 is Int8.static) != (calibrate is not None):
+        raise UsageError("--int8 static needs the faces of --calibrate INPUT, and nothing else does")
     opened = open_model(model, torch.device("cpu"))
-    if format is Format.onnx:
+    found: dict[str, Any] = {"output": str(output), "description": opened.description}
+    if int8:
+        from facetrain.export.int8 import export_int8
+
+        faces = None if calibrate is None else _spread(calibrate, calibrate_images)
+        export_int8(opened, output, calibration=faces)
+    elif format is Format.onnx:
         from facetrain.export.onnx import export_onnx
 
-        difference = export_onnx(opened, output, from_pixels=from_pixels, unit=unit)
-        typer.echo(
-            f"{output}: {opened.description}; onnxruntime differs by at most {difference:.1e} of an embedding's size"
-        )
+        found["difference"] = export_onnx(opened, output, from_pixels=from_pixels, unit=unit)
     elif format is Format.torch_export:
         from facetrain.export.torch_export import export_program
 
         export_program(opened, output)
-        typer.echo(f"{output}: {opened.description}")
-    elif "backbone" not in opened.notes or isinstance(opened.network, OnnxNetwork):
+    else:
+        _save(opened, model, output)
+    scored = _scored(model, target, data_dir)
+    if format is Format.onnx and scored:
+        found["accuracy"] = _accuracies(scored, _scored(output, target, data_dir, replicates=0))
+    if model_card:
+        _write_card(model_card, opened, model, scored)
+    typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
+
+
+def _save(opened: EmbeddingModel, model: Path, output: Path) -> None:
+    from facetrain.checkpoint.model_file import save_model
+    from facetrain.checkpoint.onnx_file import OnnxNetwork
+    from facetrain.errors import ModelError
+
+    if "backbone" not in opened.notes or isinstance(opened.network, OnnxNetwork):
         raise ModelError(
             f"{model}: is a graph, which .safetensors cannot hold; export to onnx or torch_export"
         )
-    else:
-        save_model(output, opened.network.state_dict(), opened.notes)
-        typer.echo(f"{output}: {opened.description}")
+    save_model(output, opened.network.state_dict(), opened.notes)
+
+
+def _spread(input: Path, count: int) -> list[bytes]:
+    from facetrain.verify.gallery import read_input
+
+    pictures, _, _ = read_input(input)
+    step = max(len(pictures) / count, 1)
+    return [pictures[int(n * step)] for n in range(min(count, len(pictures)))]
+
+
+def _scored(
+    model: Path, target: list[str] | None, data_dir: Path, *, replicates: int = 1000
+) -> dict[str, Any]:
+    from facetrain.verify.evaluate import evaluate
+    from facetrain.verify.protocols import Options
+
+    if not target:
+        return {}
+    found = evaluate(model, target, data_dir, options=Options(replicates), device="cpu")
+    return {name: result.as_json() for name, result in found.results.items()}
+
+
+def _accuracies(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"model": found["accuracy"], "file": after[name]["accuracy"]}
+        for name, found in before.items()
+        if "accuracy" in found
+    }
+
+
+def _write_card(path: Path, opened: EmbeddingModel, model: Path, scored: dict[str, Any]) -> None:
+    from facetrain.config.load import load_config
+    from facetrain.errors import RunError
+    from facetrain.export.model_card import model_card
+
+    run = model / "config.yaml"
+    config = load_config(run).model_dump(mode="json") if run.is_file() else {}
+    try:
+        path.write_text(model_card(opened, model.name, results=scored, config=config), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: the model card cannot be written: {error.strerror or error}") from error
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    said = ""
+    if "difference" in found:
+        said = f"; onnxruntime differs by at most {found['difference']:.1e} of an embedding's size"
+    lines = [f"{found['output']}: {found['description']}{said}"]
+    for name, accuracy in found.get("accuracy", {}).items():
+        change = accuracy["file"] - accuracy["model"]
+        lines.append(
+            f"{name}: accuracy {accuracy['file']:.3%}, of the model {accuracy['model']:.3%} ({change:+.3%})"
+        )
+    return lines

@@ -1,0 +1,54 @@
+"""`facetrain export`: eight bits, what they cost, and the model card."""
+
+import json
+
+import pytest
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.model_file import describe_backbone, save_model
+from facetrain.data.bin import write_bin
+from tests.support.command import facetrain
+from tests.support.faces import face
+
+pytest.importorskip("onnxscript")
+OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+@pytest.fixture
+def model(tmp_path):
+    save_model(
+        tmp_path / "model.safetensors",
+        build_backbone("iresnet", **OPTIONS).state_dict(),
+        describe_backbone("iresnet", **OPTIONS),
+    )
+    same = [n % 2 == 0 for n in range(20)]
+    images = [face(n + (0 if k == 0 or one else 50), k, 32) for n, one in enumerate(same) for k in range(2)]
+    write_bin(tmp_path / "faces.bin", images, same)
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("way", ["dynamic", "static"])
+def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_path, way):
+    faces = ["--calibrate", tmp_path / "faces.bin", "--calibrate-images", 20] if way == "static" else []
+    process = facetrain(
+        "export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8", way, *faces,
+        "--target", "faces", "--data-dir", tmp_path, "--json", "--model-card", tmp_path / "card.md",
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)["accuracy"]["faces"]
+    assert abs(found["file"] - found["model"]) <= 0.2
+    card = (tmp_path / "card.md").read_text()
+    assert "## Limits" in card and "| faces | accuracy |" in card and "cannot tell tar@1e-06" in card
+    import onnx
+
+    stored = onnx.load(tmp_path / "small.onnx").graph
+    assert any(weight.data_type == onnx.TensorProto.INT8 for weight in stored.initializer)
+    quantised = sum(node.op_type == "QuantizeLinear" for node in stored.node)
+    assert quantised > 4 if way == "static" else quantised == 0
+
+
+def test_options_that_do_not_go_together_are_refused(model, tmp_path):
+    to = ["export", model, "--output", tmp_path / "m"]
+    assert facetrain(*to, "--format", "safetensors", "--int8", "dynamic").returncode == 2
+    process = facetrain(*to, "--format", "onnx", "--int8", "static")
+    assert process.returncode == 2 and "--calibrate" in process.stderr
