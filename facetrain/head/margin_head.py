@@ -241,11 +241,15 @@ class MarginHead:
 
     def _draw_block(self, block: int) -> None:
         generator = torch.Generator().manual_seed(key_of(self._seed, 2, block) & (2**63 - 1))
-        rows = torch.empty(_INIT_BLOCK, self.weight.data.shape[1]).normal_(0, _INIT_STD, generator=generator)
-        start = max(block * _INIT_BLOCK, self.shard.start)
-        stop = min((block + 1) * _INIT_BLOCK, self.shard.stop)
-        values = rows[start - block * _INIT_BLOCK : stop - block * _INIT_BLOCK]
-        self.weight.data[start - self.shard.start : stop - self.shard.start].copy_(values)
+        first, table = block * _INIT_BLOCK, self.weight.data
+        start, stop = max(first, self.shard.start), min(first + _INIT_BLOCK, self.shard.stop)
+        rows = table[start - self.shard.start : stop - self.shard.start]
+        whole = len(rows) == _INIT_BLOCK and rows.is_contiguous()
+        if whole and rows.dtype == torch.float32 and rows.device.type == "cpu":
+            rows.normal_(0, _INIT_STD, generator=generator)
+        else:
+            drawn = torch.empty(_INIT_BLOCK, table.shape[1]).normal_(0, _INIT_STD, generator=generator)
+            rows.copy_(drawn[start - first : stop - first])
 
 
 def _chunk_for(global_batch: int, embedding_size: int, device: torch.device) -> int:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,16 +80,19 @@ class Stage:
 
     def _fetch(self, index: Tensor, room: int) -> _Rows:
         self._home.read_ahead(index)
-        tables = {}
-        for name, home in self._home.by_name.items():
-            count = len(index) + room
-            pinned = self._device.type == "cuda"
-            near = torch.empty(count, *home.data.shape[1:], dtype=home.data.dtype, pin_memory=pinned)
-            _records(near)[: len(index)] = _records(home.data)[index.numpy()]
-            with self._beside():
-                tables[name] = near.to(self._device, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
+        pinned = self._stream is not None
+        near = {
+            name: torch.empty(
+                len(index) + room, *home.data.shape[1:], dtype=home.data.dtype, pin_memory=pinned
+            )
+            for name, home in self._home.by_name.items()
+        }
+        self._home.take(index, near)
+        if self._stream is None:
+            return _Rows(index, near)
+        with torch.cuda.stream(self._stream):
+            tables = {name: table.to(self._device, non_blocking=True) for name, table in near.items()}
+        self._stream.synchronize()
         return _Rows(index, tables)
 
     def _append(self, rows: _Rows, added: Tensor) -> _Rows:
@@ -100,20 +102,16 @@ class Stage:
         return _Rows(torch.cat([rows.index, added]), rows.tables)
 
     def _put_back(self, rows: _Rows, done: torch.cuda.Event | None) -> None:
-        if done is not None:
+        near = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
+        if self._stream is not None and done is not None:
             done.synchronize()
-        for name, home in self._home.by_name.items():
-            with self._beside():
-                near = rows.tables[name][: len(rows.index)].to("cpu")
-            _records(home.data)[rows.index.numpy()] = _records(near)
+            with torch.cuda.stream(self._stream):
+                near = {name: table.to("cpu") for name, table in near.items()}
+        self._home.put(rows.index, near)
 
     def _mark(self) -> torch.cuda.Event | None:
         """Return an event that is reached when the work queued so far is done; None: it is."""
         return None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
-
-    def _beside(self) -> AbstractContextManager[object]:
-        """Copy on a stream of its own, while the device computes."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def _copy_common(old: _Rows, new: _Rows) -> None:
@@ -125,8 +123,3 @@ def _copy_common(old: _Rows, new: _Rows) -> None:
         table[torch.from_numpy(new_place).to(table.device)] = old.tables[name][
             torch.from_numpy(old_place).to(table.device)
         ]
-
-
-def _records(table: Tensor) -> np.ndarray:
-    """Return a table on the host as an array of records, one per row, which NumPy copies whole."""
-    return table.view(torch.uint8).numpy().view(f"V{table.shape[1] * table.element_size()}")[:, 0]

@@ -22,8 +22,11 @@ class RowTable:
     def fetch(self, rows: Rows) -> Tensor:
         """Return rows on the device. Consecutive rows may be the table itself; who changes them stores them."""
         if isinstance(rows, Tensor):
-            rows = rows.to(self.data.device)
-        values = self.data[rows].to(self._device, non_blocking=True)
+            # Several times faster on a CPU than indexing.
+            near = torch.index_select(self.data, 0, rows.to(self.data.device))
+        else:
+            near = self.data[rows]
+        values = near.to(self._device, non_blocking=True)
         if self.scale is None:
             return values
         scale = self.scale.fetch(rows)
