@@ -86,9 +86,11 @@ def export(
         _save(opened, model, output)
     scored = _scored(model, target, data_dir)
     if format is Format.onnx and scored:
-        found["accuracy"] = _accuracies(scored, _scored(output, target, data_dir, replicates=0))
+        ours, scored = scored, _scored(output, target, data_dir)
+        found["accuracy"] = _accuracies(ours, scored)
     if model_card:
-        _write_card(model_card, opened, model, scored)
+        # Of the file that was written: in eight bits its numbers are not the model's.
+        _write_card(model_card, opened, model, output.name, scored)
     typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
 
 
@@ -112,15 +114,12 @@ def _spread(input: Path, count: int) -> list[bytes]:
     return [pictures[int(n * step)] for n in range(min(count, len(pictures)))]
 
 
-def _scored(
-    model: Path, target: list[str] | None, data_dir: Path, *, replicates: int = 1000
-) -> dict[str, Any]:
+def _scored(model: Path, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
     from facetrain.verify.evaluate import evaluate
-    from facetrain.verify.protocols import Options
 
     if not target:
         return {}
-    found = evaluate(model, target, data_dir, options=Options(replicates), device="cpu")
+    found = evaluate(model, target, data_dir, device="cpu")
     return {name: result.as_json() for name, result in found.results.items()}
 
 
@@ -132,7 +131,7 @@ def _accuracies(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict
     }
 
 
-def _write_card(path: Path, opened: EmbeddingModel, model: Path, scored: dict[str, Any]) -> None:
+def _write_card(path: Path, opened: EmbeddingModel, model: Path, name: str, scored: dict[str, Any]) -> None:
     from facetrain.config.load import load_config
     from facetrain.errors import RunError
     from facetrain.export.model_card import model_card
@@ -140,7 +139,7 @@ def _write_card(path: Path, opened: EmbeddingModel, model: Path, scored: dict[st
     run = model / "config.yaml"
     config = load_config(run).model_dump(mode="json") if run.is_file() else {}
     try:
-        path.write_text(model_card(opened, model.name, results=scored, config=config), encoding="utf-8")
+        path.write_text(model_card(opened, name, results=scored, config=config), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: the model card cannot be written: {error.strerror or error}") from error
 

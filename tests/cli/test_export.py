@@ -38,6 +38,7 @@ def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_pa
     found = json.loads(process.stdout)["accuracy"]["faces"]
     assert abs(found["file"] - found["model"]) <= 0.2
     card = (tmp_path / "card.md").read_text()
+    assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {found['file']:.3%} |" in card
     assert "## Limits" in card and "| faces | accuracy |" in card and "cannot tell tar@1e-06" in card
     import onnx
 
