@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,15 @@ def unpack(
         name = f"{number:0{letters[1]}d}{_SUFFIXES.get(data[:2], '.bin')}"
         (scratch / f"{source.labels[number]:0{letters[0]}d}" / name).write_bytes(data)
 
-    with new_folder(output) as scratch:
+    # Closed before the folder aside is cleared: a writer still at work would make it anew.
+    with (
+        new_folder(output) as scratch,
+        closing(in_order(write, range(source.num_images), workers)) as written,
+    ):
         identities = np.unique(source.labels)
         for identity in identities.tolist():
             (scratch / f"{identity:0{letters[0]}d}").mkdir()
-        for _ in counted(in_order(write, range(source.num_images), workers), source.num_images, progress):
+        for _ in counted(written, source.num_images, progress):
             pass
     return len(identities), source.num_images
 

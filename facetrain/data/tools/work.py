@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,8 +42,10 @@ def new_folder(output: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def in_order(work: Callable[[int], T], numbers: Iterable[int], workers: int | None) -> Iterator[T]:
-    """Do work for numbers on all cores, a little ahead of whoever takes the results."""
+def in_order(
+    work: Callable[[int], T], numbers: Iterable[int], workers: int | None
+) -> Generator[T, None, None]:
+    """Do work for numbers on all cores, a little ahead of whoever takes the results; closed, none is left at work."""
     ahead = 4 * (workers or os.cpu_count() or 1)
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         waiting: deque[Future[T]] = deque()
