@@ -61,8 +61,8 @@ def pack(
             numbers,
             workers,
         )
-        pictures = counted(pictures, len(good), progress)
-        write_identities(scratch, np.bincount(label).tolist(), pictures, image_size)
+        told = counted(pictures, len(good), progress)
+        write_identities(scratch, np.bincount(label).tolist(), told, image_size)
     return Packed(output, len(identity), len(good), skipped)
 
 
