@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from facetrain.build import Plan, build_state, describe, distribute, draw_synthetic, open_data, plan_steps
+from facetrain.checkpoint.commit import write_whole
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.model_file import save_model
 from facetrain.checkpoint.save import CheckpointWriter
@@ -20,7 +21,7 @@ from facetrain.config.schema import Config
 from facetrain.counter import key_of
 from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceSource
-from facetrain.data.loader import Loader
+from facetrain.data.loader import Batch, Loader
 from facetrain.data.order import epoch_size, order_of
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import naming_failures, one_voice
@@ -35,6 +36,7 @@ from facetrain.telemetry.recorder import Recorder, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.train.hooks import RunHooks
 from facetrain.train.loop import fit
+from facetrain.train.profile import RECORDED, WARM_UP, Profile, profiled
 from facetrain.train.run_folder import claim_folder, open_folder, set_aside_later
 from facetrain.train.state import TrainState, averaged_state
 from facetrain.train.step import TrainStep
@@ -43,18 +45,19 @@ from facetrain.verify.pairs import PairSet
 from facetrain.verify.verifier import Verifier
 
 
-def train(config: Config, run_dir: Path | None = None) -> int:
+def train(config: Config, run_dir: Path | None = None, *, profile: bool = False) -> int:
     """Train a new run on this rank; return the exit code. Collective.
 
     Where an elastic agent has started the workers again, the run goes on from its newest checkpoint.
+    `profile` records some steps in the run's folder.
     """
     with _joined(config) as world:
         with one_voice(world):
             folder, again = claim_folder(world, given=run_dir, default=Path(config.run.dir) / config.run.name)
-        return _run(config, world, folder, Checkpoint.open(folder) if again else None)
+        return _run(config, world, folder, Checkpoint.open(folder) if again else None, profile)
 
 
-def resume(config: Config, run_dir: Path, step: int | None = None) -> int:
+def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: bool = False) -> int:
     """Go on with a run from a checkpoint, the newest by default; return the exit code. Collective."""
     with _joined(config) as world:
         with one_voice(world):
@@ -63,7 +66,7 @@ def resume(config: Config, run_dir: Path, step: int | None = None) -> int:
         if world.is_leader and world.restarts == 0:
             set_aside_later(run_dir, checkpoint.step)
         collectives.barrier()
-        return _run(config, world, run_dir, checkpoint)
+        return _run(config, world, run_dir, checkpoint, profile)
 
 
 @contextmanager
@@ -86,9 +89,11 @@ class _Run:
     state: TrainState
     since: float
     """When the command began, on the clock of time.perf_counter."""
+    profile: bool
+    """Whether to record some steps."""
 
 
-def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None) -> int:
+def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None, profile: bool) -> int:
     since = time.perf_counter()
     with one_voice(world):
         draw_synthetic(config, world)
@@ -104,7 +109,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         state.restore(checkpoint)
     log = log_to(folder / "log.txt", world.rank)
     try:
-        run = _Run(config, world, folder, source, sets, plan, state, since)
+        run = _Run(config, world, folder, source, sets, plan, state, since, profile)
         return _train(run, network, resumed=checkpoint is not None)
     finally:
         stop_logging(log)
@@ -125,7 +130,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
         try:
             if not resumed:
                 hooks.verify_now(state)  # also finds out before days of training that verification works
-            fit(state, loader, step, hooks)
+            fit(state, _recorded(run, loader, say) if run.profile else loader, step, hooks)
             due = state.step == plan.total_steps and state.step % config.checkpoint.every_steps
             if due and state.step > started_at:
                 hooks.save_now(state)
@@ -174,6 +179,27 @@ def _build_loader(run: _Run, workers: int) -> Loader:
         start_step=run.state.step,
         stop_step=plan.total_steps,
     )
+
+
+def _recorded(
+    run: _Run, batches: Iterable[tuple[Batch, ...]], say: Callable[[str], None]
+) -> Iterator[tuple[Batch, ...]]:
+    """Pass the batches on, and leave a profile of some steps in the run's folder."""
+    folder, written = run.folder / "profile", False
+
+    def tell(profile: Profile) -> None:
+        nonlocal written
+        written = True
+        if run.world.is_leader:
+            write_whole(folder / "summary.txt", profile.told() + "\n")
+            say(
+                f"{profile.told()}\nwritten to {folder}: for ui.perfetto.dev, or tensorboard --logdir {folder}"
+            )
+
+    name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
+    yield from profiled(batches, folder / name, run.world.device, tell)
+    if not written:
+        say(f"nothing was profiled: that takes {WARM_UP + RECORDED + 1} steps")
 
 
 def _build_hooks(

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "facetrain"
 
 LAYERS = [
-    {"errors", "counter"},
+    {"errors", "counter", "parts"},
     {"distributed"},
     {"data", "backbone", "head", "optim", "telemetry"},
     {"checkpoint", "verify", "export"},

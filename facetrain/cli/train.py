@@ -22,6 +22,10 @@ Endpoint = Annotated[
 Restarts = Annotated[
     int, typer.Option(min=0, help="How often to go on from the newest checkpoint after a failure.")
 ]
+Profile = Annotated[
+    bool,
+    typer.Option("--profile", help="Record five steps, from the sixth on, in profile/ of the run's folder."),
+]
 
 
 def train(
@@ -34,6 +38,7 @@ def train(
     nnodes: Nodes = "1",
     rdzv_endpoint: Endpoint = None,
     max_restarts: Restarts = 0,
+    profile: Profile = False,
 ) -> None:
     """Train a network and its head from a run description."""
     from facetrain.config.load import load_config
@@ -43,8 +48,8 @@ def train(
     if started_by_torchrun():
         from facetrain import run
 
-        sys.exit(run.train(described, run_dir))
-    arguments = ["train", "--config", str(config), *_sets(set_)]
+        sys.exit(run.train(described, run_dir, profile=profile))
+    arguments = ["train", "--config", str(config), *_sets(set_), *_flag("--profile", profile)]
     if run_dir:
         arguments += ["--run-dir", str(run_dir)]
     _launch(
@@ -68,6 +73,7 @@ def resume(
     nnodes: Nodes = "1",
     rdzv_endpoint: Endpoint = None,
     max_restarts: Restarts = 0,
+    profile: Profile = False,
 ) -> None:
     """Go on with a run from its newest checkpoint, on any number of processes."""
     from facetrain.config.load import load_config
@@ -80,8 +86,8 @@ def resume(
     if started_by_torchrun():
         from facetrain import run
 
-        sys.exit(run.resume(described, run_dir, checkpoint))
-    arguments = ["resume", str(run_dir), *_sets(set_)]
+        sys.exit(run.resume(described, run_dir, checkpoint, profile=profile))
+    arguments = ["resume", str(run_dir), *_sets(set_), *_flag("--profile", profile)]
     if checkpoint is not None:
         arguments += ["--checkpoint", str(checkpoint)]
     _launch(
@@ -97,6 +103,10 @@ def resume(
 
 def _sets(set_: list[str] | None) -> list[str]:
     return [word for value in set_ or () for word in ("--set", value)]
+
+
+def _flag(name: str, is_set: bool) -> list[str]:
+    return [name] if is_set else []
 
 
 def _launch(

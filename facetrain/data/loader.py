@@ -16,6 +16,7 @@ from facetrain.data.order import GlobalOrder
 from facetrain.data.pool import TASK_ROWS, Pool
 from facetrain.data.source import FaceSource, Prefetching
 from facetrain.data.worker import Slots
+from facetrain.parts import part
 
 _STEPS_AHEAD = 3
 _TASKS_AHEAD = 3
@@ -86,13 +87,14 @@ class Loader:
         self._submit()
         while self._pending:
             since = time.perf_counter()
-            step, sample = self._pending.popleft()
-            slot = step % (self._ahead + 1)
-            self.skipped += (message for message in self._pool.wait(slot) if message not in self.skipped)
-            # A good image that stands for a bad one brings its own label.
-            label = self._sender.send(self._source.labels[self._slots.number[slot]].astype(np.int64))
-            image = self._sender.send(self._slots.image[slot])
-            self._submit()
+            with part("data"):
+                step, sample = self._pending.popleft()
+                slot = step % (self._ahead + 1)
+                self.skipped += (message for message in self._pool.wait(slot) if message not in self.skipped)
+                # A good image that stands for a bad one brings its own label.
+                label = self._sender.send(self._source.labels[self._slots.number[slot]].astype(np.int64))
+                image = self._sender.send(self._slots.image[slot])
+                self._submit()
             self.wait_s += time.perf_counter() - since
             epoch = self._order.epoch(step)
             parts = (tensor.split(self._batch_size) for tensor in (image, label, torch.from_numpy(sample)))

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from facetrain.parts import part
+
 # torch 2.13 renamed these two and warns about the old names; 2.11 and 2.12 know only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -83,7 +85,8 @@ def gather(x: Tensor) -> Tensor:
     x = x.detach().contiguous()
     _record("all_gather", x)
     stacked = x.new_empty((world_size(), *x.shape))
-    _all_gather(stacked.view(-1), x.view(-1))
+    with part("collectives"):
+        _all_gather(stacked.view(-1), x.view(-1))
     return stacked
 
 
@@ -94,7 +97,8 @@ def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
     x_GD = x_GD.contiguous()
     _record("reduce_scatter", x_GD)
     kept_BD = x_GD.new_empty((x_GD.shape[0] // world_size(), *x_GD.shape[1:]))
-    _reduce_scatter(kept_BD, x_GD)
+    with part("collectives"):
+        _reduce_scatter(kept_BD, x_GD)
     return kept_BD
 
 
@@ -111,7 +115,8 @@ def max_(x: Tensor) -> Tensor:
 def _all_reduce_(x: Tensor, op: Any) -> Tensor:
     if world_size() > 1:
         _record("all_reduce", x)
-        dist.all_reduce(x, op)
+        with part("collectives"):
+            dist.all_reduce(x, op)
     return x
 
 

@@ -31,6 +31,7 @@ from facetrain.head.combined import Margin
 from facetrain.head.objective import Objective
 from facetrain.head.own import OwnClass, find_own
 from facetrain.head.storage import Rows, RowTable
+from facetrain.parts import part
 
 TakeGradient = Callable[[Rows, Tensor, Tensor], None]
 """Called in the backward pass with a chunk's rows, their gradient (C, N·D), and whether the loss is finite."""
@@ -111,6 +112,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @part("head")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor | None, None]:
         unit_GD, norm_G, factor_GD, own_G, joined_G, weight_G, finite = ctx.saved_tensors
         sweep: Sweep = ctx.sweep

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch
 from facetrain.errors import DivergedError
+from facetrain.parts import part
 from facetrain.train.state import TrainState
 
 
@@ -36,7 +37,8 @@ class TrainStep:
         for number, batch in enumerate(batches, start=1):
             with self._reduction(last=number == len(batches)):
                 total = total + self._accumulate(state, batch, len(batches))
-        stepped = state.stepper.finish()
+        with part("optimizer"):
+            stepped = state.stepper.finish()
         state.meter.add("loss", total)
         state.meter.add("grad_norm", stepped.grad_norm)
         state.meter.add("skipped", stepped.skipped)
@@ -57,9 +59,14 @@ class TrainStep:
             )
 
     def _accumulate(self, state: TrainState, batch: Batch, parts: int) -> Tensor:
-        image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
-        loss = state.head(self._network(image_BCHW), batch.label_B) / parts
-        (loss * state.stepper.scale.value).backward()
+        with part("data"):
+            image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
+        with part("forward"):
+            embedding_BD = self._network(image_BCHW)
+        with part("head"):
+            loss = state.head(embedding_BD, batch.label_B) / parts
+        with part("backward"):
+            (loss * state.stepper.scale.value).backward()
         return loss.detach()
 
     def _reduction(self, *, last: bool) -> AbstractContextManager[None]:
