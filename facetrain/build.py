@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ def open_data(config: Config) -> tuple[FaceSource, list[PairSet]]:
     source = open_source(folder, min_images_per_identity=config.data.min_images_per_identity)
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
     return source, load_targets(config.eval.targets, Path(config.eval_dir))
+
+
+def count_workers(config: Config, world: World) -> int:
+    """Return how many processes of this rank read and decode images."""
+    if config.data.workers != "auto":
+        return config.data.workers
+    return min(max((os.cpu_count() or 1) // world.local_size, 1), 16)
 
 
 def plan_steps(config: Config, num_images: int, world_size: int) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,16 @@ from pathlib import Path
 
 from torch import nn
 
-from facetrain.build import Plan, build_state, describe, distribute, draw_synthetic, open_data, plan_steps
+from facetrain.build import (
+    Plan,
+    build_state,
+    count_workers,
+    describe,
+    distribute,
+    draw_synthetic,
+    open_data,
+    plan_steps,
+)
 from facetrain.checkpoint.commit import write_whole
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.model_file import save_model
@@ -121,7 +129,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
     say = console.say if console else logger.info
     if console:
         _announce(console, run)
-    workers, started_at = _workers(config, run.world), state.step
+    workers, started_at = count_workers(config, run.world), state.step
     loader = _build_loader(run, workers)
     augment = Augment(key_of(config.seed, 3), **config.data.augment.model_dump())
     step = TrainStep(network, augment, max_skipped_steps=config.train.max_skipped_steps)
@@ -241,12 +249,6 @@ def _build_hooks(
         save_every=config.checkpoint.every_steps,
         save_every_minutes=config.checkpoint.every_minutes,
     )
-
-
-def _workers(config: Config, world: World) -> int:
-    if config.data.workers != "auto":
-        return config.data.workers
-    return min(max((os.cpu_count() or 1) // world.local_size, 1), 16)
 
 
 def _open_recorder(run: _Run, *, resumed: bool) -> tuple[Recorder, Console | None]:

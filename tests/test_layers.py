@@ -14,17 +14,18 @@ LAYERS = [
     {"checkpoint", "verify", "export"},
     {"train"},
     {"build"},
-    {"run", "doctor", "plan"},
+    {"run", "doctor", "plan", "bench"},
     {"cli"},
 ]
 # `config` stands beside: it knows the errors, and whoever builds from it, examines it or reads it.
-CONFIG_KNOWN_BY = {"build", "run", "doctor", "plan", "cli", "config"}
+CONFIG_KNOWN_BY = {"build", "run", "doctor", "plan", "bench", "cli", "config"}
 # Siblings that know each other, and why.
 SIBLINGS = {
     ("verify", "checkpoint"),  # a model to score comes from a checkpoint or a model file
     ("export", "checkpoint"),  # as does one to export
     ("doctor", "run"),  # examines the plan of a run without starting it
     ("doctor", "plan"),  # and what it will need
+    ("bench", "plan"),  # whose count of operations tells how near to its limit a machine comes
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from facetrain.cli import bench_train
+
 app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
+app.command("train")(bench_train.train)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 _Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU where there is one.")]

@@ -24,14 +24,13 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: one line that lists every fault found.
     """
-    values = read_merged(Path(path))
+    return build_config(read_merged(Path(path)), str(path), overrides)
+
+
+def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> Config:
+    """Check values that came from anywhere, with the recipe's defaults beneath them and overrides above."""
     for override in overrides:
         _merge(values, _parse_override(override))
-    return build_config(values, str(path))
-
-
-def build_config(values: dict[str, Any], where: str) -> Config:
-    """Check values that came from anywhere, with the recipe's defaults beneath them."""
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
     beneath = json.loads(json.dumps(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}))
     _merge(beneath, values)

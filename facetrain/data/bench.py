@@ -58,7 +58,7 @@ def measure_loader(
     folder: Path | None, *, workers: int, batch_size: int, seconds: float, rounds: int, device: torch.device
 ) -> LoaderReport:
     """Measure on a dataset, or on generated pictures. The ways take turns: a busy machine hits all alike."""
-    with _dataset(folder) as source:
+    with bench_source(folder) as source:
         numbers = np.random.default_rng(0).permutation(source.num_images)[:4096].tolist()
         pictures = [source.read(number) for number in numbers]
         ways: dict[str, Callable[[], float]] = {
@@ -173,20 +173,21 @@ def _rate(batches: Iterator[Any], use: Callable[[Any], int], seconds: float, dev
 
 
 @contextmanager
-def _dataset(folder: Path | None) -> Iterator[FaceSource]:
+def bench_source(folder: Path | None, *, size: int = 112) -> Iterator[FaceSource]:
+    """Open a dataset, or 4096 generated pictures of 512 identities that are gone at the end."""
     if folder is not None:
         yield open_source(folder)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        _write_noise(Path(scratch), count=4096)
+        _write_noise(Path(scratch), count=4096, size=size)
         yield open_source(Path(scratch))
 
 
-def _write_noise(folder: Path, count: int) -> None:
-    """Write 112 × 112 JPEGs of about 8 kB, as a face of quality 95 has: a smooth picture with fine noise."""
+def _write_noise(folder: Path, count: int, size: int) -> None:
+    """Write JPEGs, at 112 × 112 of about 8 kB as a face of quality 95 has: a smooth picture with fine noise."""
     random = np.random.default_rng(0)
     with RecordWriter(folder / "train.rec") as writer:
         for key in range(count):
-            smooth = cv2.resize(random.integers(0, 256, (14, 14, 3), dtype=np.uint8), (112, 112))
+            smooth = cv2.resize(random.integers(0, 256, (14, 14, 3), dtype=np.uint8), (size, size))
             noisy = np.clip(smooth + random.normal(0, 10, smooth.shape), 0, 255).astype(np.uint8)
             writer.write(key, RecordHeader.of_image(key // 8, key), encode_jpeg(noisy, 93))

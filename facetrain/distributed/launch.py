@@ -127,6 +127,7 @@ def _quieten() -> None:
     import logging
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's library, which reports even its starting
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
 

@@ -28,6 +28,8 @@ class BackboneCost:
     """Of parameters and buffers."""
     flops_per_image: int
     """Forward and backward, nothing computed twice; a multiply-add counts two."""
+    moved_per_image: int
+    """Bytes that the operations of such a step read and write, each on its own; what a batch has once left aside."""
     measured: tuple[tuple[int, int, int], tuple[int, int, int]]
     """Two points (batch, bytes kept by the forward pass, most bytes in the backward pass)."""
 
@@ -62,14 +64,15 @@ def measure_backbone(
     """
     net = _on_meta(options, checkpoint_activations=checkpoint_activations)
     state = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers()))
-    points = [
-        (size, *_count_bytes(net, options, size, precision, gradients_held)) for size in (batch, 2 * batch)
-    ]
+    (*low, moved), (*high, moved_by_two) = (
+        _count_bytes(net, options, size, precision, gradients_held) for size in (batch, 2 * batch)
+    )
     return BackboneCost(
         parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
         state_bytes=state,
         flops_per_image=_count_flops(options),
-        measured=(points[0], points[1]),
+        moved_per_image=(moved_by_two - moved) // batch,
+        measured=((batch, low[0], low[1]), (2 * batch, high[0], high[1])),
     )
 
 
@@ -80,7 +83,8 @@ def _on_meta(options: dict[str, Any], *, checkpoint_activations: bool = False) -
 
 def _count_bytes(
     net: Backbone, options: dict[str, Any], batch: int, precision: str, gradients_held: bool
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
+    """Return the bytes that the forward pass keeps, the most that exist, and those read and written."""
     with FakeTensorMode():
         _give_fake_tensors(net)
         if gradients_held:
@@ -91,7 +95,7 @@ def _count_bytes(
             embedding_BD = _forward(net, image, precision)
             kept = live.now
             embedding_BD.backward(torch.zeros_like(embedding_BD))
-        return kept, live.peak
+        return kept, live.peak, live.moved
 
 
 def _count_flops(options: dict[str, Any]) -> int:

@@ -23,6 +23,8 @@ class LiveBytes(TorchDispatchMode):
         """Bytes that exist."""
         self.peak = 0
         """The most that existed at a time."""
+        self.moved = 0
+        """Bytes of what operations read and wrote; what only looks at its arguments otherwise moves none."""
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,6 +36,8 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._count(tensor.untyped_storage())
+        if not func.is_view:
+            self.moved += sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -47,3 +51,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _release(self, size: int) -> None:
         self.now -= size
+
+
+def _bytes(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -1,5 +1,6 @@
 import json
 
+from facetrain.cli.bench_train import told
 from tests.support.command import facetrain
 
 
@@ -40,3 +41,28 @@ def test_a_way_or_device_that_does_not_exist_is_a_usage_error():
     ):
         done = facetrain("bench", "head", *arguments)
         assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+def test_whole_steps_are_measured_with_and_without_a_dataset():
+    small = (
+        "model.backbone=iresnet",
+        "model.layers=[1,1,1,1]",
+        "model.widths=[8,8,16,16]",
+        "data.image_size=32",
+    )
+    sets = [word for value in (*small, "train.batch_size=8", "data.workers=1") for word in ("--set", value)]
+    arguments = ("bench", "train", *sets, "--identities", 1000, "--steps", 2, "--rounds", 1)
+    done = facetrain(*arguments, "--nproc-per-node", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (
+        report["ranks"] == 2
+        and report["identities"] == 1000
+        and set(report["inputs"]) == {"synthetic", "records"}
+    )
+    for found in report["inputs"].values():
+        flops = found["images_per_s"] * sum(report["flops_per_image"].values())
+        assert found["mfu"] == flops / report["matrix_flops"] < 1
+        assert abs(sum(found["share_of_time"].values()) - 1) < 1e-6 and found["share_of_time"]["forward"] > 0
+    assert report["flops_per_image"]["head"] == 6 * 1000 * 512
+    assert "as fast as synthetic" in told(report) and "MFU" in told(report)

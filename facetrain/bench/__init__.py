@@ -1,0 +1,1 @@
+"""Whole training steps, measured beside what the machine can do at most."""
