@@ -12,7 +12,7 @@ from torch import Tensor
 from facetrain.counter import key_of
 from facetrain.errors import ConfigError
 from facetrain.head.noise import Noise
-from facetrain.head.placement import Layout
+from facetrain.head.row_file import Layout
 from facetrain.head.storage import Rows, RowTable
 
 _BLOCK = 128

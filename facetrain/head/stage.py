@@ -76,18 +76,12 @@ class Stage:
                 return rows
         if self._behind is not None:
             self._behind.result()
+        # The first step, or the first after a checkpoint.
+        self._home.let_go()
         return self._worker.submit(self._fetch, drawn, room).result()
 
     def _fetch(self, index: Tensor, room: int) -> _Rows:
-        self._home.read_ahead(index)
-        pinned = self._stream is not None
-        near = {
-            name: torch.empty(
-                len(index) + room, *home.data.shape[1:], dtype=home.data.dtype, pin_memory=pinned
-            )
-            for name, home in self._home.by_name.items()
-        }
-        self._home.take(index, near)
+        near = self._copy(index, room)
         if self._stream is None:
             return _Rows(index, near)
         with torch.cuda.stream(self._stream):
@@ -97,9 +91,23 @@ class Stage:
 
     def _append(self, rows: _Rows, added: Tensor) -> _Rows:
         start, stop = len(rows.index), len(rows.index) + len(added)
-        for name, home in self._home.by_name.items():
-            rows.tables[name][start:stop] = home.data[added].to(self._device)
+        for name, table in self._copy(added).items():
+            rows.tables[name][start:stop] = table.to(self._device)
         return _Rows(torch.cat([rows.index, added]), rows.tables)
+
+    def _copy(self, index: Tensor, room: int = 0) -> dict[str, Tensor]:
+        """Return rows on the host, in tables with room for more."""
+        near = {
+            name: torch.empty(
+                len(index) + room,
+                *home.data.shape[1:],
+                dtype=home.data.dtype,
+                pin_memory=self._stream is not None,
+            )
+            for name, home in self._home.by_name.items()
+        }
+        self._home.take(index, near)
+        return near
 
     def _put_back(self, rows: _Rows, done: torch.cuda.Event | None) -> None:
         near = {name: table[: len(rows.index)] for name, table in rows.tables.items()}

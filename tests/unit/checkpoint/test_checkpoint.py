@@ -13,7 +13,7 @@ from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
 from facetrain.checkpoint.snapshot import HostCopy
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
-from facetrain.head.placement import RowFile
+from facetrain.head.row_file import RowFile
 from tests.support.faults import files_limited_to, make_read_only, make_writable, small_disk
 from tests.support.snapshots import snapshot
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.errors import ConfigError, DataError, RunError
+from facetrain.errors import ConfigError, DataError
 from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.placement import RowFile
 from facetrain.head.sampling import drawn_classes, sample_classes
 from facetrain.head.shard import ClassShard, shard_classes
 from tests.support.dense_head import MARGINS, dense_loss
@@ -268,11 +267,6 @@ def test_8_bit_momentum_and_its_scales_lie_together_on_disk(weight_dtype, tmp_pa
         assert (after[name] != before[name])[label].any(1).all()
     untouched = (after["momentum_scale"] == 0).all(1)
     assert untouched.any() and torch.equal(after["weight"][untouched], before["weight"][untouched])
-
-
-def test_a_disk_without_room_for_the_centres_is_an_error_before_training(tmp_path):
-    with pytest.raises(RunError, match="cannot reserve .* GiB for centres"):
-        RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})
 
 
 def test_bfloat16_storage_stays_near_float32():

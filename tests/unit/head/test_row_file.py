@@ -1,0 +1,74 @@
+import os
+
+import pytest
+import torch
+
+from facetrain.errors import RunError
+from facetrain.head.row_file import RowFile
+from tests.support.faults import files_limited_to
+
+ROWS = 40
+INDEX = torch.tensor([0, 3, 4, 5, 17, ROWS - 1])
+
+
+# Rows of a whole number of sectors pass the kernel's cache by; others go through it.
+@pytest.fixture(params=[256, 128, 24], ids=lambda columns: f"{8 * columns}_bytes")
+def file(request, tmp_path):
+    layout = {"weight": (request.param, torch.float32), "momentum": (request.param, torch.float32)}
+    return RowFile(tmp_path / "rows.bin", ROWS, layout)
+
+
+def tables_like(file, count, room=0):
+    return {name: torch.randn(count + room, table.shape[1]) for name, table in file.tables.items()}
+
+
+def fill(file):
+    content = tables_like(file, ROWS)
+    for name, table in file.tables.items():
+        table.copy_(content[name])
+    return content
+
+
+def test_rows_that_were_written_through_the_mapping_are_taken_by_calls(file):
+    content, near = fill(file), tables_like(file, len(INDEX), room=2)
+    beyond = {name: table[len(INDEX) :].clone() for name, table in near.items()}
+    file.let_go()
+    file.take(INDEX, near)
+    for name, table in near.items():
+        assert torch.equal(table[: len(INDEX)], content[name][INDEX])
+        assert torch.equal(table[len(INDEX) :], beyond[name])
+
+
+def test_rows_that_were_put_by_calls_are_seen_through_the_mapping(file):
+    content = fill(file)
+    order = torch.randperm(len(INDEX))
+    near = tables_like(file, len(INDEX))
+    file.put(INDEX[order], near)
+    for name, table in file.tables.items():
+        content[name][INDEX[order]] = near[name]
+        assert torch.equal(table, content[name])
+
+
+def test_no_rows_are_moved_without_a_word(file):
+    content, none = fill(file), torch.empty(0, dtype=torch.int64)
+    file.take(none, tables_like(file, 0))
+    file.put(none, tables_like(file, 0))
+    assert all(torch.equal(table, content[name]) for name, table in file.tables.items())
+
+
+def test_a_file_that_was_cut_is_an_error_that_names_the_row(file, tmp_path):
+    path = tmp_path / "rows.bin"
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(RunError, match=rf"rows.bin: row {ROWS - 1} was moved in part; resume"):
+        file.take(INDEX, tables_like(file, len(INDEX)))
+
+
+def test_a_disk_that_takes_no_rows_is_an_error_that_says_how_to_go_on(file):
+    near = tables_like(file, len(INDEX))
+    with files_limited_to(0), pytest.raises(RunError, match=r"rows.bin: .*; mend the disk, then resume"):
+        file.put(INDEX, near)
+
+
+def test_a_disk_without_room_for_the_centres_is_an_error_before_training(tmp_path):
+    with pytest.raises(RunError, match="cannot reserve .* GiB for centres"):
+        RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})
