@@ -131,7 +131,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
         _announce(console, run)
     workers, started_at = count_workers(config, run.world), state.step
     loader = _build_loader(run, workers)
-    augment = Augment(key_of(config.seed, 3), **config.data.augment.model_dump())
+    augment = build_augment(config)
     step = TrainStep(network, augment, max_skipped_steps=config.train.max_skipped_steps)
     with StopRequest() as stop:
         hooks = _build_hooks(run, recorder, step, loader, stop, say, workers)
@@ -258,9 +258,9 @@ def _open_recorder(run: _Run, *, resumed: bool) -> tuple[Recorder, Console | Non
     resume_at = step if resumed else None
     console = Console(total_steps=run.plan.total_steps, start_step=step)
     sinks: list[Sink] = [JsonLines(run.folder / "metrics.jsonl", resume_at=resume_at), console]
-    if run.config.log.tensorboard:
-        sinks.append(TensorBoard(run.folder / "tensorboard", resume_at=resume_at))
-    return Recorder(sinks), console
+    wanted = run.config.log.tensorboard
+    board = TensorBoard(run.folder / "tensorboard", resume_at=resume_at) if wanted else None
+    return Recorder(sinks, board), console
 
 
 def _announce(console: Console, run: _Run) -> None:

@@ -305,6 +305,7 @@ class LogConfig(Section):
 
     every_steps: Positive = 10
     tensorboard: bool = True
+    """Write the numbers for TensorBoard too, and with matplotlib the figures of each verification."""
 
 
 class Config(Section):

@@ -14,6 +14,8 @@ from facetrain.telemetry.memory import peak_gib
 from facetrain.telemetry.recorder import Recorder
 from facetrain.train.state import TrainState, averaged_buffers
 from facetrain.train.step import TrainStep
+from facetrain.verify.figures import result_pictures
+from facetrain.verify.result import Result
 from facetrain.verify.verifier import Verifier
 
 
@@ -76,14 +78,17 @@ class RunHooks:
         self.verify_now(state)
 
     def verify_now(self, state: TrainState) -> None:
-        """Score the network on every set, and say so."""
-        found: dict[str, float] = {}
+        """Score the network on every set, and say and show so."""
         with averaged_buffers(state.backbone):
-            for name, metrics in self._verifier(state.network):
-                found |= {f"{name}/{what}": value for what, value in metrics.items()}
-        if found:
-            state.metrics = found
-            self._recorder.write(state.step, found)
+            results = dict(self._verifier(state.network))
+        if results:
+            state.metrics = {
+                f"{name}/{what}": value
+                for name, result in results.items()
+                for what, value in result.told.items()
+            }
+            self._recorder.write(state.step, state.metrics)
+            self._show(state.step, results)
         state.meter.restart_clock()
 
     def save(self, state: TrainState) -> None:
@@ -108,6 +113,17 @@ class RunHooks:
     def stopping(self, state: TrainState) -> bool:
         """Whether a signal has come to any rank."""
         return self._signal != 0
+
+    def _show(self, step: int, results: dict[str, Result]) -> None:
+        """Draw what the report draws, where somebody will see it."""
+        if not self._recorder.has_board:
+            return
+        try:
+            for name, result in results.items():
+                pictures = result_pictures(result)
+                self._recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in pictures.items()})
+        except Exception:  # whatever a library for drawing raises: days of training are worth more
+            logger.warning("the figures of step %d were not drawn", step, exc_info=True)
 
     def _images(self, state: TrainState, batches: tuple[Batch, ...]) -> int:
         return sum(len(batch.label_B) for batch in batches) * state.world.size

@@ -46,6 +46,20 @@ def result_figures(result: Result) -> dict[str, Figure]:
     return figures
 
 
+def result_pictures(result: Result) -> dict[str, np.ndarray]:
+    """Return the figures of a result as pixels, uint8 (H, W, 3); without matplotlib, none."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return {}
+    pictures = {}
+    for name, figure in result_figures(result).items():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        pictures[name] = np.asarray(canvas.buffer_rgba())[:, :, :3]
+    return pictures
+
+
 def _draw_roc(axes: Any, curve: Roc) -> None:
     points = thin_curve(curve)
     axes.step(points["far"], points["tar"], where="post", color=_GENUINE)

@@ -92,6 +92,11 @@ class Result:
     subjects: int = 0
     """Of how many subjects the bootstrap has drawn."""
 
+    @property
+    def told(self) -> dict[str, float]:
+        """The numbers that the set is large enough for."""
+        return {name: value for name, value in self.metrics.items() if value is not None}
+
     def as_json(self) -> dict[str, Any]:
         """Return the numbers at the top, and what is longer under names of its own."""
         return {

@@ -11,18 +11,13 @@ from torch import Tensor, nn
 
 from facetrain.data.augment import normalise
 from facetrain.verify.embed import PictureEmbedder
-from facetrain.verify.metrics import verification_metrics
 from facetrain.verify.pairs import PairSet
-
-Metrics = dict[str, float]
+from facetrain.verify.result import Result
+from facetrain.verify.verification import verification_result
 
 
 class Verifier:
-    """Embed the pairs of some sets on all ranks and score them on each.
-
-    The published protocol adds the embeddings of a picture and its mirror image. `accuracy_no_flip` is that of the
-    picture alone. `xnorm` is the mean length of the embeddings before they are scaled to 1.
-    """
+    """Embed the pairs of some sets on all ranks and score them on each, without intervals."""
 
     def __init__(
         self,
@@ -45,24 +40,22 @@ class Verifier:
             "autocast": autocast,
         }
 
-    def __call__(self, model: nn.Module) -> Iterator[tuple[str, Metrics]]:
-        """Yield the name and the metrics of one set after the other. Collective."""
+    def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
+        """Yield the name and the result of one set after the other. Collective."""
         with evaluating(model):
             for pairs in self.sets:
                 yield pairs.name, self.score(model, pairs)
 
-    def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Metrics:
-        """Return the metrics of one set. Collective."""
+    def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Result:
+        """Return what one set says. Collective."""
         embedder = PictureEmbedder(model, **self._options)  # type: ignore[arg-type]
         plain, mirrored = embedder.both(pairs.images, name=pairs.name)
         if not np.isfinite(plain).all():
             # A network that has diverged has no accuracy; the run that asks goes on to say why.
-            return {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
-        alone = verification_metrics(plain, pairs.same)
-        return verification_metrics(plain + mirrored, pairs.same) | {
-            "accuracy_no_flip": alone["accuracy"],
-            "xnorm": float(np.linalg.norm(plain, axis=1).mean()),
-        }
+            return Result(
+                "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
+            )
+        return verification_result(plain, mirrored, pairs, replicates=0)[0]
 
 
 @contextmanager

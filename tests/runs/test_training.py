@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import facetrain, start, torchrun
+from tests.support.events import read_events
 
 CLOCK = {"images_per_s", "left_s", "wait_s", "memory_gib"}
 
@@ -44,7 +46,7 @@ def whole(describe, tmp_path):
 
 
 def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
-    process = checked(facetrain("train", "--config", describe()))
+    process = checked(facetrain("train", "--config", describe(), "--set", "log.tensorboard=true"))
     folder = tmp_path / "runs" / "tiny"
     there = {path.name for path in folder.iterdir()}
     assert there >= {
@@ -58,6 +60,10 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert "facetrain eval" in process.stdout and "finished" in process.stdout
     assert len(losses(folder)) == 12
     assert [r["step"] for r in metrics(folder) if "val/accuracy" in r] == [0, 6, 12]
+    events = read_events(folder / "tensorboard")
+    drawn = {"val/roc", "val/det", "val/scores", "val/folds"} if find_spec("matplotlib") else set()
+    assert set(events.Tags()["images"]) == drawn
+    assert all([event.step for event in events.Images(name)] == [0, 6, 12] for name in drawn)
     again = checked(facetrain("train", "--config", describe()))
     assert "tiny_2" in again.stdout, "a second run must not touch the first one's folder"
 

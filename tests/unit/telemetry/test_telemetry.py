@@ -1,10 +1,15 @@
 import json
 
+import cv2
+import numpy as np
 import torch
 
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.meter import Meter
+from facetrain.telemetry.recorder import Recorder
+from facetrain.telemetry.tensorboard import TensorBoard
+from tests.support.events import read_events
 
 
 def test_the_meter_averages_what_came_since_the_last_report():
@@ -50,3 +55,22 @@ def test_progress_without_a_terminal_is_a_line_with_rate_time_left_and_memory(ca
     said = capfd.readouterr().err
     assert "step 100/200  loss 1.5000  lr 0.10000  1,234 images/s  0:01:05 left  0.50 GiB" in said
     assert "verification accuracy  lfw 99.51%" in said
+
+
+def test_pictures_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    recorder = Recorder(board=TensorBoard(tmp_path))
+    recorder.write(7, {"loss": 1.5})
+    recorder.show(7, {"lfw/roc": picture})
+    recorder.close()
+    events = read_events(tmp_path)
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 1.5)]
+    (event,) = events.Images("lfw/roc")
+    found = cv2.imdecode(np.frombuffer(event.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)
+    assert event.step == 7
+    np.testing.assert_array_equal(found[:, :, ::-1], picture)
+
+
+def test_without_tensorboard_nobody_draws():
+    assert not Recorder().has_board
+    Recorder().show(1, {"lfw/roc": np.zeros((2, 2, 3), np.uint8)})

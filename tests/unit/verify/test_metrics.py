@@ -3,8 +3,9 @@ import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.verify.folds import THRESHOLDS, fold_accuracy
-from facetrain.verify.metrics import verification_metrics
+from facetrain.verify.pairs import PairSet
 from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
+from facetrain.verify.verification import verification_result
 
 
 def scores(pairs=300, seed=0, decimals=2):
@@ -12,6 +13,11 @@ def scores(pairs=300, seed=0, decimals=2):
     same = random.random(pairs) < 0.5
     # Rounded, so that scores tie; and that thresholds of the grid are met exactly.
     return np.round(random.normal(2.2 - 0.8 * same, 0.5).clip(0, 4), decimals), same
+
+
+def numbers(embedding, same):
+    pairs = PairSet("set", [], same, subject=np.arange(2 * len(same)))
+    return verification_result(embedding, embedding, pairs, replicates=0)[0].told
 
 
 def accuracy_by_double_loop(distance, same, folds=10):
@@ -64,7 +70,7 @@ def test_the_true_accept_rate_is_that_of_the_laxest_threshold_allowed(far):
 def test_a_rate_that_no_impostor_has_tested_is_not_told():
     distance, same = scores(400)
     assert tar_at_far(roc(-distance, same), 1e-3) is None
-    metrics = verification_metrics(np.random.default_rng(0).normal(size=(800, 4)), same)
+    metrics = numbers(np.random.default_rng(0).normal(size=(800, 4)), same)
     assert "tar@1e-02" in metrics and "tar@1e-03" not in metrics
 
 
@@ -77,9 +83,9 @@ def test_the_equal_error_rate_lies_where_both_errors_meet():
 
 
 def test_pairs_of_one_kind_have_an_accuracy_and_no_curve():
-    metrics = verification_metrics(np.ones((40, 4)), np.ones(20, bool))
+    metrics = numbers(np.ones((40, 4)), np.ones(20, bool))
     assert metrics["accuracy"] == 1.0 and "auc" not in metrics
 
 
 def test_embeddings_that_are_zero_do_not_divide_by_it():
-    assert verification_metrics(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5
+    assert numbers(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from facetrain.verify.evaluate import Evaluation
-from facetrain.verify.figures import result_figures
+from facetrain.verify.figures import result_figures, result_pictures
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.report import write_report
 from facetrain.verify.verification import verification_result
@@ -60,3 +60,17 @@ def test_rates_are_drawn_on_logarithmic_axes(found):
     figures = result_figures(found.results["lfw"])
     assert figures["det"].axes[0].get_xscale() == figures["det"].axes[0].get_yscale() == "log"
     assert figures["roc"].axes[0].get_xscale() == "log"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
+def test_pictures_are_the_figures_in_pixels_however_well_the_pairs_are_told_apart(spread):
+    random, same = np.random.default_rng(0), np.arange(40) % 2 == 0
+    embedding_ND = random.normal(size=(80, 8))
+    embedding_ND[1::2][same] = embedding_ND[0::2][same] + spread * embedding_ND[1::2][same]
+    pairs = PairSet("lfw", [], same, subject=np.arange(80))
+    result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=0)
+    pictures = result_pictures(result)
+    assert set(pictures) == {"roc", "det", "scores", "folds"}
+    for pixels in pictures.values():
+        assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8
+        assert (pixels[0, 0] == 255).all() and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20

@@ -5,6 +5,7 @@ from torch import nn
 
 from facetrain.data.bin import write_bin
 from facetrain.errors import ImageError, PairsError
+from facetrain.verify.figures import result_pictures
 from facetrain.verify.pairs import PairSet, load_targets
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import picture
@@ -35,7 +36,8 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
     net.norm.eval()
     before = {name: t.clone() for name, t in net.state_dict().items()}
     state = torch.get_rng_state()
-    ((name, metrics),) = make_verifier(pair_set())(net)
+    ((name, result),) = make_verifier(pair_set())(net)
+    metrics = result.told
     assert (name, metrics["accuracy"], metrics["auc"]) == ("set", 1.0, 1.0)
     assert metrics["accuracy_no_flip"] == 1.0 and metrics["xnorm"] > 0
     assert net.training and not net.norm.training
@@ -46,7 +48,8 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
 def test_a_network_that_has_diverged_has_no_accuracy():
     net = Net()
     nn.init.constant_(net.fc.weight, float("nan"))
-    assert dict(make_verifier(pair_set())(net))["set"]["accuracy"] == 0
+    result = dict(make_verifier(pair_set())(net))["set"]
+    assert result.told["accuracy"] == 0 and result_pictures(result) == {}
 
 
 def test_a_damaged_picture_is_named_by_set_and_number():

@@ -1,0 +1,14 @@
+"""TensorBoard's files, read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def read_events(folder: Path) -> Any:
+    """Return an accumulator with all that a folder's event files hold."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    return events.Reload()
