@@ -18,6 +18,7 @@ from facetrain.checkpoint.initial import initial_centres, initial_weights
 from facetrain.checkpoint.model_file import describe_backbone
 from facetrain.config.schema import Config
 from facetrain.counter import key_of
+from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceSource, check_counts, open_source
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.world import World
@@ -81,6 +82,11 @@ def open_data(config: Config) -> tuple[FaceSource, list[PairSet]]:
     source = open_source(folder, min_images_per_identity=config.data.min_images_per_identity)
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
     return source, load_targets(config.eval.targets, Path(config.eval_dir))
+
+
+def build_augment(config: Config) -> Augment:
+    """Return what is done to each image on the device."""
+    return Augment(key_of(config.seed, 3), **config.data.augment.model_dump())
 
 
 def count_workers(config: Config, world: World) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 
 from facetrain.build import (
     Plan,
+    build_augment,
     build_state,
     count_workers,
     describe,
@@ -26,8 +27,6 @@ from facetrain.checkpoint.model_file import save_model
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.load import dump_config
 from facetrain.config.schema import Config
-from facetrain.counter import key_of
-from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceSource
 from facetrain.data.loader import Batch, Loader
 from facetrain.data.order import epoch_size, order_of

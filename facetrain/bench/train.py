@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from facetrain.bench.machine import Machine, measure_machine, wait_for
-from facetrain.build import Plan, build_state, count_workers, distribute, plan_steps
+from facetrain.build import Plan, build_augment, build_state, count_workers, distribute, plan_steps
 from facetrain.config.schema import Config
-from facetrain.counter import key_of
-from facetrain.data.augment import Augment
 from facetrain.data.bench import bench_source
 from facetrain.data.dataset import FaceSource
 from facetrain.data.loader import Batch, Loader
@@ -91,7 +89,7 @@ def _prepare(config: Config, world: World, num_classes: int, scratch: Path) -> _
     plan = plan_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, plan, scratch)
     network = distribute(state.network, world, config.train.compress_gradients)
-    augment = Augment(key_of(config.seed, 3), **config.data.augment.model_dump())
+    augment = build_augment(config)
     return _Steps(config, world, plan, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
 
 

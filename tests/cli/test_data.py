@@ -5,6 +5,7 @@ import json
 import pytest
 
 from facetrain.data.dataset import open_source
+from facetrain.data.decode import picture_size
 from tests.support.command import facetrain
 from tests.support.datasets import write_records
 
@@ -64,3 +65,13 @@ def test_what_a_tool_cannot_do_is_said_in_one_line(data, tmp_path):
         assert process.returncode == 2 and len(lines) == 1, process.stderr
         assert lines[0].startswith("error: ") and message in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sheet_shows_what_a_configs_augmentations_do(data, tmp_path):
+    (tmp_path / "run.yaml").write_text(f"data: {{train: {data}, image_size: 32, augment: {{gray: 1}}}}\n")
+    said("inspect", data, "--augment", tmp_path / "run.yaml", "--sheet", tmp_path / "seen.png")
+    assert picture_size((tmp_path / "seen.png").read_bytes()) == (8 * 32, 8 * 32)
+    found = json.loads(said("inspect", data, "--identity", 3, "--sheet", tmp_path / "one.png", "--json"))
+    assert len(found["pictures"]) == 2 and picture_size((tmp_path / "one.png").read_bytes()) == (224, 112)
+    process = facetrain("data", "inspect", data, "--augment", tmp_path / "run.yaml")
+    assert process.returncode == 2 and "goes with --sheet" in process.stderr

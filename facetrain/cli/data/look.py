@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from facetrain.cli.data.options import Json, Workers
+from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from facetrain.data.tools.inspect import Inspection
 
 
 def inspect_(
@@ -16,18 +20,54 @@ def inspect_(
     sheet: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Write a sheet of pictures, an identity a row.")
     ] = None,
+    identity: Annotated[
+        int | None, typer.Option(min=0, help="List the pictures of this one; --sheet shows them all.")
+    ] = None,
+    augment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG", help="With --sheet: show what this run's augmentations do, a picture a row."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell what a dataset holds: identities, images, how many of each, sizes and formats."""
-    from facetrain.data.tools.inspect import contact_sheet, inspect
+    from facetrain.data.tools.inspect import inspect, pictures_of
 
+    if augment is not None and (sheet is None or identity is not None):
+        raise UsageError("--augment CONFIG goes with --sheet PNG, and not with --identity")
     found = inspect(folder)
+    pictures = None if identity is None else pictures_of(folder, identity)
     if sheet is not None:
-        contact_sheet(folder, sheet)
+        _draw(folder, sheet, identity, augment)
     if as_json:
-        typer.echo(json.dumps(vars(found)))
+        typer.echo(json.dumps(vars(found) | ({} if pictures is None else {"pictures": pictures})))
         return
-    typer.echo(f"{folder}: {found.images:,} images of {found.identities:,} identities")
+    if pictures is not None:
+        typer.echo(f"{folder}: identity {identity} has {len(pictures):,} pictures")
+        for where in pictures:
+            typer.echo(f"  {where}")
+        return
+    _tell(found)
+
+
+def _draw(folder: Path, sheet: Path, identity: int | None, augment: Path | None) -> None:
+    from facetrain.data.tools.sheet import augmented_sheet, identities_sheet, identity_sheet
+
+    if augment is not None:
+        from facetrain.build import build_augment
+        from facetrain.config.load import load_config
+
+        config = load_config(augment)
+        augmented_sheet(folder, build_augment(config), sheet, size=config.data.image_size)
+    elif identity is not None:
+        identity_sheet(folder, identity, sheet)
+    else:
+        identities_sheet(folder, sheet)
+
+
+def _tell(found: Inspection) -> None:
+    typer.echo(f"{found.folder}: {found.images:,} images of {found.identities:,} identities")
     if found.identities_without_images:
         typer.echo(f"  {found.identities_without_images:,} identities have no image")
     typer.echo(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")

@@ -1,4 +1,4 @@
-"""What a dataset holds: counts, sizes, formats, and a sheet of pictures."""
+"""What a dataset holds: counts, sizes, formats."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from facetrain.counter import key_of
 from facetrain.data.dataset import open_source
-from facetrain.data.decode import decode_rgb, picture_size, resize_square
+from facetrain.data.decode import picture_size
 from facetrain.data.order import permute
+from facetrain.data.source import FaceSource
 from facetrain.errors import DataError
 
 _BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
@@ -61,27 +61,28 @@ def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> Inspection:
     )
 
 
-def contact_sheet(
-    folder: Path, output: Path, *, rows: int = 8, columns: int = 8, size: int = 112, seed: int = 0
-) -> None:
-    """Write a PNG with one identity a row: chosen by the seed, with the first of their pictures.
+def pictures_of(folder: Path, identity: int) -> list[str]:
+    """Return where each picture of an identity lies.
 
     Raises:
-        DataError: a picture cannot be decoded, or the PNG not be written.
+        DataError: there is no such identity, or it has no picture.
     """
     source = open_source(folder)
-    identities = permute(np.arange(min(rows, source.num_classes)), source.num_classes, key_of(seed))
-    sheet = np.full((len(identities) * size, columns * size, 3), 255, np.uint8)
-    for row, identity in enumerate(identities):
-        for column, number in enumerate(np.flatnonzero(source.labels == identity)[:columns]):
-            image = decode_rgb(source.read(int(number)), where=source.where(int(number)))
-            place = slice(row * size, (row + 1) * size), slice(column * size, (column + 1) * size)
-            sheet[place] = resize_square(image, size)
-    encoded = cv2.imencode(".png", sheet[:, :, ::-1])[1]
-    try:
-        output.write_bytes(encoded.tobytes())
-    except OSError as error:
-        raise DataError(f"{output}: {error.strerror or error}") from error
+    return [source.where(number) for number in numbers_of(source, identity, folder).tolist()]
+
+
+def numbers_of(source: FaceSource, identity: int, folder: Path) -> np.ndarray:
+    """Return the numbers of an identity's pictures, int64, at least one.
+
+    Raises:
+        DataError: there is no such identity, or it has no picture.
+    """
+    numbers = np.flatnonzero(source.labels == identity)
+    if not len(numbers):
+        raise DataError(
+            f"{folder}: identity {identity} has no picture; identities go from 0 to {source.num_classes - 1:,}"
+        )
+    return numbers
 
 
 def _histogram(counts: np.ndarray) -> dict[str, int]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from facetrain.data.decode import decode_rgb, resize_square
@@ -19,7 +18,7 @@ from facetrain.data.tools.likeness import (
     own_similarity,
     telling_apart,
 )
-from facetrain.errors import DataError
+from facetrain.data.tools.sheet import write_png
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,4 @@ def draw_pairs(
         for place, data in ((start, read_left(left)), (start + size, read_right(right))):
             image = decode_rgb(data, where=f"{output}: pair {number}")
             sheet[top : top + size, place : place + size] = resize_square(image, size)
-    encoded = cv2.imencode(".png", sheet[:, :, ::-1])[1]
-    try:
-        output.write_bytes(encoded.tobytes())
-    except OSError as error:
-        raise DataError(f"{output}: {error.strerror or error}") from error
+    write_png(sheet, output)

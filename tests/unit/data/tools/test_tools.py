@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 
+from facetrain.data.augment import Augment
 from facetrain.data.bin import read_bin
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb, encode_jpeg
-from facetrain.data.tools.inspect import contact_sheet, inspect
+from facetrain.data.tools.inspect import inspect, pictures_of
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.pairs import build_pairs
+from facetrain.data.tools.sheet import augmented_sheet, identities_sheet, identity_sheet
 from facetrain.errors import DataError, ImageError, PairsError
 
 
@@ -66,8 +68,38 @@ def test_an_inspection_counts_people_pictures_sizes_and_formats(people, tmp_path
     assert (found.images, found.identities, found.fewest, found.median, found.most) == (6, 3, 1, 2.0, 3)
     assert found.histogram == {"1": 1, "2": 1, "3": 1}
     assert found.sizes == {"112×112": 6} and found.formats == {"JPEG": 6}
-    contact_sheet(people, tmp_path / "sheet.png", columns=3)
-    assert decode_rgb((tmp_path / "sheet.png").read_bytes(), where="x").shape == (3 * 112, 3 * 112, 3)
+
+
+def drawn(path):
+    return decode_rgb(path.read_bytes(), where="x")
+
+
+def test_sheets_show_identities_or_all_pictures_of_one(people, tmp_path):
+    identities_sheet(people, tmp_path / "sheet.png", columns=3)
+    assert drawn(tmp_path / "sheet.png").shape == (3 * 112, 3 * 112, 3)
+    identity_sheet(people, 0, tmp_path / "ann.png", columns=2)
+    shown, source = drawn(tmp_path / "ann.png"), open_source(people)
+    for number, (top, left) in enumerate([(0, 0), (0, 112), (112, 0)]):
+        expected = decode_rgb(source.read(number), where="x")
+        assert (shown[top : top + 112, left : left + 112] == expected).all()
+    assert (shown[112:, 112:] == 255).all()
+    assert [where.split("/")[-1] for where in pictures_of(people, 2)] == ["cy_0001.jpg", "cy_0002.jpg"]
+    with pytest.raises(DataError, match="identity 3 has no picture; identities go from 0 to 2"):
+        identity_sheet(people, 3, tmp_path / "nobody.png")
+
+
+def test_a_sheet_of_augmentations_shows_what_training_sees(people, tmp_path):
+    augmented_sheet(people, Augment(0, flip=1.0), tmp_path / "sheet.png", rows=4, epochs=2, size=64)
+    shown = drawn(tmp_path / "sheet.png")
+    assert shown.shape == (4 * 64, 3 * 64, 3)
+    plain, *seen = np.split(shown, 3, axis=1)
+    for epoch in seen:
+        for row in range(4):
+            part = slice(row * 64, (row + 1) * 64)
+            assert (epoch[part] == plain[part, ::-1]).all()
+    augmented_sheet(people, Augment(0, flip=0.0, gray=1.0), tmp_path / "grey.png", epochs=1)
+    grey = drawn(tmp_path / "grey.png")[:, 112:]
+    assert (grey[..., 0] == grey[..., 2]).all()
 
 
 def test_a_list_of_pairs_becomes_a_verification_set(people, tmp_path):

@@ -1,0 +1,97 @@
+"""Sheets of pictures, written as PNG: of many identities, of one, and of what augmentation makes of them."""
+
+# R rows   S a side in pixels
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from facetrain.counter import key_of
+from facetrain.data.augment import Augment
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.order import permute
+from facetrain.data.source import FaceSource
+from facetrain.data.tools.inspect import numbers_of
+from facetrain.errors import DataError
+
+
+def identities_sheet(
+    folder: Path, output: Path, *, rows: int = 8, columns: int = 8, size: int = 112, seed: int = 0
+) -> None:
+    """Draw one identity a row: chosen by the seed, with the first of their pictures.
+
+    Raises:
+        DataError: a picture cannot be decoded, or the PNG not be written.
+    """
+    source = open_source(folder)
+    chosen = permute(np.arange(min(rows, source.num_classes)), source.num_classes, key_of(seed))
+    pictures = [np.flatnonzero(source.labels == identity)[:columns] for identity in chosen]
+    _write([[_picture(source, int(number), size) for number in row] for row in pictures], output, size)
+
+
+def identity_sheet(folder: Path, identity: int, output: Path, *, columns: int = 8, size: int = 112) -> None:
+    """Draw all pictures of one identity.
+
+    Raises:
+        DataError: there is no such identity, a picture cannot be decoded, or the PNG not be written.
+    """
+    source = open_source(folder)
+    images = [_picture(source, number, size) for number in numbers_of(source, identity, folder).tolist()]
+    _write([images[start : start + columns] for start in range(0, len(images), columns)], output, size)
+
+
+def augmented_sheet(
+    folder: Path,
+    augment: Augment,
+    output: Path,
+    *,
+    rows: int = 8,
+    epochs: int = 7,
+    size: int = 112,
+    seed: int = 0,
+) -> None:
+    """Draw one picture a row: as it is, and as the network sees it in the first epochs.
+
+    Raises:
+        DataError: a picture cannot be decoded, or the PNG not be written.
+    """
+    source = open_source(folder)
+    number_R = permute(np.arange(min(rows, source.num_images)), source.num_images, key_of(seed))
+    plain_RSSC = np.stack([_picture(source, int(number), size) for number in number_R])
+    drawn = [plain_RSSC]
+    for epoch in range(epochs):
+        seen_RCSS = augment(torch.from_numpy(plain_RSSC), torch.from_numpy(number_R), epoch)
+        pixels = ((seen_RCSS + 1) * 127.5).round().clamp(0, 255).byte()
+        drawn.append(pixels.permute(0, 2, 3, 1).numpy())
+    _write([list(row) for row in zip(*drawn, strict=True)], output, size)
+
+
+def write_png(image: np.ndarray, output: Path) -> None:
+    """Write uint8 RGB (height, width, 3).
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    encoded = cv2.imencode(".png", image[:, :, ::-1])[1]
+    try:
+        output.write_bytes(encoded.tobytes())
+    except OSError as error:
+        raise DataError(f"{output}: {error.strerror or error}") from error
+
+
+def _picture(source: FaceSource, number: int, size: int) -> np.ndarray:
+    return resize_square(decode_rgb(source.read(number), where=source.where(number)), size)
+
+
+def _write(rows: Sequence[Sequence[np.ndarray]], output: Path, size: int) -> None:
+    sheet = np.full((len(rows) * size, max(map(len, rows)) * size, 3), 255, np.uint8)
+    for top, row in enumerate(rows):
+        for left, image in enumerate(row):
+            sheet[top * size : (top + 1) * size, left * size : (left + 1) * size] = image
+    write_png(sheet, output)
