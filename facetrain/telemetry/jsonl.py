@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from facetrain.telemetry.log import logger
+
 
 class JsonLines:
-    """Append records to a file; each is on disk as a whole line or not at all."""
+    """Append records to a file. What a full disk does not take is kept, and written when there is room again."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
         """Open for appending. With `resume_at`, forget what was recorded of later steps: they come again."""
@@ -18,17 +20,29 @@ class JsonLines:
             path.unlink(missing_ok=True)
         elif path.exists():
             _keep_until(path, resume_at)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+        self._is_refused = False
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write one record. A number that JSON cannot hold (NaN, infinity) is written as a string."""
         record = {"step": step} | {name: _plain(value) for name, value in values.items()}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        self._waiting += (json.dumps(record, allow_nan=False) + "\n").encode()
+        self._write_out()
 
     def close(self) -> None:
         """Close the file."""
+        self._write_out()
         self._file.close()
+
+    def _write_out(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            if not self._is_refused:
+                logger.warning("%s: %s; records are kept until they can be written", self._file.name, error)
+        self._is_refused = bool(self._waiting)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 logger = logging.getLogger("facetrain")
 
 
+class _LogFile(logging.FileHandler):
+    """A file that may be on a full disk: what it does not take is lost, and training goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Keep quiet: logging's own way is a traceback for every line."""
+
+    def close(self) -> None:
+        """Close the file, whether or not it takes the last lines."""
+        with suppress(OSError):
+            super().close()
+
+
 def log_to(path: Path, rank: int) -> logging.Handler:
     """Write the log of this process to a file from now on; return the handler, for `stop_logging`."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

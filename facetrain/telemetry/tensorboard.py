@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,48 @@ import numpy as np
 
 
 class TensorBoard:
-    """Write scalars under the names that metrics.jsonl has, and pictures."""
+    """Write scalars under the names that metrics.jsonl has, and pictures.
+
+    What a full disk does not take is missing from the graphs; they go on in another file.
+    """
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
         """Open a writer; with `resume_at`, TensorBoard hides what an earlier process wrote of later steps."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder), purge_step=resume_at)
+        self._folder = folder
+        self._writer: Any = _open(folder, resume_at)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write every number among the values."""
-        for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._writer.add_scalar(name, value, step)
+
+        def add(writer: Any) -> None:
+            for name, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    writer.add_scalar(name, value, step)
+
+        self._try(add)
 
     def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
         """Write pictures by name, uint8 (H, W, 3)."""
-        for name, pixels_HWC in pictures.items():
-            self._writer.add_image(name, pixels_HWC, step, dataformats="HWC")
+
+        def add(writer: Any) -> None:
+            for name, pixels_HWC in pictures.items():
+                writer.add_image(name, pixels_HWC, step, dataformats="HWC")
+
+        self._try(add)
 
     def close(self) -> None:
         """Write out what is left, and close."""
-        self._writer.close()
+        self._try(lambda writer: writer.close())
+
+    def _try(self, use: Callable[[Any], None]) -> None:
+        try:
+            self._writer = self._writer or _open(self._folder)
+            use(self._writer)
+        except OSError:
+            self._writer = None  # its thread has ended, and would never write again
+
+
+def _open(folder: Path, resume_at: int | None = None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=resume_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,19 @@ def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    """Within, a small disk has no byte left."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    try:
+        yield
+    finally:
+        ballast.unlink()
 
 
 def make_read_only(folder: Path) -> None:

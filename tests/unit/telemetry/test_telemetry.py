@@ -2,14 +2,17 @@ import json
 
 import cv2
 import numpy as np
+import pytest
 import torch
 
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
+from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.meter import Meter
 from facetrain.telemetry.recorder import Recorder
 from facetrain.telemetry.tensorboard import TensorBoard
 from tests.support.events import read_events
+from tests.support.faults import full, small_disk
 
 
 def test_the_meter_averages_what_came_since_the_last_report():
@@ -74,3 +77,23 @@ def test_pictures_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
 def test_without_tensorboard_nobody_draws():
     assert not Recorder().has_board
     Recorder().show(1, {"lfw/roc": np.zeros((2, 2, 3), np.uint8)})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_stops_no_report_and_metrics_lose_no_record(tmp_path):
+    disk = tmp_path / "disk"
+    with small_disk(disk, size_kib=64):
+        log = log_to(disk / "log.txt", 0)
+        lines, board = JsonLines(disk / "metrics.jsonl"), TensorBoard(disk / "tensorboard")
+        recorder = Recorder([lines], board)
+        recorder.write(1, {"loss": 1.0})
+        with full(disk):
+            for step in range(2, 40):
+                recorder.write(step, {"loss": float(step), "note": "x" * 200})
+                logger.info("x" * 200)
+            assert len(read_jsonl(disk / "metrics.jsonl")) < 39
+        recorder.write(40, {"loss": 40.0})
+        assert [record["step"] for record in read_jsonl(disk / "metrics.jsonl")] == list(range(1, 41))
+        recorder.close()
+        stop_logging(log)
+        assert read_events(disk / "tensorboard").Scalars("loss")[-1].step == 40

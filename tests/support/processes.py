@@ -1,0 +1,63 @@
+"""Processes that were started, and all that those have started: found, killed, waited for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Have every process whose parent dies become a child of this one, so that none can hide."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the living processes that come from one, parents first."""
+    found: list[int] = []
+    for child in _children(pid):
+        if is_alive(child):
+            found.append(child)
+        found += descendants(child)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there; one that has ended and was not waited for yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill(pids: Iterable[int]) -> None:
+    """End processes at once, as the loss of a machine does."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Wait for processes to end; return those that have not."""
+    deadline, left = time.monotonic() + timeout_s, list(pids)
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [pid for pid in left if is_alive(pid)]
+    return left
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except OSError:
+            continue  # a thread that has ended meanwhile
+    return found
