@@ -74,7 +74,7 @@ class DataConfig(Section):
     """What is learned from."""
 
     train: str
-    """A folder with train.rec, one folder per identity, tar or Parquet shards; or a YAML file that mixes some."""
+    """A folder with train.rec, one folder per identity, tar or Parquet shards; a list file; or a mixture's YAML."""
     image_size: Annotated[int, Field(ge=16, le=1024)] = 112
     """Width and height in pixels that the network sees."""
     num_classes: Positive | None = None

@@ -8,6 +8,7 @@ import numpy as np
 
 from facetrain.data.archive import TarSource
 from facetrain.data.index import load_catalogue
+from facetrain.data.listing import LIST_SUFFIXES, ListSource
 from facetrain.data.mixture import open_mixture
 from facetrain.data.parquet import ParquetSource
 from facetrain.data.recordio import RecordReader, decode_record, label_and_picture
@@ -99,13 +100,19 @@ class FolderSource:
         except OSError as error:
             raise DataError(f"{self._paths[number]}: {error.strerror or error}") from error
 
+    def name(self, number: int) -> str:
+        """Return an image's path below the folder."""
+        return f"{self._paths[number].parent.name}/{self._paths[number].name}"
+
     def where(self, number: int) -> str:
         """Name the file."""
         return str(self._paths[number])
 
 
-def open_source(path: Path, *, min_images_per_identity: int = 1) -> FaceSource:
-    """Open a dataset of any layout that is known: a folder, or a YAML file that mixes several.
+def open_source(path: Path, *, min_images_per_identity: int = 1, root: Path | None = None) -> FaceSource:
+    """Open a dataset of any layout that is known: a folder, a list file, or a YAML file that mixes several.
+
+    The paths of a list file begin at `root`, or at the list's own folder.
 
     Raises:
         DataError: there is no such folder, it holds no dataset, or the dataset contradicts itself.
@@ -115,7 +122,7 @@ def open_source(path: Path, *, min_images_per_identity: int = 1) -> FaceSource:
         return open_mixture(
             path, lambda folder: open_source(folder, min_images_per_identity=min_images_per_identity)
         )
-    source = _open_folder(path)
+    source = ListSource(path, root) if _is_list(path) else _open_folder(path)
     if min_images_per_identity == 1:
         return source
     counts = np.bincount(source.labels, minlength=source.num_classes)
@@ -127,11 +134,15 @@ def open_source(path: Path, *, min_images_per_identity: int = 1) -> FaceSource:
     return source if len(enough) == source.num_classes else SubsetSource(source, enough)
 
 
+def _is_list(path: Path) -> bool:
+    return path.suffix.lower() in LIST_SUFFIXES and path.is_file()
+
+
 def _open_folder(folder: Path) -> FaceSource:
     if not folder.is_dir():
         raise DataError(
             f"{folder}: no such folder; data.train names a folder with train.rec, with one subfolder per "
-            "identity, with .tar or .parquet shards, or a YAML file that mixes datasets"
+            "identity, with .tar or .parquet shards, a list file, or a YAML file that mixes datasets"
         )
     if (folder / "train.rec").exists():
         return RecordSource(folder)

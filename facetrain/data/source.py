@@ -43,6 +43,19 @@ class Prefetching(Protocol):
         """Say that images `first`, `first + 1`, … will be read soon."""
 
 
+@runtime_checkable
+class Named(Protocol):
+    """A source whose images have names of their own."""
+
+    def name(self, number: int) -> str:
+        """Return an image's path inside the dataset."""
+
+
+def name_of(source: FaceSource, number: int) -> str:
+    """Return the name by which other files speak of an image: its path in the dataset, or else its number."""
+    return source.name(number) if isinstance(source, Named) else str(number)
+
+
 class SubsetSource:
     """Some identities of another source, numbered anew without gaps and in their old order."""
 
@@ -58,6 +71,10 @@ class SubsetSource:
     def read(self, number: int) -> bytes:
         """Return an image as it is encoded."""
         return self._source.read(int(self._numbers[number]))
+
+    def name(self, number: int) -> str:
+        """Return the name that it has in the other source."""
+        return name_of(self._source, int(self._numbers[number]))
 
     def where(self, number: int) -> str:
         """Say where the other source has it."""

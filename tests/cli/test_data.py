@@ -75,3 +75,20 @@ def test_a_sheet_shows_what_a_configs_augmentations_do(data, tmp_path):
     assert len(found["pictures"]) == 2 and picture_size((tmp_path / "one.png").read_bytes()) == (224, 112)
     process = facetrain("data", "inspect", data, "--augment", tmp_path / "run.yaml")
     assert process.returncode == 2 and "goes with --sheet" in process.stderr
+
+
+def test_pack_follows_a_list_and_aligns_by_landmarks(data, tmp_path):
+    said("unpack", data, "--output", tmp_path / "people")
+    names = sorted(str(path.relative_to(tmp_path / "people")) for path in (tmp_path / "people").glob("*/*"))
+    (tmp_path / "all.lst").write_text("".join(f"{n}\t{n % 4}.0\t{name}\n" for n, name in enumerate(names)))
+    points = "4,6,11,6,8,8,5,11,10,11"
+    (tmp_path / "points.csv").write_text("".join(f"{name},{points}\n" for name in names[1:]))
+    asked = ("pack", tmp_path / "all.lst", "--images", tmp_path / "people", "--output", tmp_path / "out")
+    asked = (*asked, "--landmarks", tmp_path / "points.csv")
+    process = facetrain("data", *asked)
+    assert process.returncode == 2 and f"no landmarks of a face ({names[0]})" in process.stderr
+    packed = json.loads(said(*asked, "--skip-bad", "--json"))
+    assert (packed["identities"], packed["images"], len(packed["skipped"])) == (4, 39, 1)
+    assert picture_size(open_source(tmp_path / "out").read(0)) == (112, 112)
+    process = facetrain("data", *asked, "--detector", tmp_path / "yunet.onnx")
+    assert process.returncode == 2 and "give one of them" in process.stderr

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.options import Json, Seed, Workers
+from facetrain.cli.data.options import Json, Output, Seed, Workers
+from facetrain.errors import UsageError
 
 
 def synth(
@@ -51,9 +52,24 @@ def synth(
 
 def pack(
     source: Annotated[
-        Path, typer.Argument(help="A dataset: a folder per identity, or records to write anew.")
+        Path,
+        typer.Argument(help="A dataset: a folder per identity, tar or Parquet shards, a list file, records."),
     ],
-    output: Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")],
+    output: Output,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="With a list file: the folder where its paths begin; by default its own."),
+    ] = None,
+    landmarks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Align faces by the points of a CSV or JSON: name,x1,y1,…,x5,y5."),
+    ] = None,
+    detector: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="ONNX", help="Align faces by the points that OpenCV's YuNet finds; its model file."
+        ),
+    ] = None,
     image_size: Annotated[int, typer.Option(min=16, help="Pixels a side.")] = 112,
     quality: Annotated[
         int, typer.Option(min=1, max=100, help="Of pictures that have to be encoded anew.")
@@ -62,22 +78,28 @@ def pack(
     shuffle: Annotated[bool, typer.Option(help="Mix the images of all identities.")] = False,
     seed: Annotated[int, typer.Option(help="Another seed mixes otherwise.")] = 0,
     skip_bad: Annotated[
-        bool, typer.Option(help="Leave out pictures that cannot be decoded, and list them.")
+        bool, typer.Option(help="Leave out pictures that cannot be decoded or have no face; list them.")
     ] = False,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, as InsightFace has it."""
     from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools.landmarks import YuNet, read_landmarks
     from facetrain.data.tools.pack import pack as packed
 
+    if landmarks is not None and detector is not None:
+        raise UsageError("--landmarks and --detector: give one of them")
+    points = read_landmarks(landmarks) if landmarks is not None else YuNet(detector) if detector else None
     with progress_bar("packing") as progress:
         done = packed(
             source,
             output,
+            images=images,
             image_size=image_size,
             quality=quality,
             min_images_per_identity=min_images,
+            landmarks=points,
             shuffle=shuffle,
             seed=seed,
             skip_bad=skip_bad,

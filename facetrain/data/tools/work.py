@@ -61,8 +61,8 @@ def in_order(
                 future.cancel()
 
 
-def counted(items: Iterable[T], total: int, progress: Progress) -> Iterator[T]:
-    """Pass items on, and tell of each."""
-    for done, item in enumerate(items, start=1):
+def counted(items: Iterable[T], total: int, progress: Progress, *, done: int = 0) -> Iterator[T]:
+    """Pass items on, and tell of each; `done` says how many there were before."""
+    for count, item in enumerate(items, start=done + 1):
         yield item
-        progress(done, total)
+        progress(count, total)

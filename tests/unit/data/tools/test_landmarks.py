@@ -1,0 +1,135 @@
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain.data.align import ARCFACE_TEMPLATE, align
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import decode_rgb
+from facetrain.data.tools.landmarks import YuNet, read_landmarks
+from facetrain.data.tools.pack import pack
+from facetrain.errors import DataError, ImageError
+from tests.support.detector import write_detector
+
+POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
+
+
+def photograph(path, points=POINTS, size=(240, 200)):
+    """Draw coloured dots where the landmarks are."""
+    image = np.full((*size[::-1], 3), 60, np.uint8)
+    for number, (x, y) in enumerate(points):
+        cv2.circle(image, (round(x), round(y)), 5, (255, 40 * number, 0), -1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), image[..., ::-1])
+    return image
+
+
+@pytest.fixture
+def people(tmp_path):
+    for name in ("ann/1.png", "ann/2.png", "bob/1.png"):
+        photograph(tmp_path / "people" / name)
+    return tmp_path / "people"
+
+
+def row(name, points=POINTS):
+    return ",".join([name, *(f"{value:.3f}" for value in points.reshape(-1))])
+
+
+def write_csv(path, names, head=True):
+    path.write_text("\n".join([*(["name,x1,y1,x2"] if head else []), *map(row, names)]) + "\n")
+    return read_landmarks(path)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_csv_and_json_say_the_same_points(tmp_path, head):
+    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png"], head)
+    (tmp_path / "a.json").write_text(json.dumps({"ann/2.png": POINTS.tolist()}))
+    for found in (listed, read_landmarks(tmp_path / "a.json")):
+        np.testing.assert_allclose(found("ann/2.png", None), POINTS, atol=1e-3)
+        assert found("bob/1.png", None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "ann/1.png,1,2,3\n", "line 1: 'ann/1.png' has no ten numbers"),
+        ("a.csv", "\n" + row("x", POINTS * [1, np.nan]), "line 2: a point of 'x' is not finite"),
+        ("a.csv", "", "holds no landmarks"),
+        ("a.csv", b"\xff\xfe", "a.csv: "),
+        ("a.json", "[1]", "not an object"),
+        ("a.json", "{", "a.json: "),
+        ("a.json", '{"x": [[1, 2], 3]}', "no ten numbers"),
+        ("none.csv", None, "No such file"),
+    ],
+)
+def test_a_file_that_holds_no_landmarks_is_refused(tmp_path, name, content, said):
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=said):
+        read_landmarks(tmp_path / name)
+
+
+def test_packed_faces_lie_as_the_template_says(people, tmp_path):
+    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
+    pack(people, tmp_path / "out", landmarks=listed, quality=100)
+    source = open_source(tmp_path / "out")
+    image = decode_rgb(source.read(2), where="x")
+    assert image.shape == (112, 112, 3)
+    wanted = align(photograph(tmp_path / "again.png"), POINTS, 112)
+    assert np.abs(image.astype(int) - wanted).mean() < 3
+    for number, (x, y) in enumerate(ARCFACE_TEMPLATE):
+        assert (
+            image[round(y), round(x), 0] > 200 and abs(int(image[round(y), round(x), 1]) - 40 * number) < 40
+        )
+
+
+def test_pictures_without_landmarks_are_named_or_left_out(people, tmp_path):
+    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "bob/1.png"])
+    with pytest.raises(ImageError, match=r"2\.png: no landmarks of a face \(ann/2\.png\)"):
+        pack(people, tmp_path / "strict", landmarks=listed)
+    told = []
+    packed = pack(
+        people, tmp_path / "out", landmarks=listed, skip_bad=True, progress=lambda *step: told.append(step)
+    )
+    assert (packed.identities, packed.images, len(packed.skipped)) == (2, 2, 1)
+    assert told == [(n, 6) for n in (1, 2, 3, 5, 6)]
+
+
+def test_numbers_name_the_pictures_of_datasets_without_names(people, tmp_path):
+    pack(people, tmp_path / "records", image_size=200)
+    listed = write_csv(tmp_path / "a.csv", ["0", "1", "2"])
+    assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
+
+
+def test_the_detector_finds_the_face_that_the_picture_is_about(tmp_path):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    image = np.full((256, 640, 3), 60, np.uint8)
+    assert find("x", image) is None
+    image[0:32, 0:32] = image[128:160, 320:352] = 255
+    expected = ARCFACE_TEMPLATE - 56 + [336, 144]
+    np.testing.assert_allclose(find("x", image), expected, atol=0.1)
+    large = cv2.resize(image, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
+    np.testing.assert_allclose(find("x", large), expected * 2, atol=1)
+
+
+def test_a_dataset_is_aligned_by_the_detector(tmp_path):
+    pytest.importorskip("onnx")
+    image = np.full((192, 192, 3), 60, np.uint8)
+    image[96:128, 64:96] = 255
+    (tmp_path / "people" / "ann").mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "people" / "ann" / "1.png"), image)
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    pack(tmp_path / "people", tmp_path / "out", landmarks=find, quality=100)
+    packed = decode_rgb(open_source(tmp_path / "out").read(0), where="x")[..., 0]
+    rows, columns = np.nonzero(packed > 200)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)
+
+
+def test_a_file_that_is_no_detector_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no such file; YuNet's model comes from"):
+        YuNet(tmp_path / "none.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"bad\.onnx: not a model"):
+        YuNet(tmp_path / "bad.onnx")
