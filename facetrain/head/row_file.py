@@ -6,7 +6,9 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -44,6 +46,7 @@ class RowFile:
         self._descriptor = _reserve(path, size)
         self._direct = _open_direct(path, self._row_bytes) if num_rows > 1 else None
         self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="disk")
+        self._buffer, self._buffer_use = _aligned(0, self._row_bytes), Lock()
         self._mapped = mmap.mmap(self._descriptor, size)
         # A page fault would otherwise read the 32 pages around it, of which a sample needs one.
         self._mapped.madvise(mmap.MADV_RANDOM)
@@ -56,34 +59,41 @@ class RowFile:
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def read_ahead(self, index: Tensor) -> None:
-        """Have the kernel read rows (ascending) into its cache, for whoever reads them through the mapping."""
+        """Have the kernel read rows into its cache, for whoever reads them through the mapping."""
         for row, _, length in _runs(index):
             os.posix_fadvise(
                 self._descriptor, row * self._row_bytes, length * self._row_bytes, os.POSIX_FADV_WILLNEED
             )
 
     def take(self, index: Tensor, near: dict[str, Tensor]) -> None:
-        """Copy rows (ascending) into the beginnings of tables.
+        """Copy rows into the beginnings of tables.
 
         Raises:
             RunError: the disk does not give them.
         """
-        rows = _aligned(len(index), self._row_bytes)
-        self._move(os.preadv, rows, index)
-        for name, table in self._split(rows).items():
-            near[name][: len(index)].copy_(table)
+        with self._rows_of_calls(len(index)) as rows:
+            self._move(os.preadv, rows, index)
+            for name, table in self._split(rows).items():
+                near[name][: len(index)].copy_(table)
 
     def put(self, index: Tensor, near: dict[str, Tensor]) -> None:
-        """Copy tables back to their rows.
+        """Copy tables back to their rows, none twice.
 
         Raises:
             RunError: the disk does not take them.
         """
-        rows = _aligned(len(index), self._row_bytes)
-        order = index.argsort()
-        for name, table in self._split(rows).items():
-            table.copy_(torch.index_select(near[name], 0, order))
-        self._move(os.pwritev, rows, index[order])
+        with self._rows_of_calls(len(index)) as rows:
+            for name, table in self._split(rows).items():
+                table.copy_(near[name])
+            self._move(os.pwritev, rows, index)
+
+    @contextmanager
+    def _rows_of_calls(self, count: int) -> Iterator[Tensor]:
+        """Lend memory for rows (count, row_bytes), kept from call to call: new pages cost more than the disk."""
+        with self._buffer_use:
+            if len(self._buffer) < count:
+                self._buffer = _aligned(count, self._row_bytes)
+            yield self._buffer[:count]
 
     def _move(self, transfer: Callable[..., int], rows: Tensor, index: Tensor) -> None:
         content, runs = rows.numpy(), list(_runs(index))
@@ -119,11 +129,11 @@ class RowFile:
 
 
 def _runs(index: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield (first row, its place in the index, length) of each run of consecutive rows; ascending."""
+    """Yield (first row, its place in the index, length) of each run of consecutive rows."""
     if not len(index):
         return
     first = torch.ones(len(index), dtype=torch.bool)
-    first[1:] = index.diff() > 1
+    first[1:] = index.diff() != 1
     places = first.nonzero()[:, 0]
     lengths = torch.cat([places[1:], torch.tensor([len(index)])]) - places
     yield from zip(index[places].tolist(), places.tolist(), lengths.tolist(), strict=True)

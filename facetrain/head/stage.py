@@ -40,6 +40,8 @@ class Stage:
         self._ahead: tuple[Tensor, Future[_Rows]] | None = None
         self._behind: Future[None] | None = None
         self._here: _Rows | None = None
+        self._spare: list[dict[str, Tensor]] = []
+        """Tables on the host that are put back; the worker's. Pinned memory is kept by torch itself."""
 
     def enter(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> tuple[Tensor, RowTables]:
         """Return the rows of a step: which (S,), and tables of them.
@@ -81,7 +83,8 @@ class Stage:
         return self._worker.submit(self._fetch, drawn, room).result()
 
     def _fetch(self, index: Tensor, room: int) -> _Rows:
-        near = self._copy(index, room)
+        near = self._spare_tables(len(index) + room) or self._new_tables(len(index) + room)
+        self._home.take(index, near)
         if self._stream is None:
             return _Rows(index, near)
         with torch.cuda.stream(self._stream):
@@ -91,23 +94,30 @@ class Stage:
 
     def _append(self, rows: _Rows, added: Tensor) -> _Rows:
         start, stop = len(rows.index), len(rows.index) + len(added)
-        for name, table in self._copy(added).items():
+        near = self._new_tables(len(added))
+        self._home.take(added, near)
+        for name, table in near.items():
             rows.tables[name][start:stop] = table.to(self._device)
         return _Rows(torch.cat([rows.index, added]), rows.tables)
 
-    def _copy(self, index: Tensor, room: int = 0) -> dict[str, Tensor]:
-        """Return rows on the host, in tables with room for more."""
-        near = {
-            name: torch.empty(
-                len(index) + room,
-                *home.data.shape[1:],
-                dtype=home.data.dtype,
-                pin_memory=self._stream is not None,
-            )
+    def _new_tables(self, count: int) -> dict[str, Tensor]:
+        """Return tables on the host with room for rows."""
+        pinned = self._stream is not None
+        return {
+            name: torch.empty(count, *home.data.shape[1:], dtype=home.data.dtype, pin_memory=pinned)
             for name, home in self._home.by_name.items()
         }
-        self._home.take(index, near)
-        return near
+
+    def _spare_tables(self, count: int) -> dict[str, Tensor] | None:
+        """Return an earlier step's tables if they have room for rows.
+
+        To clear the pages of new ones takes the kernel longer than the copying does.
+        """
+        while self._spare:
+            tables = self._spare.pop()
+            if all(len(table) >= count for table in tables.values()):
+                return tables
+        return None
 
     def _put_back(self, rows: _Rows, done: torch.cuda.Event | None) -> None:
         near = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
@@ -116,6 +126,8 @@ class Stage:
             with torch.cuda.stream(self._stream):
                 near = {name: table.to("cpu") for name, table in near.items()}
         self._home.put(rows.index, near)
+        if self._stream is None:
+            self._spare.append(rows.tables)
 
     def _mark(self) -> torch.cuda.Event | None:
         """Return an event that is reached when the work queued so far is done; None: it is."""

@@ -40,8 +40,7 @@ def test_rows_that_were_written_through_the_mapping_are_taken_by_calls(file):
 
 
 def test_rows_that_were_put_by_calls_are_seen_through_the_mapping(file):
-    content = fill(file)
-    order = torch.randperm(len(INDEX))
+    content, order = fill(file), torch.tensor([1, 2, 3, 0, 5, 4])
     near = tables_like(file, len(INDEX))
     file.put(INDEX[order], near)
     for name, table in file.tables.items():
