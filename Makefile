@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TORCH_VERSION ?=
+MINUTES ?= 60
 
 .PHONY: help setup quickstart test unit check format ranks gpu golden interop soak bench clean
 
@@ -38,6 +39,9 @@ golden: $(READY)  ## parity with numbers that other programs computed
 
 interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
 	VENV=$(VENV) ./scripts/interop
+
+soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60
+	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)
 
 check: $(READY)  ## formatting, lint, types, who may import whom
 	$(BIN)/ruff format --check .

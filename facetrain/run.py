@@ -107,7 +107,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     with one_voice(world):
         source, sets = open_data(config)
         plan = plan_steps(config, epoch_size(source), world.size)
-        state = build_state(config, world, source.num_classes, plan, folder)
+        state = build_state(config, world, source.num_classes, plan, folder, source)
         state.head.check_labels(source.labels)
         if world.is_leader:
             open_folder(folder, world, dump_config(config))
@@ -142,6 +142,8 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
             if due and state.step > started_at:
                 hooks.save_now(state)
             hooks.finish()
+            if state.step == plan.total_steps and state.step > started_at:
+                hooks.insist(state)
         except DivergedError:
             hooks.finish()  # all ranks are here: the checkpoint in flight is from before
             raise

@@ -9,6 +9,7 @@ from typing import Any
 from facetrain.checkpoint.save import CheckpointWriter, SaveFailed
 from facetrain.data.loader import Batch, Loader
 from facetrain.distributed.signals import StopRequest
+from facetrain.errors import CheckpointError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.memory import peak_gib
 from facetrain.telemetry.recorder import Recorder
@@ -48,6 +49,7 @@ class RunHooks:
         self._saved_at = time.monotonic()
         self._signal, self._minutes_due = 0, False
         self.last_saved: int | None = None
+        self._failed = ""
 
     @property
     def signal(self) -> int:
@@ -110,6 +112,18 @@ class RunHooks:
         """Wait for the checkpoint in flight."""
         self._tell(self._writer.finish())
 
+    def insist(self, state: TrainState) -> None:
+        """Refuse to call a run finished whose last checkpoint does not stand. All ranks decide alike.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self.last_saved != state.step:
+            raise CheckpointError(
+                f"the last checkpoint was not saved ({self._failed}); make room, and `facetrain resume` goes on "
+                "from the one before"
+            )
+
     def stopping(self, state: TrainState) -> bool:
         """Whether a signal has come to any rank."""
         return self._signal != 0
@@ -132,6 +146,7 @@ class RunHooks:
         if outcome is None:
             return
         if isinstance(outcome, SaveFailed):
+            self._failed = outcome.reason
             line = f"checkpoint of step {outcome.step} was not saved: {outcome.reason}; training goes on"
             logger.warning(line)
             self._say(f"warning: {line}")

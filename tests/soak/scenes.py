@@ -1,0 +1,71 @@
+"""What is trained under fire: short runs that between them use everything that has a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from facetrain.data.bin import write_bin
+from tests.support.datasets import picture, write_records
+
+_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run, and on how many ranks its pieces are trained."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """One of these is drawn for every piece; the uninterrupted run is trained on the first."""
+    steps: int
+    save_every: int
+    changes: dict[str, object]
+    """Keys of the config that are not as in the others."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the uninterrupted run is met bit for bit: always on as many ranks as before."""
+        return len(self.ranks) == 1
+
+
+SCENES = [
+    Scene("sampled, accumulated", (1,), 400, 8, {"head.sample_rate": 0.3, "optim.accumulate": 2}),
+    Scene("fp16, two ranks", (2,), 100, 4, {"train.precision": "fp16"}),
+    Scene("saved in the foreground", (1,), 400, 8, {"checkpoint.async": False, "model.dropout": 0.2}),
+    # Few steps at a low rate: rounding grows from step to step as in any training.
+    Scene("1, 2 or 3 ranks", (1, 2, 3), 60, 4, {"head.sample_rate": 0.3, "optim.lr": 0.002}),
+]
+
+
+def draw_dataset(folder: Path) -> None:
+    """Write 20 identities of noise, and pairs to verify on."""
+    write_records(folder, [number // 6 for number in range(120)], size=_SIZE)
+    images = [picture(n if n % 4 < 2 or n % 2 else n + 1000, _SIZE) for n in range(80)]
+    write_bin(folder / "val.bin", images, [number % 2 == 0 for number in range(40)])
+
+
+def write_config(scene: Scene, dataset: Path, path: Path) -> Path:
+    """Write the run description of a scene."""
+    config: dict[str, dict[str, object]] = {
+        "data": {"train": str(dataset), "image_size": _SIZE, "workers": 1},
+        "model": {
+            "backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [8, 8, 16, 16], "embedding_size": 16,
+        },
+        "head": {"margin": {"type": "arcface", "m2": 0.3, "scale": 16}},
+        "optim": {"lr": 0.02, "warmup_epochs": 0.5},
+        "train": {
+            "global_batch_size": 24, "epochs": 10_000, "max_steps": scene.steps, "precision": "fp32",
+            "device": "cpu",
+        },
+        "eval": {"targets": ["val"], "every_steps": scene.steps // 6},
+        "checkpoint": {"every_steps": scene.save_every, "keep": 2},
+        "log": {"every_steps": 1, "tensorboard": False},
+    }  # fmt: skip
+    for key, value in scene.changes.items():
+        section, _, name = key.partition(".")
+        config[section][name] = value
+    path.write_text(yaml.safe_dump(config))
+    return path
