@@ -5,21 +5,23 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.foreign import load_weights_into
-from facetrain.checkpoint.initial import initial_centres, initial_weights
+from facetrain.checkpoint.initial import initial_centres, start_from
 from facetrain.checkpoint.model_file import describe_backbone
 from facetrain.config.schema import Config
 from facetrain.counter import key_of
-from facetrain.data.augment import Augment
+from facetrain.data.augment import Augment, normalise
 from facetrain.data.dataset import FaceSource, check_counts, open_source
+from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError, DataError, ModelError
@@ -35,6 +37,7 @@ from facetrain.verify.pairs import PairSet, load_targets
 
 _DEFAULT_BATCH = 128
 _CENTRES_AT_ONCE = 1 << 16
+_FACES = 128
 # torch 2.13 renamed the option.
 _SYNC_BUFFERS = next(
     name
@@ -135,7 +138,9 @@ def describe(config: Config) -> dict[str, Any]:
     )
 
 
-def build_state(config: Config, world: World, num_classes: int, plan: Plan, folder: Path) -> TrainState:
+def build_state(
+    config: Config, world: World, num_classes: int, plan: Plan, folder: Path, source: FaceSource
+) -> TrainState:
     """Build network, head and optimizers on this rank's device, the same on every rank."""
     torch.manual_seed(config.seed)  # the same weights on every rank
     options = describe(config)["backbone"]
@@ -146,7 +151,8 @@ def build_state(config: Config, world: World, num_classes: int, plan: Plan, fold
         checkpoint_activations=config.model.checkpoint_activations,
     )
     if config.model.init_from:
-        load_weights_into(backbone, initial_weights(Path(config.model.init_from)), config.model.init_from)
+        faces = partial(some_faces, source, config.data.image_size)
+        start_from(backbone, Path(config.model.init_from), faces)
     freeze(backbone, config.model.freeze)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -236,6 +242,20 @@ def _build_head(
         product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,
     )
+
+
+def some_faces(source: FaceSource, image_size: int) -> Tensor:
+    """Return some pictures of a dataset, evenly spread, as a network takes them: (B, 3, H, W).
+
+    Raises:
+        ImageError: one of them cannot be decoded.
+    """
+    step = max(source.num_images // _FACES, 1)
+    pictures = [
+        resize_square(decode_rgb(source.read(number), where=source.where(number)), image_size)
+        for number in range(0, source.num_images, step)[:_FACES]
+    ]
+    return normalise(torch.from_numpy(np.stack(pictures)))
 
 
 def take_centres(head: MarginHead, path: Path, *, may_grow: bool) -> None:

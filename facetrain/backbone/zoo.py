@@ -16,6 +16,7 @@ from facetrain.errors import ModelError
 
 _ZOO: dict[str, Callable[..., Backbone]] = {
     **{name: partial(IResNet, layers) for name, layers in LAYERS.items()},
+    "mbf_small": partial(MobileFaceNet, (1, 4, 6, 2), 1),
     "mbf": partial(MobileFaceNet, (1, 4, 6, 2), 2),
     "mbf_large": partial(MobileFaceNet, (2, 8, 12, 4), 4),
     "vit_t": partial(VisionTransformer, 256, 12, drop_path=0.05),

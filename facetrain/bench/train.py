@@ -74,7 +74,7 @@ def measure_training(
         bench_source(folder, size=config.data.image_size) as source,
     ):
         num_classes = max(identities, source.num_classes)
-        training = _prepare(config, world, num_classes, Path(scratch))
+        training = _prepare(config, world, num_classes, Path(scratch), source)
         loader = _open_loader(training, source)
         feeds = {"synthetic": _same_batch(training, num_classes), "records": iter(loader)}
         try:
@@ -85,9 +85,9 @@ def measure_training(
         return _report(training, num_classes, machine, rates, profiles) if world.is_leader else None
 
 
-def _prepare(config: Config, world: World, num_classes: int, scratch: Path) -> _Steps:
+def _prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceSource) -> _Steps:
     plan = plan_steps(config, _ENDLESS, world.size)
-    state = build_state(config, world, num_classes, plan, scratch)
+    state = build_state(config, world, num_classes, plan, scratch, source)
     network = distribute(state.network, world, config.train.compress_gradients)
     augment = build_augment(config)
     return _Steps(config, world, plan, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))

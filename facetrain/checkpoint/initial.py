@@ -11,8 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from facetrain.checkpoint.foreign import load_plain, read_weights
+from facetrain.backbone.base import Backbone
+from facetrain.checkpoint.adopt import adopt, settle_norms
+from facetrain.checkpoint.foreign import load_plain, load_weights_into, read_weights
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mxnet_layers import read_mxnet_layers
+from facetrain.checkpoint.onnx_layers import read_onnx_layers
 from facetrain.errors import ModelError
 
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
@@ -25,6 +29,26 @@ class Centres:
     num_classes: int
     rows: Callable[[int, int], Tensor]
     """Returns the centres of classes [start, stop): (stop - start, D)."""
+
+
+def start_from(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> None:
+    """Give a network the weights of a run, a checkpoint, or any file that `facetrain eval` takes.
+
+    `faces` gives images (B, 3, H, W) like those that it will be trained on: some ONNX files have lost the
+    statistics of their batch norms, which are then taken from these.
+
+    Raises:
+        ModelError: there is no such file, or the network in it is another one.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    graphs = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
+    if path.is_dir() or path.suffix not in graphs:
+        load_weights_into(backbone, initial_weights(path), str(path))
+        return
+    found = adopt(graphs[path.suffix](path), backbone)
+    load_weights_into(backbone, found.weights, str(path))
+    if found.merged:
+        settle_norms(backbone, found.merged, faces())
 
 
 def initial_weights(path: Path) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ def guess_backbone(weights: dict[str, Tensor], where: str) -> dict[str, Any]:
     Raises:
         ModelError: it is none that we know.
     """
-    names = ["vit_t", "vit_s", "vit_b", "vit_l", "vit_h", "mbf", "mbf_large", *LAYERS]
+    names = ["vit_t", "vit_s", "vit_b", "vit_l", "vit_h", "mbf_small", "mbf", "mbf_large", *LAYERS]
     size = next(
         (
             len(weights[n])

@@ -24,35 +24,38 @@ EMBEDDING = "fc1"
 """What InsightFace calls the embedding; graphs saved for training go on behind it."""
 
 
-class _Attributes(dict[str, str]):
+class Attributes(dict[str, str]):
     """An operator's settings, which the file holds as text."""
 
     def number(self, key: str, default: float) -> float:
+        """Return a number."""
         return float(self.get(key, default))
 
     def flag(self, key: str, default: bool) -> bool:
+        """Return a yes or no."""
         return self.get(key, str(default)) in ("True", "true", "1")
 
     def pair(self, key: str, default: int) -> tuple[int, int]:
+        """Return the numbers for height and width."""
         found = [int(number) for number in re.findall(r"\d+", self.get(key, ""))]
         height, width = found or (default, default)
         return height, width
 
 
-def _convolution(attributes: _Attributes) -> Operator:
+def _convolution(attributes: Attributes) -> Operator:
     stride, pad = attributes.pair("stride", 1), attributes.pair("pad", 0)
     dilate, groups = attributes.pair("dilate", 1), int(attributes.number("num_group", 1))
     return lambda x, weight, bias=None: F.conv2d(x, weight, bias, stride, pad, dilate, groups)
 
 
-def _batch_norm(attributes: _Attributes) -> Operator:
+def _batch_norm(attributes: Attributes) -> Operator:
     eps, fixed = attributes.number("eps", 1e-3), attributes.flag("fix_gamma", True)
     return lambda x, gamma, beta, mean, variance: F.batch_norm(
         x, mean, variance, torch.ones_like(gamma) if fixed else gamma, beta, training=False, eps=eps
     )
 
 
-def _leaky_relu(attributes: _Attributes) -> Operator:
+def _leaky_relu(attributes: Attributes) -> Operator:
     kind, slope = attributes.get("act_type", "leaky"), attributes.number("slope", 0.25)
     if kind == "prelu":
         return F.prelu
@@ -60,19 +63,19 @@ def _leaky_relu(attributes: _Attributes) -> Operator:
     return kinds[kind]
 
 
-def _activation(attributes: _Attributes) -> Operator:
+def _activation(attributes: Attributes) -> Operator:
     kinds: dict[str, Operator] = {
         "relu": F.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softrelu": F.softplus, "softsign": F.softsign,
     }  # fmt: skip
     return kinds[attributes["act_type"]]
 
 
-def _fully_connected(attributes: _Attributes) -> Operator:
+def _fully_connected(attributes: Attributes) -> Operator:
     flatten = attributes.flag("flatten", True)
     return lambda x, weight, bias=None: F.linear(x.flatten(1) if flatten else x, weight, bias)
 
 
-def _pooling(attributes: _Attributes) -> Operator:
+def _pooling(attributes: Attributes) -> Operator:
     pool: Any = {"max": F.max_pool2d, "avg": F.avg_pool2d}[attributes.get("pool_type", "max")]
     if attributes.flag("global_pool", False):
         return lambda x: pool(x, x.shape[2:])
@@ -85,32 +88,32 @@ def _pooling(attributes: _Attributes) -> Operator:
     return lambda x: pool(x, kernel, stride, pad, ceil_mode=full)
 
 
-def _l2_normalization(attributes: _Attributes) -> Operator:
+def _l2_normalization(attributes: Attributes) -> Operator:
     axes = {"instance": None, "channel": 1}[attributes.get("mode", "instance")]
     eps = attributes.number("eps", 1e-10)
     return lambda x: x / (x.square().sum(axes or tuple(range(1, x.dim())), keepdim=True) + eps).sqrt()
 
 
-def _concat(attributes: _Attributes) -> Operator:
+def _concat(attributes: Attributes) -> Operator:
     axis = int(attributes.number("dim", 1))
     return lambda *inputs: torch.cat(inputs, axis)
 
 
-def _with_scalar(operation: Callable[[Tensor, float], Tensor]) -> Callable[[_Attributes], Operator]:
-    def build(attributes: _Attributes) -> Operator:
+def _with_scalar(operation: Callable[[Tensor, float], Tensor]) -> Callable[[Attributes], Operator]:
+    def build(attributes: Attributes) -> Operator:
         scalar = float(attributes["scalar"])
         return lambda x: operation(x, scalar)
 
     return build
 
 
-def _plain(operation: Operator) -> Callable[[_Attributes], Operator]:
+def _plain(operation: Operator) -> Callable[[Attributes], Operator]:
     return lambda _: operation
 
 
 _ADD, _MULTIPLY = _plain(torch.add), _plain(torch.mul)
 _SAME = _plain(lambda x: x)  # of no effect when a network is not trained
-_OPERATORS: dict[str, Callable[[_Attributes], Operator]] = {
+_OPERATORS: dict[str, Callable[[Attributes], Operator]] = {
     "Convolution": _convolution, "BatchNorm": _batch_norm, "LeakyReLU": _leaky_relu,
     "Activation": _activation, "FullyConnected": _fully_connected, "Pooling": _pooling,
     "L2Normalization": _l2_normalization, "Concat": _concat, "Flatten": _plain(lambda x: x.flatten(1)),
@@ -131,10 +134,10 @@ class MxnetNetwork(nn.Module):
         super().__init__()
         nodes = symbol["nodes"]
         names = [node["name"] for node in nodes]
-        self._output = names.index(EMBEDDING) if EMBEDDING in names else symbol["heads"][0][0]
+        self._output = embedding_node(symbol)
         self._steps: list[tuple[int, Operator, list[int]]] = []
         self._data = -1
-        for number in _needed(nodes, self._output):
+        for number in needed_nodes(nodes, self._output):
             node = nodes[number]
             if node["op"] != "null":
                 operator = _operator(node, where)
@@ -167,17 +170,29 @@ def open_mxnet(path: Path) -> MxnetNetwork:
     Raises:
         ModelError: one of the two is missing or broken, or the graph has an operator that is not known.
     """
+    where, symbol, weights = read_symbol(path)
+    try:
+        return MxnetNetwork(symbol, weights, where).eval()
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"{where}: is no graph of MXNet's ({type(error).__name__}: {error})") from error
+
+
+def read_symbol(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
+    """Return the graph's path, the graph, and the weights by name, from either of the two files.
+
+    Raises:
+        ModelError: one of the two is missing, or cannot be read.
+    """
     symbol_path, params_path = _both(path)
     try:
         symbol = json.loads(symbol_path.read_bytes())
-        network = MxnetNetwork(symbol, read_params(params_path), str(symbol_path))
     except OSError as error:
         raise ModelError(f"{symbol_path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(
             f"{symbol_path}: is no graph of MXNet's ({type(error).__name__}: {error})"
         ) from error
-    return network.eval()
+    return str(symbol_path), symbol, read_params(params_path)
 
 
 def _both(path: Path) -> tuple[Path, Path]:
@@ -190,8 +205,18 @@ def _both(path: Path) -> tuple[Path, Path]:
     return path.with_name(re.sub(r"-\d{4}\.params$", "", path.name) + "-symbol.json"), path
 
 
-def _needed(nodes: list[Any], output: int) -> list[int]:
-    """Return the nodes that the output depends on, each behind its inputs."""
+def embedding_node(symbol: Any) -> int:
+    """Return the number of the node that gives the embedding."""
+    names = [node["name"] for node in symbol["nodes"]]
+    return names.index(EMBEDDING) if EMBEDDING in names else int(symbol["heads"][0][0])
+
+
+def needed_nodes(nodes: list[Any], output: int) -> list[int]:
+    """Return the nodes that the output depends on, each behind its inputs.
+
+    Raises:
+        ValueError: an input does not stand before the node that takes it.
+    """
     needed, waiting = set(), [output]
     while waiting:
         number = waiting.pop()
@@ -207,5 +232,9 @@ def _needed(nodes: list[Any], output: int) -> list[int]:
 def _operator(node: Any, where: str) -> Operator:
     if node["op"] not in _OPERATORS:
         raise ModelError(f"{where}: {node['name']} is a {node['op']}, which facetrain cannot run")
-    attributes = node.get("attrs") or node.get("attr") or node.get("param") or {}
-    return _OPERATORS[node["op"]](_Attributes(attributes))
+    return _OPERATORS[node["op"]](attributes_of(node))
+
+
+def attributes_of(node: Any) -> Attributes:
+    """Return the settings of a node, whatever MXNet's version calls them."""
+    return Attributes(node.get("attrs") or node.get("attr") or node.get("param") or {})

@@ -97,7 +97,8 @@ class ModelConfig(Section):
     """The network that turns a face into an embedding."""
 
     backbone: str = "r50"
-    """r18 r34 r50 r100 r200, mbf mbf_large, vit_t …, torchvision's resnet18 …, or iresnet with layers and widths."""
+    """r18 r34 r50 r100 r200, mbf_small mbf mbf_large, vit_t …, torchvision's resnet18 …, or iresnet with layers and
+    widths."""
     embedding_size: Positive = 512
     """Length of an embedding."""
     layers: tuple[Positive, ...] | None = None
@@ -112,7 +113,8 @@ class ModelConfig(Section):
     """Statistics of each rank, or of all; auto: of all where global_batch_size is given, so that the result does not
     depend on the number of ranks; of each where batch_size is, as the published recipes have it."""
     init_from: str | None = None
-    """Weights to start from: a run's folder, a checkpoint, .safetensors, or arcface_torch's .pt."""
+    """Weights to start from: a run's folder, a checkpoint, .safetensors, arcface_torch's .pt, MXNet's -symbol.json,
+    or .onnx."""
     freeze: tuple[str, ...] = ()
     """Parameters whose name starts with one of these are not trained."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = {}

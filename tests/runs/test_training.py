@@ -9,11 +9,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.model_file import describe_backbone, open_model, save_model
+from facetrain.export.onnx import export_onnx
 from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.verify.evaluate import evaluate
 from tests.support.command import facetrain, start, torchrun
 from tests.support.events import read_events
+from tests.support.mxnet_files import shaken
 
 CLOCK = {"images_per_s", "left_s", "wait_s", "memory_gib"}
 
@@ -142,6 +148,20 @@ def test_a_run_saved_on_two_ranks_goes_on_on_three_and_on_one(whole, describe, t
         assert losses(folder) == pytest.approx(alone, rel=2e-3)
     kept = {path.name for path in (folder / "checkpoints").iterdir()}
     assert "left_step_00000012" in kept, "checkpoints after the one gone on from are kept, aside"
+
+
+def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):
+    pytest.importorskip("onnxscript")
+    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
+    network = shaken(build_backbone("iresnet", **options))
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    export_onnx(open_model(tmp_path / "m.safetensors", torch.device("cpu")), tmp_path / "m.onnx")
+    start_at = ("--set", f"model.init_from={tmp_path / 'm.onnx'}", "--set", "train.max_steps=1")
+    checked(facetrain("train", "--config", describe(), "--run-dir", tmp_path / "tuned", *start_at))
+    (expected,) = evaluate(tmp_path / "m.onnx", ["val"], dataset / "data", device="cpu").results.values()
+    first = metrics(tmp_path / "tuned")[0]
+    assert first["step"] == 0 and first["val/xnorm"] == pytest.approx(expected.metrics["xnorm"], rel=1e-4)
+    assert first["val/auc"] == pytest.approx(expected.metrics["auc"], abs=0.01)
 
 
 def test_sigterm_saves_and_ends_with_143(describe, tmp_path):
