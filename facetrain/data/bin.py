@@ -70,18 +70,23 @@ def write_bin(path: Path, images: list[bytes], same: list[bool]) -> None:
     """Write a set that InsightFace's own code reads; it appears whole or not at all.
 
     Raises:
-        PairsError: not two images per pair.
+        PairsError: not two images per pair, or the file cannot be written.
     """
     if len(images) != 2 * len(same):
         raise PairsError(f"{path}: {len(images)} images are not two for each of {len(same)} pairs")
     import pickle
 
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        pickle.dump((list(images), [bool(flag) for flag in same]), file, protocol=4)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        with scratch.open("wb") as file:
+            pickle.dump((list(images), [bool(flag) for flag in same]), file, protocol=4)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError as error:
+        raise PairsError(f"{path}: {error.strerror or error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _checked(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import numpy as np
 from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.data.bin import read_bin
 from facetrain.data.dataset import open_source
+from facetrain.data.listing import LIST_SUFFIXES
 from facetrain.data.source import PICTURE_SUFFIXES, FaceSource
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
-from facetrain.verify.embed import PictureEmbedder, autocast
+from facetrain.verify.embed import PictureEmbedder, Progress, autocast
 from facetrain.verify.embeddings import Embeddings
+
+_DATASET_FILES = frozenset({".rec", ".yaml", ".yml"}) | LIST_SUFFIXES
 
 
 def embed_input(
@@ -26,8 +30,9 @@ def embed_input(
     device: str = "auto",
     batch_size: int = 256,
     bf16: bool = False,
+    told: Progress | None = None,
 ) -> Embeddings:
-    """Embed a picture, a folder of pictures, a dataset's folder, a .rec or a .bin.
+    """Embed a picture, a folder of pictures, a dataset, a .rec or a .bin; `told` hears how far it has come.
 
     Raises:
         DataError: there is nothing that can be embedded.
@@ -35,7 +40,9 @@ def embed_input(
     pictures, names, labels = read_input(input)
     with join(device) as world:
         opened = open_model(model, world.device)
-        embedding = _embed(opened, pictures, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16)
+        embedding = _embed(
+            opened, pictures, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, told=told
+        )
     return Embeddings(embedding, names, labels)
 
 
@@ -58,14 +65,17 @@ def _embed(
     flip: bool,
     batch_size: int,
     bf16: bool = False,
+    told: Progress | None = None,
 ) -> np.ndarray:
     embedder = PictureEmbedder(
         opened.network,
         opened.image_size,
         batch_size,
         world.device,
+        workers=os.cpu_count() or 1,
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
+        told=told,
     )
     embedding = embedder.summed(pictures, name=name, flip=flip)
     return np.asarray(
@@ -81,15 +91,20 @@ def read_input(input: Path) -> tuple[Sequence[bytes], list[str], np.ndarray]:
     if input.suffix == ".bin":
         images, _ = read_bin(input)
         return images, [f"{input.name}:{number}" for number in range(len(images))], np.full(len(images), -1)
-    if input.is_dir() or input.suffix == ".rec":
-        folder = input if input.is_dir() else input.parent
-        flat = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES)
-        if input.is_dir() and flat:
+    if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
+        folder = input.parent if input.suffix == ".rec" else input
+        flat = _flat_pictures(input)
+        if flat:
             return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
         source = open_source(folder)
         names = [source.where(number) for number in range(source.num_images)]
         return _Pictures(source), names, np.asarray(source.labels, np.int64)
     return [_bytes_of(input)], [input.name], np.array([-1])
+
+
+def _flat_pictures(input: Path) -> list[Path]:
+    entries = input.iterdir() if input.is_dir() else ()
+    return sorted(path for path in entries if path.suffix.lower() in PICTURE_SUFFIXES)
 
 
 class _Pictures(Sequence[bytes]):

@@ -1,13 +1,15 @@
 """`facetrain data …` as a user calls it: what it prints, and its exit codes."""
 
 import json
+import signal
+import time
 
 import pytest
 
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import picture_size
-from tests.support.command import facetrain
-from tests.support.datasets import write_records
+from tests.support.command import facetrain, start
+from tests.support.datasets import picture, write_records
 
 
 @pytest.fixture
@@ -77,18 +79,29 @@ def test_a_sheet_shows_what_a_configs_augmentations_do(data, tmp_path):
     assert process.returncode == 2 and "goes with --sheet" in process.stderr
 
 
-def test_pack_follows_a_list_and_aligns_by_landmarks(data, tmp_path):
-    said("unpack", data, "--output", tmp_path / "people")
-    names = sorted(str(path.relative_to(tmp_path / "people")) for path in (tmp_path / "people").glob("*/*"))
-    (tmp_path / "all.lst").write_text("".join(f"{n}\t{n % 4}.0\t{name}\n" for n, name in enumerate(names)))
-    points = "4,6,11,6,8,8,5,11,10,11"
-    (tmp_path / "points.csv").write_text("".join(f"{name},{points}\n" for name in names[1:]))
-    asked = ("pack", tmp_path / "all.lst", "--images", tmp_path / "people", "--output", tmp_path / "out")
-    asked = (*asked, "--landmarks", tmp_path / "points.csv")
-    process = facetrain("data", *asked)
-    assert process.returncode == 2 and f"no landmarks of a face ({names[0]})" in process.stderr
-    packed = json.loads(said(*asked, "--skip-bad", "--json"))
-    assert (packed["identities"], packed["images"], len(packed["skipped"])) == (4, 39, 1)
+def test_pack_follows_a_list_and_aligns_by_landmarks(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for number in range(12):
+        (tmp_path / "pictures" / f"{number}.png").write_bytes(picture(number))
+    (tmp_path / "all.lst").write_text("".join(f"{n}\t{n % 4}.0\t{n}.png\n" for n in range(12)))
+    (tmp_path / "points.csv").write_text("".join(f"{n}.png,4,6,11,6,8,8,5,11,10,11\n" for n in range(1, 12)))
+    asked = ("pack", tmp_path / "all.lst", "--images", tmp_path / "pictures", "--output", tmp_path / "out")
+    asked = (*asked, "--landmarks", tmp_path / "points.csv", "--skip-bad", "--json")
+    packed = json.loads(said(*asked))
+    assert (packed["identities"], packed["images"]) == (4, 11) and "(0.png)" in packed["skipped"][0]
     assert picture_size(open_source(tmp_path / "out").read(0)) == (112, 112)
     process = facetrain("data", *asked, "--detector", tmp_path / "yunet.onnx")
     assert process.returncode == 2 and "give one of them" in process.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_tool_leaves_nothing_behind(tmp_path, number, code):
+    data = write_records(tmp_path / "data", [n // 4 for n in range(3000)])
+    process = start("data", "pack", data, "--output", tmp_path / "out", "--image-size", 512, "--workers", 1)
+    until = time.monotonic() + 60
+    while not any(path.name.startswith(".out.") for path in tmp_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import typer
 
 from facetrain.cli.data import change, faces, look, make
@@ -20,3 +23,10 @@ app.command("subset")(change.subset)
 app.command("unpack")(change.unpack)
 app.command("overlap")(faces.overlap)
 app.command("clean")(faces.clean)
+
+
+@app.callback()
+def leave_nothing_behind() -> None:
+    """Make, look at and change datasets."""
+    # By default a SIGTERM ends the process where it is, before what it was writing aside is cleared.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -115,9 +115,11 @@ def index(
     as_json: Json = False,
 ) -> None:
     """Write the .idx of a .rec that has none, or a wrong one."""
+    from facetrain.cli.progress import progress_bar
     from facetrain.data.tools.unpack import index as indexed
 
-    records = indexed(rec, overwrite=overwrite)
+    with progress_bar("walking through the bytes") as progress:
+        records = indexed(rec, overwrite=overwrite, progress=progress)
     path = rec.with_suffix(".idx")
     typer.echo(
         json.dumps({"index": str(path), "records": records}) if as_json else f"{path}: {records:,} records"

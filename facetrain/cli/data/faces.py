@@ -45,11 +45,14 @@ def overlap(
     as_json: Json = False,
 ) -> None:
     """Find identities of a training set that a test set has too."""
+    from facetrain.cli.progress import progress_bar
     from facetrain.data.tools.overlap import draw_pairs, overlap
     from facetrain.verify.gallery import embed_input, read_input
 
-    trained = embed_input(model, dataset, device=device, batch_size=batch_size)
-    tested = embed_input(model, test, device=device, batch_size=batch_size)
+    with progress_bar("embedding the dataset") as told:
+        trained = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
+    with progress_bar("embedding the test set") as told:
+        tested = embed_input(model, test, device=device, batch_size=batch_size, told=told)
     used, found = overlap(trained.embedding, trained.label, tested.embedding, threshold=threshold)
     if output is not None:
         write_text(output, "".join(f"{one.identity}\n" for one in found))
@@ -84,7 +87,8 @@ def clean(
     from facetrain.data.tools import clean as tool
     from facetrain.verify.gallery import embed_input
 
-    embedded = embed_input(model, dataset, device=device, batch_size=batch_size)
+    with progress_bar("embedding") as told:
+        embedded = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
     cleaning = tool.clean(embedded.embedding, embedded.label, threshold=threshold)
     findings = [
         vars(one) | {"name": embedded.name[one.picture] if one.picture >= 0 else None}

@@ -32,10 +32,10 @@ def inspect_(
     as_json: Json = False,
 ) -> None:
     """Tell what a dataset holds: identities, images, how many of each, sizes and formats."""
-    from facetrain.data.tools.inspect import inspect, pictures_of
-
     if augment is not None and (sheet is None or identity is not None):
         raise UsageError("--augment CONFIG goes with --sheet PNG, and not with --identity")
+    from facetrain.data.tools.inspect import inspect, pictures_of
+
     found = inspect(folder)
     pictures = None if identity is None else pictures_of(folder, identity)
     if sheet is not None:

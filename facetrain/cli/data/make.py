@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from facetrain.cli.data.options import Json, Output, Seed, Workers
 from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from facetrain.data.tools.landmarks import Finder
+
+Landmarks = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Align faces by the points of a CSV or JSON: name,x1,y1,…,x5,y5."),
+]
+Detector = Annotated[
+    Path | None,
+    typer.Option(metavar="ONNX", help="Align faces by the points that OpenCV's YuNet finds; its model file."),
+]
 
 
 def synth(
@@ -60,16 +72,8 @@ def pack(
         Path | None,
         typer.Option(help="With a list file: the folder where its paths begin; by default its own."),
     ] = None,
-    landmarks: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Align faces by the points of a CSV or JSON: name,x1,y1,…,x5,y5."),
-    ] = None,
-    detector: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="ONNX", help="Align faces by the points that OpenCV's YuNet finds; its model file."
-        ),
-    ] = None,
+    landmarks: Landmarks = None,
+    detector: Detector = None,
     image_size: Annotated[int, typer.Option(min=16, help="Pixels a side.")] = 112,
     quality: Annotated[
         int, typer.Option(min=1, max=100, help="Of pictures that have to be encoded anew.")
@@ -85,12 +89,9 @@ def pack(
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, as InsightFace has it."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.landmarks import YuNet, read_landmarks
     from facetrain.data.tools.pack import pack as packed
 
-    if landmarks is not None and detector is not None:
-        raise UsageError("--landmarks and --detector: give one of them")
-    points = read_landmarks(landmarks) if landmarks is not None else YuNet(detector) if detector else None
+    points = _finder(landmarks, detector)
     with progress_bar("packing") as progress:
         done = packed(
             source,
@@ -117,27 +118,57 @@ def pack(
 def pairs(
     source: Annotated[
         Path,
-        typer.Argument(help="A list in the format of LFW's, CALFW's or CPLFW's; or a dataset to draw from."),
+        typer.Argument(
+            help="A list of LFW's, CALFW's, CPLFW's, AgeDB's or CFP's form; or a dataset to draw from."
+        ),
     ],
     output: Annotated[Path, typer.Option(help="The .bin to write.")],
     images: Annotated[
-        Path | None, typer.Option(help="With a list: the folder of its pictures, one subfolder per person.")
+        Path | None, typer.Option(help="With a list: the folder of its pictures; CFP's list knows its own.")
     ] = None,
     count: Annotated[
         int, typer.Option(min=20, help="With a dataset: how many pairs to draw, a multiple of 20.")
     ] = 6000,
+    landmarks: Landmarks = None,
+    detector: Detector = None,
+    image_size: Annotated[int, typer.Option(min=16, help="Pixels a side of faces that are aligned.")] = 112,
     seed: Seed = 0,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Build a verification set from a list of pairs and its pictures, or from a dataset."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools.pair_lists import is_pair_list
     from facetrain.data.tools.pairs import build_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
 
-    if images is not None:
-        made, same = build_pairs(source, images, output)
-    else:
-        made, same = sample_pairs(source, output, pairs=count, seed=seed)
+    points = _finder(landmarks, detector)
+    listed = is_pair_list(source, images)
+    if points is not None and not listed:
+        raise UsageError(
+            "--landmarks and --detector go with a list of pairs; `facetrain data pack` aligns a dataset"
+        )
+    with progress_bar("reading pictures") as progress:
+        if listed:
+            made, same = build_pairs(
+                source, images, output,
+                landmarks=points, image_size=image_size, workers=workers, progress=progress,
+            )  # fmt: skip
+        else:
+            made, same = sample_pairs(
+                source, output, pairs=count, seed=seed, workers=workers, progress=progress
+            )
     if as_json:
         typer.echo(json.dumps({"output": str(output), "pairs": made, "same": same}))
     else:
         typer.echo(f"{output}: {made:,} pairs, {same:,} of one person")
+
+
+def _finder(landmarks: Path | None, detector: Path | None) -> Finder | None:
+    if landmarks is not None and detector is not None:
+        raise UsageError("--landmarks and --detector: give one of them")
+    from facetrain.data.tools.landmarks import YuNet, read_landmarks
+
+    if landmarks is not None:
+        return read_landmarks(landmarks)
+    return YuNet(detector) if detector is not None else None

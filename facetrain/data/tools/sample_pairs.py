@@ -10,6 +10,7 @@ import numpy as np
 
 from facetrain.data.bin import write_bin
 from facetrain.data.dataset import open_source
+from facetrain.data.tools.work import Progress, counted, in_order, silent
 from facetrain.errors import DataError
 
 FOLDS = 10
@@ -18,7 +19,15 @@ _TRIES = 100
 Pair = tuple[int, int]
 
 
-def sample_pairs(folder: Path, output: Path, *, pairs: int, seed: int = 0) -> tuple[int, int]:
+def sample_pairs(
+    folder: Path,
+    output: Path,
+    *,
+    pairs: int,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> tuple[int, int]:
     """Write pairs of a dataset's pictures, half of them of one person; return (pairs, of one person).
 
     No pair stands twice. Who has many pictures is drawn no more often than who has two.
@@ -47,7 +56,9 @@ def sample_pairs(folder: Path, output: Path, *, pairs: int, seed: int = 0) -> tu
         chosen += _distinct(partial(_of_one, members, rng), half, folder)
         chosen += _distinct(partial(_of_two, members, rng), half, folder)
     same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
-    write_bin(output, [source.read(number) for pair in chosen for number in pair], same)
+    numbers = [number for pair in chosen for number in pair]
+    pictures = list(counted(in_order(source.read, numbers, workers), len(numbers), progress))
+    write_bin(output, pictures, same)
     return pairs, sum(same)
 
 

@@ -45,7 +45,7 @@ def unpack(
     return len(identities), source.num_images
 
 
-def index(rec_path: Path, *, overwrite: bool = False) -> int:
+def index(rec_path: Path, *, overwrite: bool = False, progress: Progress = silent) -> int:
     """Write the .idx beside a .rec by one walk through it, keys from 0; return how many records there are.
 
     Raises:
@@ -54,12 +54,14 @@ def index(rec_path: Path, *, overwrite: bool = False) -> int:
     idx_path = rec_path.with_suffix(".idx")
     if idx_path.exists() and not overwrite:
         raise DataError(f"{idx_path}: is there already; --overwrite replaces it")
+    reader = RecordReader(rec_path)
     scratch = idx_path.with_name(f".{idx_path.name}.{os.getpid()}.tmp")
     count = 0
     try:
         with scratch.open("w", encoding="ascii") as file:
-            for count, offset in enumerate(RecordReader(rec_path).scan_offsets(), start=1):
+            for count, offset in enumerate(reader.scan_offsets(), start=1):
                 file.write(f"{count - 1}\t{offset}\n")
+                progress(offset, reader.size)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, idx_path)

@@ -2,6 +2,9 @@ import pytest
 
 from facetrain.data.bin import read_bin
 from facetrain.data.dataset import open_source
+from facetrain.data.decode import picture_size
+from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.pair_lists import is_pair_list
 from facetrain.data.tools.pairs import build_pairs
 from facetrain.data.tools.sample_pairs import sample_pairs
 from facetrain.errors import DataError, PairsError
@@ -43,6 +46,69 @@ def test_a_wrong_line_of_two_is_named(flat, tmp_path, text, said):
     (tmp_path / "list.txt").write_text(text)
     with pytest.raises(PairsError, match=said):
         build_pairs(tmp_path / "list.txt", flat, tmp_path / "a.bin")
+
+
+def test_two_paths_and_a_flag_are_a_pair(flat, tmp_path):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\nann_0001.jpg bob_x_0001.jpg 0\n")
+    assert build_pairs(tmp_path / "list.txt", flat, tmp_path / "a.bin") == (2, 1)
+    assert read_bin(tmp_path / "a.bin")[0] == [picture(0), picture(1), picture(0), picture(2)]
+    for line, said in (
+        ("../list.jpg ann_0002.jpg 1", "no picture below"),
+        ("none.jpg ann_0002.jpg 1", "there is no"),
+        ("ann_0001.jpg ann_0002.jpg 2", "is no `picture picture 1`"),
+    ):
+        (tmp_path / "list.txt").write_text(line)
+        with pytest.raises(PairsError, match=f"line 1: .*{said}"):
+            build_pairs(tmp_path / "list.txt", flat, tmp_path / "b.bin")
+
+
+@pytest.fixture
+def cfp(tmp_path):
+    """CFP's folders, two people and two folds; picture n of the frontal list is 10 + n, of the others 20 + n."""
+    protocol = tmp_path / "cfp" / "Protocol"
+    for pose, letter, start in (("frontal", "F", 10), ("profile", "P", 20)):
+        lines = []
+        for number, person in enumerate(("001", "001", "002"), start=1):
+            path = tmp_path / "cfp" / "Data" / "Images" / person / pose / f"{number:02d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(start + number))
+            lines.append(f"{number} ../Data/Images/{person}/{pose}/{number:02d}.jpg\n")
+        (protocol / "Split").mkdir(parents=True, exist_ok=True)
+        (protocol / f"Pair_list_{letter}.txt").write_text("".join(lines))
+    for split in ("FF", "FP"):
+        for fold, (same, different) in (("01", ("1,2", "1,3")), ("02", ("2,1", "3,2"))):
+            (protocol / "Split" / split / fold).mkdir(parents=True)
+            (protocol / "Split" / split / fold / "same.txt").write_text(same + "\n")
+            (protocol / "Split" / split / fold / "diff.txt").write_text(different + "\n")
+    return tmp_path / "cfp"
+
+
+def test_the_splits_of_cfp_become_verification_sets(cfp, tmp_path):
+    for split, other in (("FP", 20), ("FF", 10)):
+        folder = cfp / "Protocol" / "Split" / split
+        assert is_pair_list(folder, None)
+        assert build_pairs(folder, None, tmp_path / "a.bin") == (4, 2)
+        images, same = read_bin(tmp_path / "a.bin")
+        assert same.tolist() == [True, False, True, False]
+        pairs = [(11, other + 2), (11, other + 3), (12, other + 1), (13, other + 2)]
+        assert images == [picture(number) for pair in pairs for number in pair]
+    (cfp / "Data" / "Images").rename(tmp_path / "aligned")
+    assert build_pairs(folder, tmp_path / "aligned", tmp_path / "b.bin") == (4, 2)
+    (folder / "02" / "diff.txt").write_text("1,9\n")
+    with pytest.raises(PairsError, match=r"diff\.txt, line 1: '1,9' is no pair of pictures"):
+        build_pairs(folder, tmp_path / "aligned", tmp_path / "c.bin")
+
+
+def test_the_pictures_of_pairs_are_aligned_by_their_landmarks(flat, tmp_path):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\n")
+    (tmp_path / "points.csv").write_text("".join(f"ann_000{n}.jpg,4,6,11,6,8,8,5,11,10,11\n" for n in (1, 2)))
+    listed = read_landmarks(tmp_path / "points.csv")
+    build_pairs(tmp_path / "list.txt", flat, tmp_path / "a.bin", landmarks=listed, image_size=64)
+    assert [picture_size(image) for image in read_bin(tmp_path / "a.bin")[0]] == [(64, 64)] * 2
+    (tmp_path / "list.txt").write_text("ann_0001.jpg bob_x_0001.jpg 0\n")
+    with pytest.raises(PairsError, match=r"no landmarks of a face \(bob_x_0001\.jpg\)"):
+        build_pairs(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
 
 
 def test_drawn_pairs_are_different_halved_and_their_folds_have_nobody_in_common(tmp_path):

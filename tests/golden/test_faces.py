@@ -1,0 +1,86 @@
+"""What a published model sees in real faces: people of the test set in the training set, and wrong labels."""
+
+import json
+import shutil
+
+import pytest
+
+from facetrain.data.bin import write_bin
+from facetrain.data.dataset import open_source
+from facetrain.data.decode import picture_size
+from tests.support.command import facetrain
+from tests.support.shared import shared_path
+
+
+@pytest.fixture(scope="module")
+def people():
+    folders = sorted(path for path in shared_path("real/lfw_train").iterdir() if path.is_dir())
+    return [sorted(folder.glob("*.jpg")) for folder in folders if len(list(folder.glob("*.jpg"))) >= 5][:24]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return shared_path("real/y1/model-symbol.json")
+
+
+def copied(pictures, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        shutil.copyfile(picture, folder / picture.name)
+
+
+def said(*arguments):
+    process = facetrain("data", *arguments, "--device", "cpu")
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, model, tmp_path):
+    for number, pictures in enumerate(people[:16]):
+        copied(pictures[:3], tmp_path / "train" / f"{number:02d}")
+    shared = (2, 7, 11)
+    tested = [picture for number in shared for picture in people[number][3:5]]
+    tested += [picture for pictures in people[16:24] for picture in pictures[:2]]
+    pairs = [path.read_bytes() for path in tested]
+    write_bin(tmp_path / "test.bin", pairs, [True] * (len(pairs) // 2))
+    found = json.loads(
+        said(
+            "overlap", model, tmp_path / "train", tmp_path / "test.bin",
+            "--output", tmp_path / "drop.txt", "--sheet", tmp_path / "pairs.png", "--json",
+        )
+    )  # fmt: skip
+    assert sorted(one["identity"] for one in found["shared"]) == list(shared)
+    for one in found["shared"]:
+        assert one["test_pictures"] == 2 and one["test_picture"] // 2 == shared.index(one["identity"])
+        assert one["picture"] // 3 == one["identity"] and one["similarity"] > found["threshold"]
+    assert sorted(map(int, (tmp_path / "drop.txt").read_text().split())) == list(shared)
+    assert picture_size((tmp_path / "pairs.png").read_bytes()) == (4 * (2 * 112 + 14), 112 + 14)
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: train, without: drop.txt}]")
+    assert "0 identities of" in said("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
+
+
+def test_wrong_labels_are_found_and_a_dataset_without_them_is_written(people, model, tmp_path):
+    for number, pictures in enumerate(people[:16]):
+        copied(pictures[:5], tmp_path / "data" / f"{number:02d}")
+    copied([people[0][0]], tmp_path / "data" / "05")  # stands under another's name
+    (tmp_path / "data" / "00" / people[0][0].name).unlink()
+    copied(people[3][:2], tmp_path / "data" / "20")  # one person, two identities
+    for picture in people[3][:2]:
+        (tmp_path / "data" / "03" / picture.name).unlink()
+    copied(people[20][:4], tmp_path / "data" / "09")  # two people, one identity
+    report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
+    told = said("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
+    assert f"{cleaned}: " in told
+    findings = json.loads(report.read_text())["findings"]
+    kinds = {kind: [one for one in findings if one["kind"] == kind] for kind in ("mixed", "same", "moved")}
+    assert [one["identity"] for one in kinds["mixed"]] == [9]
+    assert [(one["identity"], one["other"]) for one in kinds["same"]] == [(3, 16)]
+    assert [(one["identity"], one["other"]) for one in kinds["moved"]] == [(5, 0)]
+    assert kinds["moved"][0]["name"].endswith(f"05/{people[0][0].name}")
+    source, before = open_source(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
+    assert source.num_classes == 17  # 16 and the one who stood under 9
+    names = [before[source.read(number)].name.rpartition("_")[0] for number in range(source.num_images)]
+    whose = {}
+    for name, label in zip(names, source.labels.tolist(), strict=True):
+        whose.setdefault(label, set()).add(name)
+    assert all(len(persons) == 1 for persons in whose.values())
