@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from facetrain.verify.evaluate import Evaluation
     from facetrain.verify.result import Group, Result
 
-_COUNTS = {"pairs", "genuine", "impostors", "probes", "mated", "searches", "distractors"}
+_COUNTS = {"pairs", "genuine", "impostors", "probes", "mated", "searches", "distractors", "noises"}
 _PLAIN = {"threshold", "xnorm", "auc"}
 """Numbers that are no shares, or are too near 1 to be read as per cent."""
 

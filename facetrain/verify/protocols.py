@@ -106,7 +106,9 @@ def results(target: Target, embedded: tuple[np.ndarray, ...], options: Options) 
             return {target.name: _search_set(target, options, *embedded)}
         case DistractorSet():
             probe, distractor = map(_unit, embedded)
-            return {target.name: distractor_result(probe, target.subject, distractor, **options.draws)}
+            result = distractor_result(probe, target.subject, distractor, **options.draws)
+            result.metrics["noises"] = float(target.noises)
+            return {target.name: result}
 
 
 def _pairs(pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray) -> Result:

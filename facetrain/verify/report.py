@@ -29,7 +29,7 @@ PAGE = "report.html"
 _SHOWN = 12
 """Hardest pairs of either kind on the page; the JSON has more."""
 _SIZE = 112
-_COUNTS = {"pairs", "genuine", "impostors", "probes", "mated", "searches", "distractors"}
+_COUNTS = {"pairs", "genuine", "impostors", "probes", "mated", "searches", "distractors", "noises"}
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}
 h1{font-size:1.5rem}h2{border-top:2px solid #ddd;padding-top:1rem;margin-top:2.5rem}

@@ -5,6 +5,7 @@ gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      beside or above them
 
 probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or its own:
 facescrub_images/NAME/*.jpg  megaface_images/**/*.jpg
+facescrub_noises.txt         megaface_noises.txt            InsightFace's lists of what to leave out
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from facetrain.data.source import PICTURE_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.verify.files import Files
+from facetrain.verify.noises import read_noises, without_noises
 from facetrain.verify.subjects import numbers_of
 
 _MEGAFACE = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
@@ -42,6 +44,8 @@ class DistractorSet:
     probes: Sequence[bytes]
     subject: np.ndarray
     distractors: Sequence[bytes]
+    noises: int = 0
+    """Pictures of either kind that lists have left out."""
 
 
 def is_tinyface(folder: Path) -> bool:
@@ -76,17 +80,21 @@ def open_tinyface(folder: Path, name: str) -> SearchSet:
 
 
 def open_megaface(folder: Path, name: str) -> DistractorSet:
-    """List the probes, a folder per person, and the distractors.
+    """List the probes, a folder per person, and the distractors, without what InsightFace's lists name.
 
     Raises:
-        PairsError: nobody has two pictures, or there are no distractors.
+        PairsError: nobody has two pictures, or there are no distractors; a list cannot be read.
     """
     found = _megaface(folder)
     assert found is not None, "asked by is_megaface"
     people, strangers = found
-    probes = _pictures(people)
+    there = _pictures(people), _pictures(strangers)
+    lists = (folder / name for name in ("facescrub_noises.txt", "megaface_noises.txt"))
+    probes, distractors = (
+        without_noises(pictures, read_noises(path)) for pictures, path in zip(there, lists, strict=True)
+    )
+    noises = sum(map(len, there)) - len(probes) - len(distractors)
     subject = numbers_of([path.relative_to(people).parts[0] for path in probes])
-    distractors = _pictures(strangers)
     # So that the first n of them are any n, not those of the first folders.
     np.random.default_rng(0).shuffle(distractors)
     if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
@@ -94,7 +102,7 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
             f"{folder}: {len(probes):,} probes and {len(distractors):,} distractors; "
             "a person needs two pictures at least, in a folder of his own"
         )
-    return DistractorSet(name, Files(probes), subject, Files(distractors))
+    return DistractorSet(name, Files(probes), subject, Files(distractors), noises)
 
 
 def _tinyface(folder: Path) -> Path | None:

@@ -189,6 +189,27 @@ def test_megaface_searches_each_mate_among_distractors_alone(tmp_path):
         open_target("megaface", tmp_path)
 
 
+def test_pictures_that_insightfaces_lists_name_are_left_out_of_megaface(tmp_path):
+    folder = write_megaface(tmp_path / "megaface")
+    for path in sorted((folder / "probes").rglob("*.png")):
+        path.rename(path.with_name(f"{path.parent.name}_{path.name}"))
+    # As handed out: a remark, names with another suffix or a blank, tabs before a path; and one of no picture here.
+    (folder / "facescrub_noises.txt").write_text("# remark\nperson0_0.jpg\nperson1 2.png\nperson9_0.png\n")
+    (folder / "megaface_noises.txt").write_text(
+        "0\tdistractors/3/3.png\ndistractors/4/4.jpg\n\ndistractors/4/3.png\n"
+    )
+    target = open_target("megaface", tmp_path)
+    names = {"/".join(path.parts[-2:]) for path in (*target.probes.paths, *target.distractors.paths)}
+    left_out = {"person0/person0_0.png", "person1/person1_2.png", "3/3.png", "4/4.png"}
+    assert not names & left_out and len(names) == 15 + 120 - 4
+    assert "4/11.png" in names and "3/10.png" in names
+    found = assess(target, embedder(), FEW)["megaface"].metrics
+    assert (found["searches"], found["distractors"], found["noises"]) == (2 + 2 + 3 * 6, 118, 4)
+    (folder / "megaface_noises.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PairsError, match=r"megaface_noises.txt: cannot be read"):
+        open_target("megaface", tmp_path)
+
+
 @pytest.mark.parametrize("at_once", [50, 1 << 24])
 def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
     monkeypatch.setattr("facetrain.verify.distractors._AT_ONCE", at_once)

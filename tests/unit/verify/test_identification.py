@@ -1,0 +1,69 @@
+"""The open-set curve and the ranks, against loops over every probe, entry and threshold."""
+
+import numpy as np
+import pytest
+
+from facetrain.verify.identification import identification_result, search
+
+
+def small_set(seed, *, probes=40, entries=25, people=12):
+    """Embeddings of small whole numbers: many similarities are equal, and to the last bit.
+
+    Some people have no entry, some several; owner −1 is nobody's mate.
+    """
+    random = np.random.default_rng(seed)
+    probe, entry = (random.integers(-4, 5, (count, 3)).astype(np.float64) for count in (probes, entries))
+    return probe, random.integers(0, people, probes), entry, random.integers(-1, people - 4, entries)
+
+
+def by_loops(probe, sought, entry, owner):
+    """Return of every probe the mate's similarity or None, the best other's, and how many others reach the mate."""
+    found = []
+    for vector, person in zip(probe, sought, strict=True):
+        scores = [float(vector @ other) for other in entry]
+        own = [s for s, whose in zip(scores, owner, strict=True) if whose == person]
+        others = [s for s, whose in zip(scores, owner, strict=True) if whose != person]
+        mate = max(own) if own else None
+        found.append((mate, max(others), sum(s >= mate for s in others) if own else None))
+    return found
+
+
+@pytest.mark.parametrize("at_once", [7, 1 << 24])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_point_of_the_open_set_curve_is_what_counting_gives(seed, at_once, monkeypatch):
+    monkeypatch.setattr("facetrain.verify.identification._AT_ONCE", at_once)
+    given = small_set(seed)
+    found, expected = search(*given), by_loops(*given)
+    mates = np.array([mate for mate, _, _ in expected if mate is not None])
+    alarms = np.array([other for mate, other, _ in expected if mate is None])
+    assert len(mates) > 5 and len(alarms) > 5 and len(np.unique(mates)) < len(mates), "there are ties"
+    assert found.mated_Q.tolist() == [mate is not None for mate, _, _ in expected]
+    curve = found.curve
+    assert curve.impostors == len(alarms)
+    thresholds = np.unique([*mates, *alarms])[::-1]
+    np.testing.assert_array_equal(curve.threshold[1:], thresholds)
+    np.testing.assert_allclose(curve.far[1:], [np.mean(alarms >= t) for t in thresholds])
+    np.testing.assert_allclose(curve.tar[1:], [np.mean(mates >= t) for t in thresholds])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_and_rates_are_what_counting_gives(seed):
+    given = small_set(seed)
+    expected = by_loops(*given)
+    result = identification_result([search(*given)], subjects=12, replicates=0)
+    ranks = np.array([rank for _, _, rank in expected if rank is not None])
+    for rank in (1, 5, 10, 20):
+        assert result.metrics[f"rank{rank}"] == pytest.approx(np.mean(ranks < rank))
+    mates = np.array([mate for mate, _, _ in expected if mate is not None])
+    alarms = np.array([other for mate, other, _ in expected if mate is None])
+    allowed = [t for t in [*mates, *alarms, np.inf] if np.mean(alarms >= t) <= 0.1]
+    told = result.metrics["tpir@1e-01"]
+    assert (told is None) == (len(alarms) < 10)
+    if told is not None:
+        assert told == pytest.approx(np.mean(mates >= min(allowed)))
+
+
+def test_a_probe_whose_mate_an_entry_of_another_equals_is_not_found_first():
+    probe, entry = np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [0.6, -0.8]])
+    found = search(probe, np.array([0]), entry, np.array([0, -1]))
+    assert found.rank_Q.tolist() == [1] and found.curve is None
