@@ -119,6 +119,8 @@ def measure_ways(
     Raises:
         RunError: a way could not be measured: there may be too little memory for it.
     """
+    if disk is not None:
+        disk.mkdir(parents=True, exist_ok=True)
     for way in ways:
         command = [
             *(sys.executable, "-m", "facetrain.head.bench", way, str(num_classes)),
