@@ -47,7 +47,7 @@ def export(
     ] = None,
     calibrate_images: Annotated[int, typer.Option(min=1, help="How many of them, evenly spread.")] = 256,
     target: Annotated[
-        list[str] | None, typer.Option(help="Sets on which model and ONNX file are scored; may be repeated.")
+        list[str] | None, typer.Option(help="Sets on which model and file are scored; may be repeated.")
     ] = None,
     data_dir: Annotated[Path, typer.Option(help="Folder of the sets.")] = Path(),
     model_card: Annotated[
@@ -57,7 +57,7 @@ def export(
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Write a model for use elsewhere; ONNX is compared with the network before the file appears."""
+    """Write a model for use elsewhere; the file is compared with the network before it appears."""
     import torch
 
     from facetrain.checkpoint.model_file import open_model
@@ -69,6 +69,7 @@ def export(
         raise UsageError("--int8 static needs the faces of --calibrate INPUT, and nothing else does")
     opened = open_model(model, torch.device("cpu"))
     found: dict[str, Any] = {"output": str(output), "description": opened.description}
+    written: Path | EmbeddingModel = output
     if int8:
         from facetrain.export.int8 import export_int8
 
@@ -81,12 +82,12 @@ def export(
     elif format is Format.torch_export:
         from facetrain.export.torch_export import export_program
 
-        export_program(opened, output)
+        found["difference"], written = export_program(opened, output)
     else:
         _save(opened, model, output)
-    scored = _scored(model, target, data_dir)
-    if format is Format.onnx and scored:
-        ours, scored = scored, _scored(output, target, data_dir)
+    scored = _scored(opened, target, data_dir)
+    if scored and format is not Format.safetensors:
+        ours, scored = scored, _scored(written, target, data_dir)
         found["accuracy"] = _accuracies(ours, scored)
     if model_card:
         # Of the file that was written: in eight bits its numbers are not the model's.
@@ -114,7 +115,7 @@ def _spread(input: Path, count: int) -> list[bytes]:
     return [pictures[int(n * step)] for n in range(min(count, len(pictures)))]
 
 
-def _scored(model: Path, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
+def _scored(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
     from facetrain.verify.evaluate import evaluate
 
     if not target:
@@ -147,7 +148,7 @@ def _write_card(path: Path, opened: EmbeddingModel, model: Path, name: str, scor
 def _lines(found: dict[str, Any]) -> list[str]:
     said = ""
     if "difference" in found:
-        said = f"; onnxruntime differs by at most {found['difference']:.1e} of an embedding's size"
+        said = f"; the file differs by at most {found['difference']:.1e} of an embedding's size"
     lines = [f"{found['output']}: {found['description']}{said}"]
     for name, accuracy in found.get("accuracy", {}).items():
         change = accuracy["file"] - accuracy["model"]

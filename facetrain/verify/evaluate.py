@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from facetrain.checkpoint.model_file import open_model
+from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
 from facetrain.verify.embed import PictureEmbedder, Progress, autocast
@@ -53,7 +53,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: Path,
+    model: Path | EmbeddingModel,
     targets: Sequence[str],
     data_dir: Path,
     *,
@@ -66,7 +66,7 @@ def evaluate(
     bf16: bool = False,
     told: Progress | None = None,
 ) -> Evaluation:
-    """Return the results on every set, beside another model's where one is given.
+    """Return the results on every set, beside another model's where one is given; a model is a path, or open.
 
     Under torchrun all ranks share the embedding, and the leader has the results. `tables` gives the CSV
     by which a set of pairs is sliced. `workers` decode on each rank, by default as many as it has cores.
@@ -105,14 +105,14 @@ def _score(
     tables: dict[str, Table],
     options: Options,
     world: World,
-    model: Path,
+    model: Path | EmbeddingModel,
     *,
     batch_size: int,
     workers: int,
     bf16: bool,
     told: Progress | None,
 ) -> tuple[str, dict[str, Result]]:
-    opened = open_model(model, world.device)
+    opened = open_model(model, world.device) if isinstance(model, Path) else model
     embedder = PictureEmbedder(
         opened.network,
         image_size=opened.image_size,

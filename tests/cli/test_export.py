@@ -48,6 +48,17 @@ def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_pa
     assert quantised > 4 if way == "static" else quantised == 0
 
 
+def test_a_torch_export_program_says_what_it_differs_by_and_its_accuracy(model, tmp_path):
+    process = facetrain(
+        "export", model, "--format", "torch_export", "--output", tmp_path / "m.pt2",
+        "--target", "faces", "--data-dir", tmp_path, "--json",
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
+    assert found["difference"] < 1e-4
+    assert found["accuracy"]["faces"]["file"] == found["accuracy"]["faces"]["model"]
+
+
 def test_options_that_do_not_go_together_are_refused(model, tmp_path):
     to = ["export", model, "--output", tmp_path / "m"]
     assert facetrain(*to, "--format", "safetensors", "--int8", "dynamic").returncode == 2

@@ -8,7 +8,6 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.model_file import PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
 from facetrain.errors import ModelError
 from facetrain.export.onnx import export_onnx
-from facetrain.export.torch_export import export_program
 
 pytest.importorskip("onnxscript")
 CPU = torch.device("cpu")
@@ -66,5 +65,3 @@ def test_what_is_onnx_already_is_not_exported_again(tmp_path):
     again = open_model(tmp_path / "m.onnx", CPU)
     with pytest.raises(ModelError, match="ONNX already"):
         export_onnx(again, tmp_path / "n.onnx")
-    with pytest.raises(ModelError, match="no torch network"):
-        export_program(again, tmp_path / "n.pt2")
