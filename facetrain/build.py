@@ -282,7 +282,7 @@ def take_centres(head: MarginHead, path: Path, *, may_grow: bool) -> None:
         weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
 
 
-def distribute(network: nn.Module, world: World, compress: str) -> nn.Module:
+def distribute(network: nn.Module, world: World, compress: str, *, accumulate: int = 1) -> nn.Module:
     """Put DDP around a network, where there is more than one rank."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -294,6 +294,8 @@ def distribute(network: nn.Module, world: World, compress: str) -> nn.Module:
         network,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
+        # Every step takes the same way; micro-batches do not, which exchange nothing but for the last.
+        static_graph=accumulate == 1,
         **own_buffers,
     )
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}

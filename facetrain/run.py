@@ -111,7 +111,9 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         state.head.check_labels(source.labels)
         if world.is_leader:
             open_folder(folder, world, dump_config(config))
-    network = distribute(state.network, world, config.train.compress_gradients)
+    network = distribute(
+        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+    )
     if checkpoint is not None:
         state.restore(checkpoint)
     log = log_to(folder / "log.txt", world.rank)

@@ -5,7 +5,7 @@ Parameter names and their order are those of arcface_torch, so that published we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -85,11 +85,22 @@ class IResNet(Backbone):
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalised images (B, 3, H, W) to flat features."""
-        x = self.prelu(self.bn1(self.conv1(image_BCHW)))
-        for number in range(1, 5):
-            for block in self.get_submodule(f"layer{number}").children():
-                x = run_block(block, x, again=self._again)
+        x = self.stem(image_BCHW)
+        for block in self._blocks():
+            x = run_block(block, x, again=self._again)
         return self.dropout(self.bn2(x).flatten(1))
+
+    def stem(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalised images (B, 3, H, W) to (B, C, H, W)."""
+        return self.prelu(self.bn1(self.conv1(image_BCHW)))
+
+    def regions(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the stem and each block."""
+        yield self, "stem"
+        yield from ((block, "forward") for block in self._blocks())
+
+    def _blocks(self) -> Iterator[nn.Module]:
+        return (block for number in range(1, 5) for block in self.get_submodule(f"layer{number}").children())
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map flat features to embeddings (B, D)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -133,6 +133,10 @@ class MobileFaceNet(Backbone):
         for layer in self.layers:
             x = run_block(layer, x, again=self._again)
         return x
+
+    def regions(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield each layer."""
+        yield from ((layer, "forward") for layer in self.layers)
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map the trunk's features to embeddings (B, D)."""

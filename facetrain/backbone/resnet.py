@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,10 +40,17 @@ class TorchvisionResNet(Backbone):
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalised images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
-        for stage in self.stages:
-            for block in stage.children():
-                x = run_block(block, x, again=self._again)
+        for block in self._blocks():
+            x = run_block(block, x, again=self._again)
         return self.dropout(self.pool(x).flatten(1))
+
+    def regions(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the stem and each block."""
+        yield self.stem, "forward"
+        yield from ((block, "forward") for block in self._blocks())
+
+    def _blocks(self) -> Iterator[nn.Module]:
+        return (block for stage in self.stages for block in stage.children())
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map flat features to embeddings (B, D)."""

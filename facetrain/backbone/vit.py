@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -130,6 +132,10 @@ class VisionTransformer(Backbone):
         for block in self.blocks:
             x = run_block(block, x, again=self._again)
         return self.norm(x.float()).flatten(1)
+
+    def regions(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield each block."""
+        yield from ((block, "forward") for block in self.blocks)
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map flat tokens to embeddings (B, D)."""

@@ -88,7 +88,9 @@ def measure_training(
 def _prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceSource) -> _Steps:
     plan = plan_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, plan, scratch, source)
-    network = distribute(state.network, world, config.train.compress_gradients)
+    network = distribute(
+        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+    )
     augment = build_augment(config)
     return _Steps(config, world, plan, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
 

@@ -259,7 +259,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Of the backbone; the last layer and the loss are always computed in float32."""
     compile: bool = False
-    """torch.compile on the backbone."""
+    """torch.compile on each block of the backbone while it trains; the code is kept for the next run."""
     channels_last: bool = True
     """Memory layout of images and activations."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
+from facetrain.train.compiled import compile_regions
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -62,11 +63,12 @@ class InPrecision(nn.Module):
         self.backbone = backbone
         self._autocast = autocast_for(precision, device)
         self._memory_format = memory_format
-        self._trunk: Callable[[Tensor], Tensor] = torch.compile(backbone.trunk) if compile else backbone.trunk
+        if compile:
+            compile_regions(backbone)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalised images (B, 3, H, W) to embeddings (B, D), float32."""
         image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
         with self._autocast():
-            feature = self._trunk(image_BCHW)
+            feature = self.backbone.trunk(image_BCHW)
         return self.backbone.neck(feature.float())

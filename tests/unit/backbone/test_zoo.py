@@ -21,15 +21,17 @@ def test_mobilefacenet_and_torchvision_take_other_sizes_too():
         assert net(torch.randn(1, 3, 96, 96)).shape == (1, 64)
 
 
-def test_activations_computed_again_give_the_same_gradients():
+def test_activations_computed_again_give_the_same_gradients_and_count_the_batch_once():
     image = torch.randn(3, 3, 64, 64)
-    gradients = []
+    gradients, buffers = [], []
     for again in (False, True):
         torch.manual_seed(0)
         net = build_backbone("iresnet", image_size=64, checkpoint_activations=again, **SMALL)
         net(image).square().sum().backward()
         gradients.append({name: p.grad for name, p in net.named_parameters() if p.grad is not None})
+        buffers.append(dict(net.named_buffers()))
     torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(buffers[0], buffers[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
