@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from facetrain.data.source import FaceSource, SubsetSource
+from facetrain.data.source import FaceSource, SubsetSource, prefetch_from
 from facetrain.errors import DataError
 
 _KEYS = {"path", "weight", "identities", "without"}
@@ -43,6 +43,15 @@ class MixedSource:
         """Return an image as it is encoded."""
         source, inside = self._find(number)
         return source.read(inside)
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Have images fetched by the datasets that they lie in."""
+        last = first + count
+        while first < last:
+            source, inside = self._find(first)
+            length = min(last - first, source.num_images - inside)
+            prefetch_from(source, inside, length)
+            first += length
 
     def where(self, number: int) -> str:
         """Say where the dataset that it comes from has it."""

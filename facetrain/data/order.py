@@ -8,7 +8,7 @@ import numpy as np
 
 from facetrain.counter import key_of
 from facetrain.data.mixture import MixedSource
-from facetrain.data.source import FaceSource
+from facetrain.data.source import FaceSource, runs
 from facetrain.errors import DataError
 
 _ROUNDS = 4
@@ -29,6 +29,15 @@ def permute(index: np.ndarray, length: int, key: int) -> np.ndarray:
         position[outside] = _feistel(position[outside], half, keys)
         outside = outside[position[outside] >= length]
     return position.astype(np.int64)
+
+
+def permute_stretches(index: np.ndarray, length: int, key: int, stretch: int) -> np.ndarray:
+    """As `permute`, but stretches of neighbours stay together; those behind the last whole one stay where they are."""
+    number, rest = np.divmod(np.asarray(index), stretch)
+    whole = number < length // stretch
+    out = np.array(index)
+    out[whole] = permute(number[whole], length // stretch, key) * stretch + rest[whole]
+    return out
 
 
 def _feistel(position: np.ndarray, half: int, keys: list[np.uint64]) -> np.ndarray:
@@ -116,43 +125,67 @@ class GlobalOrder:
             inside = (position >= start) & (position < end)
             local = permute(position[inside] - start, end - start, key_of(self._seed, epoch, 1, window))
             number[inside] = start + local
-        inside = number < whole
-        block, rest = np.divmod(number[inside], self._block)
-        number[inside] = (
-            permute(block, whole // self._block, key_of(self._seed, epoch, 2)) * self._block + rest
-        )
-        return number
+        return permute_stretches(number, self.num_images, key_of(self._seed, epoch, 2), self._block)
 
 
 class MixedOrder(GlobalOrder):
     """The order over several datasets, of each of which an epoch shows `weight` times its images.
 
     Part i of an epoch's images continues where the epoch before left that dataset: a weight of 0.5
-    shows one half and then the other, each pass over a dataset in another permutation.
+    shows one half and then the other, each pass over a dataset in another permutation. With `blocks`,
+    a pass permutes stretches of neighbours, and so does the epoch: what is read together lies together.
     """
 
     def __init__(
-        self, counts: Sequence[int], weights: Sequence[float], *, seed: int, global_batch_size: int
+        self,
+        counts: Sequence[int],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        global_batch_size: int,
+        mode: str = "full",
+        block: int = 128,
+        window: int = 1024,
     ) -> None:
         self._counts = np.array(counts)
         self._shares = images_per_epoch(counts, weights)
-        super().__init__(int(self._shares.sum()), seed=seed, global_batch_size=global_batch_size)
+        super().__init__(
+            int(self._shares.sum()),
+            seed=seed,
+            global_batch_size=global_batch_size,
+            mode=mode,
+            block=block,
+            window=window,
+        )
         self._starts = np.cumsum(self._shares) - self._shares
         self._offsets = np.cumsum(self._counts) - self._counts
 
     def batch(self, step: int) -> np.ndarray:
         """Return the numbers of the step's images, int64 (global_batch_size,)."""
-        drawn, epoch = super().batch(step), self.epoch(step)
-        number = np.empty_like(drawn)
-        part = np.searchsorted(self._starts, drawn, side="right") - 1
+        return self._images(super().batch(step), self.epoch(step))
+
+    def stretches_ahead(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
+        """Yield the stretches as they lie in the datasets."""
+        for start, count in super().stretches_ahead(step, first=first):
+            yield from runs(self._images(np.arange(start, start + count), self.epoch(step)))
+
+    def _images(self, position: np.ndarray, epoch: int) -> np.ndarray:
+        """Return the numbers of the images that stand at positions of the epoch, before these are mixed."""
+        number = np.empty_like(position)
+        part = np.searchsorted(self._starts, position, side="right") - 1
         for each in np.unique(part).tolist():
             rows, count = np.flatnonzero(part == each), int(self._counts[each])
-            turn, place = np.divmod(epoch * self._shares[each] + drawn[rows] - self._starts[each], count)
+            turn, place = np.divmod(epoch * self._shares[each] + position[rows] - self._starts[each], count)
             for pass_ in np.unique(turn).tolist():
                 here = turn == pass_
                 key = key_of(self._seed, 3, each, pass_)
-                number[rows[here]] = self._offsets[each] + permute(place[here], count, key)
+                number[rows[here]] = self._offsets[each] + self._passed(place[here], count, key)
         return number
+
+    def _passed(self, place: np.ndarray, count: int, key: int) -> np.ndarray:
+        if self._mode == "full":
+            return permute(place, count, key)
+        return permute_stretches(place, count, key, self._block)
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
@@ -168,7 +201,9 @@ def epoch_size(source: FaceSource) -> int:
 
 
 def order_of(source: FaceSource, *, seed: int, global_batch_size: int, mode: str = "full") -> GlobalOrder:
-    """Return the order for a source: weighted for a mixture, which is always shuffled in full."""
+    """Return the order for a source: weighted for a mixture."""
     if isinstance(source, MixedSource):
-        return MixedOrder(source.counts, source.weights, seed=seed, global_batch_size=global_batch_size)
+        return MixedOrder(
+            source.counts, source.weights, seed=seed, global_batch_size=global_batch_size, mode=mode
+        )
     return GlobalOrder(source.num_images, seed=seed, global_batch_size=global_batch_size, mode=mode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -43,6 +43,20 @@ class Prefetching(Protocol):
         """Say that images `first`, `first + 1`, … will be read soon."""
 
 
+def prefetch_from(source: FaceSource, first: int, count: int) -> None:
+    """Have images fetched where the source can do that."""
+    if isinstance(source, Prefetching):
+        source.prefetch(first, count)
+
+
+def runs(number: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) of the runs of numbers that follow one another, int64 (N,)."""
+    edges = np.flatnonzero(np.diff(number) != 1) + 1
+    for part in np.split(number, edges):
+        if len(part):
+            yield int(part[0]), len(part)
+
+
 @runtime_checkable
 class Named(Protocol):
     """A source whose images have names of their own."""
@@ -71,6 +85,11 @@ class SubsetSource:
     def read(self, number: int) -> bytes:
         """Return an image as it is encoded."""
         return self._source.read(int(self._numbers[number]))
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Have images fetched by the other source, in the runs in which it has them."""
+        for start, length in runs(self._numbers[first : first + count]):
+            prefetch_from(self._source, start, length)
 
     def name(self, number: int) -> str:
         """Return the name that it has in the other source."""

@@ -6,7 +6,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import open_source
+from facetrain.data.dataset import SubsetSource, open_source
+from facetrain.data.mixture import MixedSource
 from facetrain.data.order import MixedOrder, epoch_size, order_of
 from facetrain.errors import DataError
 from tests.support.datasets import picture, write_records
@@ -109,6 +110,64 @@ def test_weights_say_how_often_an_epoch_shows_a_dataset(tmp_path):
         assert (epoch < 6).sum() == 3
     # The half that the first epoch left out is the second epoch's.
     assert sorted([*first[first < 6], *second[second < 6]]) == list(range(6))
+
+
+def blocks_of_two(seed=1):
+    return MixedOrder(
+        [1000, 300], [0.5, 2], seed=seed, global_batch_size=11, mode="blocks", block=16, window=4
+    )
+
+
+def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight_says():
+    order = blocks_of_two()
+    assert order.num_images == 1100 and order.steps_per_epoch == 100
+    first, second = (np.concatenate([order.batch(100 * e + t) for t in range(100)]) for e in range(2))
+    for epoch in (first, second):
+        assert (np.bincount(epoch[epoch >= 1000] - 1000, minlength=300) == 2).all()
+        assert len(np.unique(epoch[epoch < 1000])) == 500
+    assert sorted([*first[first < 1000], *second[second < 1000]]) == list(range(1000))
+    assert not np.array_equal(order.batch(0), blocks_of_two(seed=2).batch(0))
+
+
+def test_a_mixture_in_blocks_is_read_in_stretches_that_are_asked_for_ahead():
+    order, asked, read = blocks_of_two(), set(), []
+    for step in range(100):
+        for start, count in order.stretches_ahead(step, first=step == 0):
+            asked |= set(range(start, start + count))
+        batch = order.batch(step).tolist()
+        assert len(set(batch) - asked) <= 300 % 16 + 1000 % 16 + 12  # those behind the last whole stretches
+        read += batch
+    full = MixedOrder([1000, 300], [0.5, 2], seed=1, global_batch_size=11)
+    windows = [read[start : start + 64] for start in range(0, 1024, 64)]
+    scattered = np.concatenate([full.batch(step) for step in range(100)]).tolist()
+
+    def neighbours(numbers):
+        return sum(number + 1 in numbers for number in numbers)
+
+    mixed = [scattered[start : start + 64] for start in range(0, 1024, 64)]
+    assert sum(map(neighbours, windows)) > 0.8 * 1024 and sum(map(neighbours, mixed)) < 0.2 * 1024
+
+
+class Noting:
+    """A source that notes what it is asked to fetch."""
+
+    def __init__(self, num_images):
+        self.num_images, self.num_classes = num_images, 1
+        self.labels = np.zeros(num_images, np.int64)
+        self.asked = []
+
+    def prefetch(self, first, count):
+        self.asked.append((first, count))
+
+
+def test_fetching_ahead_reaches_the_datasets_of_a_mixture_and_of_a_subset():
+    one, two = Noting(10), Noting(20)
+    MixedSource([one, two], [1, 1]).prefetch(6, 9)
+    assert (one.asked, two.asked) == ([(6, 4)], [(0, 5)])
+    whole = Noting(12)
+    whole.labels = np.arange(12) // 2
+    SubsetSource(whole, [1, 2, 5]).prefetch(1, 5)
+    assert whole.asked == [(3, 3), (10, 2)]
 
 
 def test_a_mixed_batch_depends_on_seed_and_step_alone():
