@@ -9,9 +9,9 @@ data: {{train: {folder}/data, image_size: 32, workers: 1}}
 model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16, dropout: {dropout}}}
 head: {{margin: {{type: {margin}, m2: 0.3, scale: 16}}, sample_rate: {sample_rate}, {head}}}
 optim: {{lr: 0.05, warmup_epochs: 0.5, accumulate: {accumulate}}}
-train: {{global_batch_size: 24, max_steps: 12, precision: {precision}, device: cpu}}
+train: {{global_batch_size: 24, max_steps: {steps}, precision: {precision}, device: cpu}}
 eval: {{targets: [val], every_steps: 6}}
-checkpoint: {{every_steps: 4, keep: 9}}
+checkpoint: {{{checkpoint}}}
 log: {{every_steps: 1, tensorboard: false}}
 """
 
@@ -33,7 +33,8 @@ def describe(dataset, tmp_path):
     def write(**options):
         path = tmp_path / "tiny.yaml"
         values = {"dropout": 0.0, "sample_rate": 1.0, "accumulate": 1, "precision": "fp32"}
-        values |= {"margin": "arcface", "head": "placement: device"} | options
+        values |= {"margin": "arcface", "head": "placement: device", "steps": 12}
+        values |= {"checkpoint": "every_steps: 4, keep: 9"} | options
         text = CONFIG.format(folder=dataset, **values).replace(f"{dataset}/runs", f"{tmp_path}/runs")
         path.write_text(text)
         return path
