@@ -11,6 +11,7 @@
     └── RunError                      1   what was given was right, and the run failed
         ├── CheckpointError           1   a save that failed, or a checkpoint that is not whole
         ├── DivergedError             1   loss or gradients are not finite, step after step
+        ├── SkippedError              1   more images could not be read than the run allows
         ├── RankError                 1   another rank failed, or does not answer
         └── LaunchError               1   the processes could not be started
 
@@ -65,6 +66,10 @@ class CheckpointError(RunError):
 
 class DivergedError(RunError):
     """The loss or the gradients were not finite for too many steps in a row."""
+
+
+class SkippedError(RunError):
+    """More images had to be skipped than `data.max_skipped`; every rank raises it after the same step."""
 
 
 class RankError(RunError):

@@ -34,7 +34,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.agreement import naming_failures, one_voice
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import DivergedError
+from facetrain.errors import DivergedError, SkippedError
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
@@ -146,19 +146,29 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
             hooks.finish()
             if state.step == plan.total_steps and state.step > started_at:
                 hooks.insist(state)
-        except DivergedError:
+        except (DivergedError, SkippedError):
             hooks.finish()  # all ranks are here: the checkpoint in flight is from before
+            _list_skipped(run, loader)
             raise
         finally:
             loader.close()
             recorder.close()
+    skipped = _list_skipped(run, loader)
     if hooks.signal:
         say(
             f"stopped at step {state.step}; `facetrain resume {run.folder}` goes on from step {hooks.last_saved}"
         )
         return 128 + hooks.signal
-    _conclude(run, loader.skipped)
+    _conclude(run, skipped)
     return 0
+
+
+def _list_skipped(run: _Run, loader: Loader) -> list[str]:
+    """Write down which images gave way to others on any rank, and return them. Collective."""
+    skipped = sorted({message for each in collectives.gather_json(loader.skipped) for message in each})
+    if skipped and run.world.is_leader:
+        write_whole(run.folder / "skipped_images.txt", "\n".join(skipped) + "\n")
+    return skipped
 
 
 def _conclude(run: _Run, skipped: list[str]) -> None:
@@ -246,6 +256,7 @@ def _build_hooks(
         stop=stop,
         meta=lambda _: meta,
         say=say,
+        max_skipped=config.data.max_skipped,
         total_steps=run.plan.total_steps,
         log_every=config.log.every_steps,
         verify_every=config.eval.every_steps,

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from facetrain.checkpoint.save import CheckpointWriter, SaveFailed
 from facetrain.data.loader import Batch, Loader
+from facetrain.distributed import collectives
 from facetrain.distributed.signals import StopRequest
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, SkippedError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.memory import peak_gib
 from facetrain.telemetry.recorder import Recorder
@@ -34,6 +37,7 @@ class RunHooks:
         stop: StopRequest,
         meta: Callable[[TrainState], dict[str, Any]],
         say: Callable[[str], None],
+        max_skipped: int | None,
         total_steps: int,
         log_every: int,
         verify_every: int,
@@ -43,7 +47,7 @@ class RunHooks:
         self._recorder, self._step, self._loader = recorder, step, loader
         self._verifier, self._writer, self._stop = verifier, writer, stop
         self._meta, self._say = meta, say
-        self._total = total_steps
+        self._max_skipped, self._total = max_skipped, total_steps
         self._log_every, self._verify_every, self._save_every = log_every, verify_every, save_every
         self._save_every_s = (save_every_minutes or float("inf")) * 60
         self._saved_at = time.monotonic()
@@ -61,6 +65,7 @@ class RunHooks:
         if state.step % self._log_every and state.step != self._total:
             return
         self._step.check(state, batches)
+        skipped = collectives.sum_(torch.tensor(len(self._loader.skipped))).item()
         values = state.meter.report()
         values |= {
             "epoch": float(batches[-1].epoch),
@@ -69,9 +74,10 @@ class RunHooks:
             / max(values["images_per_s"], 1e-9),
             "wait_s": self._loader.wait_s,
             "memory_gib": peak_gib(state.world.device),
-            "skipped_images": float(len(self._loader.skipped)),
+            "skipped_images": float(skipped),
         }
         self._recorder.write(state.step, values)
+        self._check_skipped(state, skipped)
 
     def verify(self, state: TrainState) -> None:
         """Score the network on every set."""
@@ -127,6 +133,17 @@ class RunHooks:
     def stopping(self, state: TrainState) -> bool:
         """Whether a signal has come to any rank."""
         return self._signal != 0
+
+    def _check_skipped(self, state: TrainState, skipped: float) -> None:
+        """Stop a run whose data is worse than its config allows. All ranks decide alike."""
+        if self._max_skipped is not None and skipped > self._max_skipped:
+            mine = self._loader.skipped
+            raise SkippedError(
+                f"step {state.step}: {skipped:,.0f} images could not be read, and data.max_skipped is "
+                f"{self._max_skipped:,}"
+                + (f" (rank {state.world.rank}: {mine[-1]})" if mine else "")
+                + "; `facetrain data check --repair` writes a dataset without them"
+            )
 
     def _show(self, step: int, results: dict[str, Result]) -> None:
         """Draw what the report draws, where somebody will see it."""

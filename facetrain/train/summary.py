@@ -25,7 +25,8 @@ def summary(folder: Path, targets: Sequence[str], eval_dir: str, skipped: list[s
         )
     if skipped:
         lines.append(
-            f"  {len(skipped)} images could not be decoded and gave way to others; the first: {skipped[0]}"
+            f"  {len(skipped)} images could not be read and gave way to others, listed in "
+            f"{folder / 'skipped_images.txt'}; the first: {skipped[0]}"
         )
     return "\n".join([*lines, *_next_commands(folder, targets, eval_dir)])
 

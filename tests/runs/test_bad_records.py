@@ -1,0 +1,46 @@
+"""Images that cannot be decoded, in a run of two ranks: only one of them meets each."""
+
+import shutil
+
+import pytest
+
+from facetrain.data.index import load_catalogue
+from facetrain.telemetry.jsonl import read_jsonl
+from tests.support.command import torchrun
+
+BAD = (5, 6, 70)
+
+
+@pytest.fixture
+def damaged(dataset, describe, tmp_path):
+    """A config of a dataset three of whose pictures are no pictures."""
+    shutil.copytree(dataset / "data", tmp_path / "data")
+    rec = tmp_path / "data" / "train.rec"
+    offset = load_catalogue(rec, rec.with_suffix(".idx")).offset
+    with rec.open("r+b") as file:
+        for number in BAD:
+            file.seek(int(offset[number]) + 32)
+            file.write(bytes(8))
+    config = describe()
+    config.write_text(config.read_text().replace(f"{dataset}/data", f"{tmp_path}/data"))
+    return config
+
+
+def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tmp_path):
+    process = torchrun(2, "train", "--config", damaged, "--set", "data.bad_records=skip")
+    assert process.returncode == 0, process.stderr
+    listed = (tmp_path / "runs" / "tiny" / "skipped_images.txt").read_text().splitlines()
+    assert len(listed) == 3
+    for number in BAD:
+        assert sum(f"key {number + 1} at byte" in line for line in listed) == 1
+    last = [one for one in read_jsonl(tmp_path / "runs" / "tiny" / "metrics.jsonl") if "loss" in one][-1]
+    assert last["step"] == 12 and last["skipped_images"] >= 3
+    assert "3 images could not be read and gave way to others" in process.stdout
+
+
+def test_a_run_stops_on_all_ranks_where_more_are_skipped_than_allowed(damaged, tmp_path):
+    allowed = ("--set", "data.bad_records=skip", "--set", "data.max_skipped=2")
+    process = torchrun(2, "train", "--config", damaged, *allowed)
+    assert process.returncode == 1
+    assert "images could not be read, and data.max_skipped is 2" in process.stderr
+    assert (tmp_path / "runs" / "tiny" / "skipped_images.txt").read_text().count("\n") == 3
