@@ -16,18 +16,22 @@ class Device:
     memory_bytes: float
     link_bytes: float
     """What one GPU sends in a collective inside a machine."""
-    backbone_efficiency: float
-    """Share of the product rate that the backbone's training step reaches."""
 
 
-# v100: the efficiency is fitted to arcface_torch's published 5,004 images/s of an r50 on eight (125 thousand
-# identities, Partial FC). The others are assumptions until measured.
 DEVICES = {
-    "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9, 0.19),
-    "a100": Device(80, 312e12, 19.5e12, 2.0e12, 230e9, 0.25),
-    "h100": Device(80, 989e12, 67e12, 3.35e12, 350e9, 0.20),
-    "h200": Device(141, 989e12, 67e12, 4.8e12, 350e9, 0.20),
+    "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9),
+    "a100": Device(80, 312e12, 19.5e12, 2.0e12, 230e9),
+    "h100": Device(80, 989e12, 67e12, 3.35e12, 350e9),
+    "h200": Device(141, 989e12, 67e12, 4.8e12, 350e9),
 }
+# Fitted by least squares to what arcface_torch's authors published for r50, r100 and MobileFaceNet in 13 runs
+# (docs/performance.md has each). That these shares hold on later GPUs is an assumption until measured.
+STEP_SECONDS = 0.030
+"""Of a backbone's step, whatever the batch: launching it, clipping, the optimizer."""
+PRODUCTS_REACHED = 0.51
+"""Share of the product rate at which a backbone's convolutions run."""
+MEMORY_REACHED = 0.78
+"""Share of the memory's bandwidth at which its operations read and write."""
 BETWEEN_MACHINES = 12.5e9
 """Bytes a second and GPU over the network between machines: 100 Gbit/s each."""
 GPUS_PER_MACHINE = 8

@@ -59,8 +59,10 @@ class HeadShape:
     @property
     def chunk(self) -> int:
         """Classes whose logits exist at a time."""
-        fitting = max((1 << 26) // (self.global_batch * self.sub_centres), 128)
-        return min(self.chunk_size or fitting, self.sampled)
+        columns = self.global_batch * self.sub_centres
+        # As the head has it: enough logits to fill a GPU; or a chunk that stays in a processor's last cache.
+        fitting = (1 << 26) // columns if self.cuda else (1 << 22) // (2 * columns + 3 * self.width)
+        return min(self.chunk_size or max(fitting, 128), self.sampled)
 
 
 @dataclass(frozen=True)

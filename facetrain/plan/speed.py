@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from facetrain.config.schema import Config
 from facetrain.plan.backbone import BackboneCost
-from facetrain.plan.device import BETWEEN_MACHINES, GPUS_PER_MACHINE, HOST_LINK, Device
+from facetrain.plan.device import (
+    BETWEEN_MACHINES,
+    GPUS_PER_MACHINE,
+    HOST_LINK,
+    MEMORY_REACHED,
+    PRODUCTS_REACHED,
+    STEP_SECONDS,
+    Device,
+)
 from facetrain.plan.forecast import backbone_cost, head_shape, local_batch
 from facetrain.plan.head import HeadShape
 
@@ -50,12 +58,7 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
     """Estimate a step on `gpus` GPUs, eight to a machine."""
     batch, parts = local_batch(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus)
-    narrow = config.train.precision != "fp32"
-    peak = device.flops_16 if narrow else device.flops_32
-    # The share that is reached in 16 bits is bound by memory; float32 products are slow enough to reach half.
-    efficiency = device.backbone_efficiency if narrow else max(device.backbone_efficiency, 0.5)
-    again = 4 / 3 if config.model.checkpoint_activations else 1.0
-    backbone = parts * again * cost.flops_per_image * batch / (peak * efficiency)
+    backbone = STEP_SECONDS + parts * batch * _backbone(cost, config, device)
     shape = head_shape(config, num_classes, gpus, batch)
     return StepTime(
         backbone=backbone,
@@ -63,6 +66,14 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
         network=_network(shape, cost, config, gpus, device, overlap=backbone / parts / 3),
         images=batch * gpus * parts,
     )
+
+
+def _backbone(cost: BackboneCost, config: Config, device: Device) -> float:
+    """Return seconds per image: its products, then the bytes that its operations read and write on their own."""
+    rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
+    again = 4 / 3 if config.model.checkpoint_activations else 1.0
+    products = again * cost.flops_per_image / (rate * PRODUCTS_REACHED)
+    return products + cost.moved_per_image / (device.memory_bytes * MEMORY_REACHED)
 
 
 def _head(shape: HeadShape, device: Device) -> float:

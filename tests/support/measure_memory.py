@@ -1,60 +1,76 @@
-"""Trains two steps and prints the bytes of memory that the process came to need, and the forecast."""
+"""Trains two steps as a config says; prints the bytes of memory that the process came to need, and the forecast.
+
+    python -m tests.support.measure_memory '{"model": {"backbone": "r18"}, "train": {"batch_size": 32}}' 10000
+
+To be started with glibc's malloc giving freed blocks back at once (`EXACT`), so that the peak is of what is in use.
+"""
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from facetrain.backbone.zoo import build_backbone
+from facetrain.build import build_state, plan_steps
 from facetrain.config.load import build_config
-from facetrain.head.margin import build_margin
-from facetrain.head.margin_head import MarginHead
+from facetrain.config.schema import Config
+from facetrain.data.augment import Augment
+from facetrain.data.loader import Batch
+from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
+from facetrain.train.step import TrainStep
+
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+SMALL = {"backbone": "iresnet", "layers": [1] * 4, "widths": [16] * 4, "embedding_size": 32}
 
 
 def resident(which: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
+    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(found[1]) if found else 0
 
 
-def warm_up() -> None:
-    """Load what a first step loads, in small."""
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.PReLU(8))
-    net(torch.zeros(2, 3, 8, 8)).sum().backward()
-    torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True).step()
+def describe(values: dict[str, Any]) -> Config:
+    return build_config({"data": {"train": "noise"}, "optim": {"lr": 1e-6}} | values, "measure_memory")
 
 
-def main(classes: int, batch: int) -> None:
-    warm_up()
+def train(config: Config, classes: int) -> None:
+    """Take two steps on one random batch."""
+    plan, side = plan_steps(config, 1 << 40, 1), config.data.image_size
+    count = plan.local_batch_size
+    # Pictures are for merged norms of weights to start from, of which there are none.
+    state = build_state(config, WORLD, classes, plan, Path("unused"), None)
+    step = TrainStep(
+        state.network, Augment(0, **config.data.augment.model_dump()), max_skipped_steps=plan.total_steps
+    )
+    image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
+    batch = Batch(0, 0, image, torch.randint(classes, (count,)), torch.arange(count))
+    for _ in range(2):
+        step(state, (batch,))
+        state.step += 1
+
+
+def main(values: dict[str, Any], classes: int) -> None:
+    config = describe(values)
+    # What a first step loads is loaded by a small one.
+    train(
+        describe(
+            values
+            | {
+                "model": SMALL,
+                "train": values.get("train", {}) | {"batch_size": 4},
+                "data": {"train": "noise", "image_size": 32},
+            }
+        ),
+        100,
+    )
     before = resident("VmRSS")
-    net = build_backbone("r18")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
-    head = MarginHead(
-        embedding_size=512,
-        num_classes=classes,
-        margin=build_margin("cosface", scale=64, m3=0.4),
-        chunk_size=4096,
-    )
-    head.lr = 0.1
-    for step in range(2):
-        image = torch.randn(batch, 3, 112, 112)
-        head.begin_step(step)
-        head(net(image), torch.arange(batch)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    config = build_config(
-        {
-            "data": {"train": "x"},
-            "model": {"backbone": "r18"},
-            "head": {"chunk_size": 4096},
-            "train": {"batch_size": batch, "precision": "fp32"},
-        },
-        "",
-    )
+    train(config, classes)
     needed = resident("VmHWM") - before
     print(json.dumps({"measured": needed, "forecast": forecast(config, classes, 1, cuda=False).total}))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(json.loads(sys.argv[1]), int(sys.argv[2]))

@@ -21,13 +21,16 @@ SETTINGS = [
     {"fused": False},
     {"sub_centres": 3},
     {"sub_centres": 3, "product_bytes": 2, "sample_rate": 0.2},
+    {"chunk_size": None},
+    {"chunk_size": None, "sub_centres": 3, "product_bytes": 2},
 ]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_the_heads_bytes_are_forecast_within_five_percent(setting):
     shape = HeadShape(
-        num_classes=20_480, embedding_size=64, global_batch=256, world_size=1, chunk_size=2048, cuda=False, **setting
+        num_classes=20_480, embedding_size=64, global_batch=256, world_size=1, cuda=False,
+        **{"chunk_size": 2048} | setting,
     )  # fmt: skip
     head = MarginHead(
         embedding_size=64,
@@ -40,7 +43,7 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
         weight_dtype=getattr(torch, shape.weight_dtype),
         momentum_dtype=getattr(torch, shape.momentum_dtype),
         fused=shape.fused,
-        chunk_size=2048,
+        chunk_size=shape.chunk_size,
         product_dtype=torch.bfloat16 if shape.product_bytes == 2 else None,
     )
     head.lr = 0.1
@@ -54,7 +57,9 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
     assert max(forecast.work, forecast.update) == pytest.approx(live.peak, rel=0.05)
     held = head.row_state()
     assert forecast.centres == held["weight"].nbytes
-    assert forecast.moments == sum(t.nbytes for name, t in held.items() if name not in ("weight", "steps", "hits"))
+    assert forecast.moments == sum(
+        t.nbytes for name, t in held.items() if name not in ("weight", "steps", "hits")
+    )
 
 
 def test_tables_on_the_host_take_nothing_from_the_device():
