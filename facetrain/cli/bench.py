@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from facetrain.cli import bench_train
+from facetrain.cli import bench_backbone, bench_train
+from facetrain.cli.devices import Device, chosen_device
 
 app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
 app.command("train")(bench_train.train)
+app.command("backbone")(bench_backbone.backbone)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-_Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU where there is one.")]
 
 
 @app.command("loader")
@@ -28,7 +29,7 @@ def loader(
     batch_size: Annotated[int, typer.Option(min=2, help="Images per batch.")] = 128,
     seconds: Annotated[float, typer.Option(min=0.1, help="For each way and round.")] = 3.0,
     rounds: Annotated[int, typer.Option(min=1, help="Of which the medians are taken.")] = 3,
-    device: _Device = "auto",
+    device: Device = "auto",
     as_json: _Json = False,
 ) -> None:
     """Measure the loader beside the bare JPEG decoder and beside a DataLoader with PIL, on the same cores."""
@@ -44,7 +45,7 @@ def loader(
         batch_size=batch_size,
         seconds=seconds,
         rounds=rounds,
-        device=torch.device(_chosen(device)),
+        device=torch.device(chosen_device(device)),
     ).as_json()
     if as_json:
         typer.echo(json.dumps(report, indent=1))
@@ -68,7 +69,7 @@ def head(
     batch_size: Annotated[int, typer.Option(min=1, help="Embeddings of a step.")] = 256,
     embedding_size: Annotated[int, typer.Option(min=1, help="Their length.")] = 512,
     steps: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 5,
-    device: _Device = "auto",
+    device: Device = "auto",
     disk: Annotated[
         Path | None, typer.Option(help="Folder on the disk to measure, for centres on disk.")
     ] = None,
@@ -88,7 +89,7 @@ def head(
         embedding_size=embedding_size,
         batch_size=batch_size,
         steps=steps,
-        device=_chosen(device),
+        device=chosen_device(device),
         disk=disk,
     ):
         reports.append(report)
@@ -107,15 +108,3 @@ def _ratios(reports: list[dict[str, Any]]) -> str:
         if key.startswith(prefix) and not report["way"].startswith("plain")
     ]
     return "\n".join(lines)
-
-
-def _chosen(device: str) -> str:
-    from facetrain.errors import UsageError
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {device}: there are auto, cpu and cuda")
-    if device != "auto":
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,6 +15,19 @@ def test_the_head_is_measured_beside_the_plain_way():
     assert disk["classes"] == 3000 and ours["peak_bytes"] > 50e6
 
 
+def test_a_backbone_is_measured_from_the_plain_way_to_ours():
+    done = facetrain(
+        "bench", "backbone", "--backbone", "mbf", "--batch-size", 4, "--image-size", 48, "--steps", 1, "--rounds", 2,
+        "--way", "plain", "--way", "ours", "--device", "cpu", "--threads", 1, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    plain, ours = report["ways"]["plain"], report["ways"]["ours"]
+    assert plain["times_plain"] == 1 and len(plain["rounds"]) == 2
+    assert ours["times_plain"] == ours["images_per_s"] / plain["images_per_s"]
+    assert report["threads"] == 1 and ours["peak_gib"] > 0.1
+
+
 def test_the_loader_is_measured_beside_the_bare_decoder():
     done = facetrain(
         "bench",
@@ -40,6 +53,9 @@ def test_a_way_or_device_that_does_not_exist_is_a_usage_error():
         (("--device", "tpu"), "auto, cpu and cuda"),
     ):
         done = facetrain("bench", "head", *arguments)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    for arguments, said in ((("--way", "fast"), "there are plain"), (("--backbone", "r19"), "there are r18")):
+        done = facetrain("bench", "backbone", *arguments)
         assert done.returncode == 2 and said in done.stderr, done.stderr
 
 
