@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,12 @@ def saved_steps(folder: Path) -> list[int]:
     log = folder / "log.txt"
     text = log.read_text(errors="replace") if log.exists() else ""
     return [int(step) for step in _SAVED.findall(text)]
+
+
+def ranks_of(folder: Path) -> int:
+    """Return on how many ranks the run was last trained; 0 if it has not begun."""
+    environment = folder / "environment.json"
+    return int(json.loads(environment.read_text())["world_size"]) if environment.exists() else 0
 
 
 def differences(folder: Path, whole: Path, *, exact: bool) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.soak.disk import FileSizeLimit, TmpfsDisk, small_disk
-from tests.soak.examine import after_kill, differences, saved_steps
+from tests.soak.examine import after_kill, differences, ranks_of, saved_steps
 from tests.soak.scenes import Scene, write_config
 from tests.support.command import environment
 from tests.support.processes import descendants, kill, wait_until_gone
@@ -81,18 +81,18 @@ def _piece(
     scene: Scene, tally: Tally, folder: Path, run: Path, disk: TmpfsDisk | FileSizeLimit, rng: random.Random
 ) -> bool:
     """Let the run go on until it is killed; return whether it has come to its end before."""
-    ranks = rng.choice(scene.ranks)
+    ranks, before = rng.choice(scene.ranks), ranks_of(run)
     if (run / "config.yaml").exists() and list(run.glob("checkpoints/step_*/manifest.json")):
         command: list[object] = ["resume", run]
     else:
         command = ["train", "--config", folder / f"{_slug(scene)}.yaml", "--run-dir", run]
     process = _start(folder, command, ranks)
+    tally.rank_changes += before not in (0, ranks)
     fills = rng.random() < 0.4
     _live(process, folder, rng, disk if fills else None)
     if process.poll() is None:
         _kill(process, tally, rng)
         _examine(scene, tally, folder, run, disk_was_full=fills)
-        tally.rank_changes += len(scene.ranks) > 1
         return False
     said = _said(folder)
     tally.failed_saves += said.count(_NOT_SAVED)
