@@ -44,6 +44,8 @@ _SYNC_BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
 )
+OWN_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS: False}
+"""For DDP: batch norm's statistics stay each rank's own until they are averaged."""
 
 
 @dataclass(frozen=True)
@@ -288,15 +290,13 @@ def distribute(network: nn.Module, world: World, compress: str, *, accumulate: i
 
     if world.size == 1:
         return network
-    # Batch norm's statistics stay each rank's own until they are averaged.
-    own_buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
     wrapped = DistributedDataParallel(
         network,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         # Every step takes the same way; micro-batches do not, which exchange nothing but for the last.
         static_graph=accumulate == 1,
-        **own_buffers,
+        **OWN_BUFFERS,
     )
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:

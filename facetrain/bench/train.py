@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,8 +38,8 @@ Batches = Iterator[tuple[Batch, ...]]
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """A training that can take steps."""
+class Training:
+    """A run that can take steps, without saving, verification or reports."""
 
     config: Config
     world: World
@@ -48,6 +48,7 @@ class _Steps:
     step: TrainStep
 
     def take(self, batches: Batches) -> None:
+        """Take a step with each."""
         for batch in batches:
             self.step(self.state, batch)
             self.state.step += 1
@@ -74,9 +75,9 @@ def measure_training(
         bench_source(folder, size=config.data.image_size) as source,
     ):
         num_classes = max(identities, source.num_classes)
-        training = _prepare(config, world, num_classes, Path(scratch), source)
-        loader = _open_loader(training, source)
-        feeds = {"synthetic": _same_batch(training, num_classes), "records": iter(loader)}
+        training = prepare(config, world, num_classes, Path(scratch), source)
+        loader = open_loader(training, source)
+        feeds = {"synthetic": same_batch(training, num_classes), "records": iter(loader)}
         try:
             machine, rates = _measure(training, {name: feeds[name] for name in inputs}, steps, rounds)
             profiles = {name: _profile(training, feeds[name], Path(scratch)) for name in inputs}
@@ -85,17 +86,18 @@ def measure_training(
         return _report(training, num_classes, machine, rates, profiles) if world.is_leader else None
 
 
-def _prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceSource) -> _Steps:
+def prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceSource) -> Training:
+    """Build a run as a config describes it, with so many identities."""
     plan = plan_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, plan, scratch, source)
     network = distribute(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     augment = build_augment(config)
-    return _Steps(config, world, plan, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
+    return Training(config, world, plan, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
 
 
-def _same_batch(training: _Steps, num_classes: int) -> Batches:
+def same_batch(training: Training, num_classes: int) -> Batches:
     """Yield the same random images and labels again and again."""
     side, count = training.config.data.image_size, training.plan.local_batch_size
     generator = torch.Generator().manual_seed(training.world.rank)
@@ -107,7 +109,8 @@ def _same_batch(training: _Steps, num_classes: int) -> Batches:
         yield (batch,) * training.config.optim.accumulate
 
 
-def _open_loader(training: _Steps, source: FaceSource) -> Loader:
+def open_loader(training: Training, source: FaceSource) -> Loader:
+    """Read batches of this rank as the run does."""
     config, plan, world = training.config, training.plan, training.world
     return Loader(
         source,
@@ -123,7 +126,7 @@ def _open_loader(training: _Steps, source: FaceSource) -> Loader:
 
 
 def _measure(
-    training: _Steps, feeds: dict[str, Batches], steps: int, rounds: int
+    training: Training, feeds: dict[str, Batches], steps: int, rounds: int
 ) -> tuple[Machine, dict[str, list[float]]]:
     """Return what the machine can do at best, and images per second of every round."""
     machine = Machine(0.0, 0.0)
@@ -132,21 +135,31 @@ def _measure(
         now = measure_machine(training.config.train.precision, training.world.device)
         machine = Machine(max(machine.flops, now.flops), max(machine.bytes, now.bytes))
         for name, batches in feeds.items():
-            rates[name].append(_rate(training, batches, steps))
+            rates[name].append(rate(training, batches, steps))
     return machine, rates
 
 
-def _rate(training: _Steps, batches: Batches, steps: int) -> float:
+def rate(training: Training, batches: Batches, steps: int) -> float:
+    """Return the images per second of `steps` steps, over all ranks. Collective."""
     training.take(islice(batches, _WARM_UP))
+    return rate_of(
+        lambda: training.take(islice(batches, steps)),
+        steps * training.plan.global_batch_size,
+        training.world.device,
+    )
+
+
+def rate_of(work: Callable[[], object], images: int, device: torch.device) -> float:
+    """Return the images per second at which all ranks do some work. Collective."""
     collectives.barrier()
-    wait_for(training.world.device)
+    wait_for(device)
     since = time.perf_counter()
-    training.take(islice(batches, steps))
-    wait_for(training.world.device)
-    return steps * training.plan.global_batch_size / (time.perf_counter() - since)
+    work()
+    wait_for(device)
+    return images / (time.perf_counter() - since)
 
 
-def _profile(training: _Steps, batches: Batches, scratch: Path) -> Profile:
+def _profile(training: Training, batches: Batches, scratch: Path) -> Profile:
     found: list[Profile] = []
     trace = scratch / f"rank_{training.world.rank}.pt.trace.json.gz"
     some = islice(batches, _WARM_UP + RECORDED + 1)
@@ -155,7 +168,7 @@ def _profile(training: _Steps, batches: Batches, scratch: Path) -> Profile:
 
 
 def _report(
-    training: _Steps,
+    training: Training,
     num_classes: int,
     machine: Machine,
     rates: dict[str, list[float]],

@@ -1,0 +1,118 @@
+"""The training step of arcface_torch, written from its published description: what others start from.
+
+NCHW, autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once in float32, the
+margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and centres, the
+loss read by the host in every step. Sources: the repository's documents and configs (insightface, recognition/
+arcface_torch) and An et al., Partial FC, arXiv 2203.15565.
+"""
+
+# B local batch   G gathered batch   D embedding   K this rank's classes
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from facetrain.backbone.base import Backbone
+from facetrain.build import OWN_BUFFERS
+from facetrain.distributed import collectives
+from facetrain.head.shard import shard_classes
+
+_SCALE, _MARGIN, _MOMENTUM, _DECAY, _CLIP, _LR = 64.0, 0.5, 0.9, 5e-4, 5.0, 1e-6
+
+
+class _DistributedCrossEntropy(torch.autograd.Function):
+    """Softmax cross-entropy over logits that are split over the ranks; −1 labels a class of another rank."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_GK: Tensor, label_G: Tensor) -> Tensor:
+        logits_GK -= collectives.max_(logits_GK.amax(1, keepdim=True))
+        logits_GK.exp_()
+        logits_GK.div_(collectives.sum_(logits_GK.sum(1, keepdim=True)))
+        here = (label_G >= 0).nonzero()[:, 0]
+        own_G = logits_GK.new_zeros(len(label_G))
+        own_G[here] = logits_GK[here, label_G[here]]
+        ctx.save_for_backward(logits_GK, label_G, here)
+        return -collectives.sum_(own_G).clamp_min(1e-30).log().mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logits_GK, label_G, here = ctx.saved_tensors
+        logits_GK[here, label_G[here]] -= 1
+        return logits_GK.div_(len(label_G)).mul_(grad), None
+
+
+class _Autocast(nn.Module):
+    """Convolutions in 16 bits; the last layer and its norm in float32."""
+
+    def __init__(self, backbone: Backbone, precision: str, kind: str) -> None:
+        super().__init__()
+        self._backbone, self._kind = backbone, kind
+        self._dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        self._enabled = precision != "fp32"
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        with torch.autocast(self._kind, self._dtype, enabled=self._enabled):
+            feature = self._backbone.trunk(image_BCHW)
+        return self._backbone.neck(feature.float())
+
+
+def _over_ranks(network: nn.Module, device: torch.device) -> nn.Module:
+    if collectives.world_size() == 1:
+        return network
+    wrapped = DistributedDataParallel(
+        network,
+        device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=16,
+        static_graph=True,
+        **OWN_BUFFERS,
+    )
+    wrapped.register_comm_hook(None, fp16_compress_hook)
+    return wrapped
+
+
+class PlainRecipe:
+    """Backbone, centres and optimizer of one rank."""
+
+    def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
+        self._backbone = backbone.to(device)
+        self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
+        self.centres = nn.Parameter(
+            torch.empty(self._shard.size, backbone.embedding_size, device=device).normal_(0, 0.01)
+        )
+        self._network = _over_ranks(_Autocast(self._backbone, precision, device.type), device)
+        self._scaler = torch.amp.GradScaler(device.type, growth_interval=100, enabled=precision == "fp16")
+        self.optimizer = torch.optim.SGD(
+            [{"params": [p for p in backbone.parameters() if p.requires_grad]}, {"params": [self.centres]}],
+            lr=_LR,
+            momentum=_MOMENTUM,
+            weight_decay=_DECAY,
+        )
+
+    def step(self, image_BCHW: Tensor, label_B: Tensor) -> float:
+        """Take one step; return the loss."""
+        embedding_BD = self._network(image_BCHW)
+        loss = self._loss(embedding_BD, label_B)
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self._backbone.parameters(), _CLIP)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+    def _loss(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        embedding_GD = collectives.gather_rows(embedding_BD)
+        label_G = collectives.gather(label_B).flatten() - self._shard.start
+        label_G[(label_G < 0) | (label_G >= self._shard.size)] = -1
+        cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centres)).clamp(-1, 1)
+        here = (label_G >= 0).nonzero()[:, 0]
+        with torch.no_grad():
+            cos_GK[here, label_G[here]] = (cos_GK[here, label_G[here]].arccos() + _MARGIN).cos()
+        loss: Tensor = _DistributedCrossEntropy.apply(cos_GK * _SCALE, label_G)
+        return loss
