@@ -10,6 +10,7 @@ from facetrain.data.augment import normalise
 from facetrain.data.decode import decode_rgb
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.pairs import load_targets
+from facetrain.verify.protocols import Options
 from tests.support.shared import shared_path
 
 FACES = "real/lfw_verification/lfw_folds1-2.bin"
@@ -21,11 +22,15 @@ def some_faces(count):
     return torch.stack([torch.from_numpy(decode_rgb(data, where="")) for data in pairs.images[:count]])
 
 
-def test_y1_from_mxnets_own_files_scores_on_real_faces_as_measured_elsewhere():
-    faces = shared_path(FACES)
-    model = shared_path("real/y1/model-symbol.json")
-    (found,) = evaluate(model, [str(faces)], faces.parent, device="cpu").results.values()
+@pytest.mark.parametrize(
+    "name", ["model-symbol.json", pytest.param("y1_rgb_pm1.onnx", marks=pytest.mark.slow)]
+)
+def test_y1_scores_on_real_faces_as_measured_elsewhere(name):
+    faces, model = shared_path(FACES), shared_path(f"real/y1/{name}")
+    options = Options(replicates=0)
+    (found,) = evaluate(model, [str(faces)], faces.parent, device="cpu", options=options).results.values()
     assert found.metrics["accuracy"] == pytest.approx(0.995, abs=5e-4)
+    assert found.metrics["accuracy_no_flip"] == pytest.approx(0.99417, abs=5e-4)
     assert found.metrics["auc"] == pytest.approx(0.99964, abs=5e-4)
 
 

@@ -14,11 +14,12 @@ CPU = torch.device("cpu")
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
-def small_model(tmp_path):
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "m.safetensors"
     torch.manual_seed(0)
-    network = build_backbone("iresnet", **SMALL)
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
-    return open_model(tmp_path / "m.safetensors", CPU)
+    save_model(path, build_backbone("iresnet", **SMALL).state_dict(), describe_backbone("iresnet", **SMALL))
+    return open_model(path, CPU)
 
 
 def embedded(model, pixels):
@@ -31,8 +32,8 @@ def faces(count=3, size=32):
 
 
 @pytest.mark.parametrize("from_pixels", [False, True])
-def test_an_exported_model_opens_again_and_gives_the_same_embeddings(tmp_path, from_pixels):
-    model, pixels = small_model(tmp_path), faces()
+def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_path, from_pixels):
+    pixels = faces()
     assert export_onnx(model, tmp_path / "m.onnx", from_pixels=from_pixels) < 1e-4
     again = open_model(tmp_path / "m.onnx", CPU)
     assert (again.image_size, again.embedding_size) == (32, 16)
@@ -42,6 +43,8 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(tmp_path, f
     with torch.no_grad():
         theirs = again.network(again.prepare(pixels).flip(3)).numpy()
     np.testing.assert_allclose(theirs, mirrored, atol=1e-4)
+    with pytest.raises(ModelError, match="ONNX already"):
+        export_onnx(again, tmp_path / "n.onnx")
 
 
 class Brightness(torch.nn.Module):
@@ -58,10 +61,3 @@ def test_a_graph_that_normalises_inside_is_not_normalised_twice(tmp_path, from_p
     again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()
     assert again.preprocessing["mean"] == 0 and again.preprocessing["scale"] == 1
     np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-6)
-
-
-def test_what_is_onnx_already_is_not_exported_again(tmp_path):
-    export_onnx(small_model(tmp_path), tmp_path / "m.onnx")
-    again = open_model(tmp_path / "m.onnx", CPU)
-    with pytest.raises(ModelError, match="ONNX already"):
-        export_onnx(again, tmp_path / "n.onnx")
