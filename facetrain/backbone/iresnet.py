@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.prelu import PReLU
 
 LAYERS: dict[str, tuple[int, int, int, int]] = {
     "r18": (2, 2, 2, 2),
@@ -30,7 +31,7 @@ class IBasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels_in)
         self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.prelu = nn.PReLU(channels)
+        self.prelu = PReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
         self.downsample: nn.Module | None = None
@@ -64,7 +65,7 @@ class IResNet(Backbone):
         self._again = checkpoint_activations
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
-        self.prelu = nn.PReLU(widths[0])
+        self.prelu = PReLU(widths[0])
         side, channels = image_size, widths[0]
         for number, (depth, width) in enumerate(zip(layers, widths, strict=True), start=1):
             blocks = [

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.prelu import PReLU
 from facetrain.errors import ModelError
 
 
@@ -26,7 +27,7 @@ class ConvBlock(nn.Module):
     ) -> None:
         super().__init__()
         conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, groups=groups, bias=False)
-        act = [] if linear else [nn.PReLU(channels)]
+        act = [] if linear else [PReLU(channels)]
         self.layers = nn.Sequential(conv, nn.BatchNorm2d(channels), *act)
 
     def forward(self, x: Tensor) -> Tensor:
