@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.initial import initial_centres, start_from
 from facetrain.checkpoint.model_file import describe_backbone
+from facetrain.config.load import plain_config
 from facetrain.config.schema import Config
 from facetrain.counter import key_of
-from facetrain.data.augment import Augment, normalise
+from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceSource, check_counts, open_source
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.sample import some_faces
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError, DataError, ModelError
@@ -37,7 +37,6 @@ from facetrain.verify.pairs import PairSet, load_targets
 
 _DEFAULT_BATCH = 128
 _CENTRES_AT_ONCE = 1 << 16
-_FACES = 128
 # torch 2.13 renamed the option.
 _SYNC_BUFFERS = next(
     name
@@ -131,13 +130,14 @@ def plan_steps(config: Config, num_images: int, world_size: int) -> Plan:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Return what a model file of this run says of its network."""
-    return describe_backbone(
+    """Return what a model file of this run says of its network, and of how it was trained."""
+    described = describe_backbone(
         config.model.backbone,
         **({"layers": config.model.layers, "widths": config.model.widths} if config.model.layers else {}),
         embedding_size=config.model.embedding_size,
         image_size=config.data.image_size,
     )
+    return described | {"config": plain_config(config)}
 
 
 def build_state(
@@ -244,20 +244,6 @@ def _build_head(
         product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,
     )
-
-
-def some_faces(source: FaceSource, image_size: int) -> Tensor:
-    """Return some pictures of a dataset, evenly spread, as a network takes them: (B, 3, H, W).
-
-    Raises:
-        ImageError: one of them cannot be decoded.
-    """
-    step = max(source.num_images // _FACES, 1)
-    pictures = [
-        resize_square(decode_rgb(source.read(number), where=source.where(number)), image_size)
-        for number in range(0, source.num_images, step)[:_FACES]
-    ]
-    return normalise(torch.from_numpy(np.stack(pictures)))
 
 
 def take_centres(head: MarginHead, path: Path, *, may_grow: bool) -> None:

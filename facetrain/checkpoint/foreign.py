@@ -53,8 +53,9 @@ def load_plain(path: Path) -> Any:
         EOFError,
         ValueError,
         OSError,
-        KeyError,
+        LookupError,
         AttributeError,
+        TypeError,
     ) as error:
         said = " ".join(str(error).split())[:200]
         raise ModelError(

@@ -16,9 +16,11 @@ from facetrain.checkpoint.adopt import adopt, settle_norms
 from facetrain.checkpoint.foreign import load_plain, load_weights_into, read_weights
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mxnet_layers import read_mxnet_layers
+from facetrain.checkpoint.mxnet_symbol import read_symbol
 from facetrain.checkpoint.onnx_layers import read_onnx_layers
 from facetrain.errors import ModelError
 
+_MXNET_CENTRES = "fc7_weight"
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
 
 
@@ -66,7 +68,7 @@ def initial_weights(path: Path) -> dict[str, Tensor]:
 
 
 def initial_centres(path: Path) -> Centres:
-    """Return the class centres beside a network: of our checkpoints, or of arcface_torch's, one file per rank.
+    """Return the class centres beside a network: of our checkpoints, of arcface_torch's, one file per rank, or MXNet's.
 
     Raises:
         ModelError: there are none, or not those of all ranks.
@@ -77,12 +79,15 @@ def initial_centres(path: Path) -> Centres:
         return Centres(
             checkpoint.manifest.num_classes, lambda start, stop: checkpoint.rows("weight", start, stop)
         )
-    if not _RANK_FILE.fullmatch(path.name):
+    if _RANK_FILE.fullmatch(path.name):
+        return _arcface_torch(path)
+    weight = read_symbol(path)[2].get(_MXNET_CENTRES) if path.suffix in (".json", ".params") else None
+    if weight is None or weight.dim() != 2:
         raise ModelError(
-            f"{path}: has no class centres; give a run's folder, a checkpoint, or arcface_torch's "
-            "checkpoint_gpu_0.pt, or take head.init_from: reinit"
+            f"{path}: has no class centres; give a run's folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, "
+            f"or MXNet's files with {_MXNET_CENTRES}, or take head.init_from: reinit"
         )
-    return _arcface_torch(path)
+    return Centres(len(weight), lambda start, stop: weight[start:stop].float())
 
 
 def _arcface_torch(path: Path) -> Centres:

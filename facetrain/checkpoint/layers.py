@@ -133,9 +133,13 @@ class Reader:
 
 
 class _Tracer(torch.fx.Tracer):
-    """Asks no tensor whether it needs a gradient: whether activations are computed twice changes no layer."""
+    """Follows what flows from layer to layer, and looks into none of them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not any(m.children())
 
     def to_bool(self, obj: torch.fx.Proxy) -> bool:
+        # Whether a tensor needs a gradient, and activations are computed twice: that changes no layer.
         return False
 
 

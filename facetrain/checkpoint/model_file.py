@@ -40,7 +40,7 @@ class EmbeddingModel:
     """Brings uint8 (B, H, W, 3) RGB to what the network takes."""
     description: str
     notes: dict[str, Any] = field(default_factory=dict)
-    """What a model file says of it: its backbone, if it is one of ours, and its preprocessing."""
+    """What a model file says of it: its `backbone`, if it is one of ours, its `preprocessing`, its run's `config`."""
 
     @property
     def preprocessing(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def export(
         found["accuracy"] = _accuracies(ours, scored)
     if model_card:
         # Of the file that was written: in eight bits its numbers are not the model's.
-        _write_card(model_card, opened, model, output.name, scored)
+        _write_card(model_card, opened, output.name, scored)
     typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
 
 
@@ -132,15 +132,12 @@ def _accuracies(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict
     }
 
 
-def _write_card(path: Path, opened: EmbeddingModel, model: Path, name: str, scored: dict[str, Any]) -> None:
-    from facetrain.config.load import load_config
+def _write_card(path: Path, opened: EmbeddingModel, name: str, scored: dict[str, Any]) -> None:
     from facetrain.errors import RunError
     from facetrain.export.model_card import model_card
 
-    run = model / "config.yaml"
-    config = load_config(run).model_dump(mode="json") if run.is_file() else {}
     try:
-        path.write_text(model_card(opened, name, results=scored, config=config), encoding="utf-8")
+        path.write_text(model_card(opened, name, results=scored), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: the model card cannot be written: {error.strerror or error}") from error
 

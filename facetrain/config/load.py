@@ -40,10 +40,15 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
         raise ConfigError(f"{where}: {'; '.join(_explain(fault) for fault in error.errors())}") from error
 
 
+def plain_config(config: Config) -> dict[str, Any]:
+    """Return every key and its value, as JSON has them."""
+    plain: dict[str, Any] = json.loads(config.model_dump_json(by_alias=True))
+    return plain
+
+
 def dump_config(config: Config) -> str:
     """Return the YAML that reads back as the same config, with every key."""
-    plain = json.loads(config.model_dump_json(by_alias=True))
-    return pyyaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return pyyaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
 
 
 def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -15,18 +15,13 @@ _ASKED = "_to be filled in by whoever publishes the model_"
 _SHARES = ("accuracy", "eer", "tar@", "rank", "tpir@")
 
 
-def model_card(
-    model: EmbeddingModel, name: str, *, results: Mapping[str, Any], config: Mapping[str, Any]
-) -> str:
-    """Return the card as Markdown.
-
-    `results` are the sets of an evaluation by name, as its JSON has them; `config` is the run's
-    description, empty where it is not known.
-    """
+def model_card(model: EmbeddingModel, name: str, *, results: Mapping[str, Any]) -> str:
+    """Return the card as Markdown; `results` are the sets of an evaluation by name, as its JSON has them."""
+    config = model.notes.get("config")
     parts = [
         f"# {name}\n",
         *_network(model),
-        *_training(config),
+        *_training(config if isinstance(config, Mapping) else {}),
         *_results(results),
         *_limits(results),
     ]

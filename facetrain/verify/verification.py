@@ -1,11 +1,14 @@
 """A set of pairs, scored by the published protocol, with intervals and exact curves."""
 
-# P pairs   N pictures, two per pair   D embedding
+# P pairs   N pictures, two per pair   D embedding   S subjects   R draws of them
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from facetrain.verify.bootstrap import draw_subjects
 from facetrain.verify.folds import squared_distances
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.result import Result
@@ -29,9 +32,19 @@ def verification_result(
     alone = score_pairs(plain_ND, pairs.same, subject_N)
     found, replicate = folded(alone, replicates=replicates, seed=seed)
     result.metrics["accuracy_no_flip"] = found.mean
-    result.metrics["xnorm"] = float(np.linalg.norm(plain_ND, axis=1).mean())
-    add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} if replicate else {})
+    norm_N = np.linalg.norm(plain_ND, axis=1)
+    result.metrics["xnorm"] = float(norm_N.mean())
+    if replicates:
+        drawn = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)
+        mean_R = _means(norm_N, subject_N, drawn)
+        add_replicates(result, {"accuracy_no_flip": replicate["accuracy"], "xnorm": mean_R})
     return result, scored
+
+
+def _means(value_N: np.ndarray, subject_N: np.ndarray, drawn: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the mean over the pictures of the subjects in each draw: (R,)."""
+    sum_S, count_S = np.bincount(subject_N, weights=value_N), np.bincount(subject_N)
+    return np.concatenate([(drawn_RS @ sum_S) / (drawn_RS @ count_S) for drawn_RS in drawn])
 
 
 def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndarray) -> ScoredPairs:

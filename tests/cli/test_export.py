@@ -19,7 +19,7 @@ def model(tmp_path):
     save_model(
         tmp_path / "model.safetensors",
         build_backbone("iresnet", **OPTIONS).state_dict(),
-        describe_backbone("iresnet", **OPTIONS),
+        describe_backbone("iresnet", **OPTIONS) | {"config": {"data": {"train": "data/some_faces"}}},
     )
     same = [n % 2 == 0 for n in range(20)]
     images = [face(n + (0 if k == 0 or one else 50), k, 32) for n, one in enumerate(same) for k in range(2)]
@@ -39,6 +39,7 @@ def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_pa
     assert abs(found["file"] - found["model"]) <= 0.2
     card = (tmp_path / "card.md").read_text()
     assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {found['file']:.3%} |" in card
+    assert "- `data.train`: data/some_faces" in card
     assert "## Limits" in card and "| faces | accuracy |" in card and "cannot tell tar@1e-06" in card
     import onnx
 

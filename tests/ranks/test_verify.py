@@ -18,7 +18,9 @@ def score():
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
     # 22 pictures: on 3 ranks the last share is not full.
     pairs = PairSet("set", [picture(n // 3) for n in range(22)], np.arange(11) % 2 == 0)
-    return dict(Verifier([pairs], image_size=16, batch_size=5, device=torch.device("cpu"))(network))["set"].told
+    return dict(Verifier([pairs], image_size=16, batch_size=5, device=torch.device("cpu"))(network))[
+        "set"
+    ].told
 
 
 def test_pairs_shared_by_ranks_score_as_on_one():

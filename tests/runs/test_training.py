@@ -63,6 +63,12 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
         "checkpoints",
         "model.safetensors",
     }
+    described = [
+        open_model(path, torch.device("cpu")).notes
+        for path in (folder, folder / "checkpoints" / "step_00000012")
+    ]
+    assert described[0] == described[1]
+    assert described[0]["config"]["optim"]["lr"] == 0.05 and described[0]["preprocessing"]["mean"] == 127.5
     assert "facetrain eval" in process.stdout and "finished" in process.stdout
     assert len(losses(folder)) == 12
     assert [r["step"] for r in metrics(folder) if "val/accuracy" in r] == [0, 6, 12]

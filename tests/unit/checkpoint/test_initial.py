@@ -1,5 +1,6 @@
 """What a run that fine-tunes takes over."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from facetrain.errors import ConfigError, ModelError
 from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.shard import shard_classes
+from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
 
 CLASSES, WIDTH = 11, 6
@@ -72,6 +74,18 @@ def test_ranks_that_are_missing_or_of_another_run_are_refused(tmp_path):
         initial_centres(tmp_path / "checkpoint_gpu_0.pt")
     with pytest.raises(ModelError, match=r"kept.pt: has no class centres.*head.init_from"):
         initial_centres(tmp_path / "kept.pt")
+
+
+def test_the_centres_in_mxnets_files_are_read_where_training_left_them(tmp_path):
+    whole = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)).astype(np.float32)
+    (tmp_path / "m-symbol.json").write_text("{}")
+    (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc7_weight": whole}))
+    for name in ("m-symbol.json", "m-0000.params"):
+        found = initial_centres(tmp_path / name)
+        assert found.num_classes == CLASSES and np.array_equal(found.rows(2, 5).numpy(), whole[2:5])
+    (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc1_gamma": whole[0]}))
+    with pytest.raises(ModelError, match=r"m-symbol.json: has no class centres.*fc7_weight"):
+        initial_centres(tmp_path / "m-symbol.json")
 
 
 def test_the_centres_of_our_checkpoints_are_read_by_class(tmp_path):

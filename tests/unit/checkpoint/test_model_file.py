@@ -74,3 +74,12 @@ def test_a_file_that_announces_an_absurd_network_is_refused_before_it_takes_memo
     save_model(tmp_path / "deep.safetensors", weights, deep)
     with pytest.raises(ModelError, match="blocks"):
         open_model(tmp_path / "deep.safetensors", CPU)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"step_00000012\n", b"step_00000012", bytes(range(256)), b"\x80\x02}q\x00(."]
+)
+def test_a_file_of_something_else_is_no_model(tmp_path, data):
+    (tmp_path / "m.pt").write_bytes(data)
+    with pytest.raises(ModelError, match=r"m.pt: cannot be read as weights alone"):
+        open_model(tmp_path / "m.pt", CPU)

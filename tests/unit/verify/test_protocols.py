@@ -253,7 +253,10 @@ def test_pairs_have_both_curves_their_folds_and_the_hardest_pictures(tmp_path):
     assert scores == sorted(scores, reverse=True) and not same[found.hardest_impostors[0].pair]
     accepted = found.threshold["1e-01"]
     assert found.curve.far[found.curve.threshold >= accepted].max() <= 0.1
-    assert found.interval.keys() >= {"accuracy", "accuracy_no_flip", "auc", "eer", "threshold", "tar@1e-01"}
+    counts = {"pairs", "genuine", "impostors"}
+    assert found.interval.keys() == found.told.keys() - counts, "every number has an interval"
+    low, high = found.interval["xnorm"]
+    assert low < found.metrics["xnorm"] < high
 
 
 def test_a_network_that_has_diverged_is_named(tmp_path):
