@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from facetrain.errors import LaunchError, UsageError
+from facetrain.errors import LaunchError, LostRankError, UsageError
 
-# Long enough for a checkpoint of several GiB to be written after SIGTERM. The run prints the same bound.
 GRACE_S = 300
+"""Seconds from SIGTERM to SIGKILL: enough to write a checkpoint of several GiB."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
 
     _share_cores(where.nproc_per_node)
     with tempfile.TemporaryDirectory(prefix="facetrain-") as log_dir:
+        signal.signal(signal.SIGINT, partial(_pass_on, Path(log_dir)))
         try:
             elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
         except ChildFailedError as error:
@@ -99,6 +104,21 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
                 f"the processes could not meet{at}: {error}; is the port free and reachable?"
             ) from error
     return 0
+
+
+def _pass_on(log_dir: Path, number: int, frame: FrameType | None) -> None:
+    """On the first Ctrl-C, have the workers save; the next one ends them and this process at once."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    signal.signal(signal.SIGINT, partial(_end_at_once, log_dir))
+    raise SignalException("interrupted", signal.Signals(number))
+
+
+def _end_at_once(log_dir: Path, number: int, frame: FrameType | None) -> None:
+    # Not by an exception: the agent would wait for its workers anew. They end with this process.
+    shutil.rmtree(log_dir, ignore_errors=True)
+    print("error: interrupted", file=sys.stderr, flush=True)
+    os._exit(128 + number)
 
 
 def _config(where: Topology, run_id: str, log_dir: str) -> Any:
@@ -118,7 +138,8 @@ def _config(where: Topology, run_id: str, log_dir: str) -> Any:
         local_addr=None if where.endpoint else "localhost",
         logs_specs=DefaultLogsSpecs(log_dir=log_dir),
         # SIGUSR1 is how Slurm announces the end of an allocation.
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        # Ctrl-C has a handler of its own.
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
     )
 
 
@@ -127,7 +148,7 @@ def _quieten() -> None:
     import logging
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's library, which reports even its starting
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which reports even its starting
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
 
@@ -137,14 +158,15 @@ def _share_cores(processes: int) -> None:
 
 
 def _explain(error: Any) -> int:
-    # A rank that a signal has ended takes the others with it, which may be noticed first.
-    killed = [
-        (rank, f) for rank, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM
-    ]
-    rank, failure = killed[0] if killed else error.get_first_failure()
-    if failure.exitcode >= 0:
-        # The worker has said why on its own standard error.
-        return int(failure.exitcode)
-    name = signal.Signals(-failure.exitcode).name
-    hint = "; the kernel may have ended it for lack of memory" if name == "SIGKILL" else ""
-    raise LaunchError(f"rank {rank} (process {failure.pid}) was ended by {name}{hint}")
+    codes = [failure.exitcode for failure in error.failures.values()]
+    spoken = [code for code in codes if code > 0 and code != LostRankError.exit_code]
+    if spoken:
+        # The worker has said why on its own standard error; who hung meanwhile, the agent has killed.
+        return int(spoken[0])
+    for rank, failure in error.failures.items():
+        # The agent ends the others by SIGTERM when it has noticed the first.
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            name = signal.Signals(-failure.exitcode).name
+            hint = "; the kernel may have ended it for lack of memory" if name == "SIGKILL" else ""
+            raise LaunchError(f"rank {rank} (process {failure.pid}) was ended by {name}{hint}")
+    raise LaunchError("the ranks of this machine have lost another; it is said there what ended it")
