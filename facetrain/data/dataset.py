@@ -21,11 +21,15 @@ __all__ = ["FaceSource", "FolderSource", "RecordSource", "SubsetSource", "check_
 class RecordSource:
     """A folder with train.rec and, where it need not be rebuilt, train.idx; and maybe `property`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._catalogue = load_catalogue(folder / "train.rec", folder / "train.idx")
-        self._reader = RecordReader(folder / "train.rec")
+    def __init__(self, folder: Path, *, name: str = "train.rec") -> None:
+        """Open the folder's records, or those of another name in it."""
+        path = folder / name
+        self._catalogue = load_catalogue(path, path.with_suffix(".idx"))
+        self._reader = RecordReader(path)
         self._check_announced()
-        self.num_classes = _agreed_classes(folder / "property", int(self.labels.max()) + 1)
+        counted = int(self.labels.max()) + 1
+        # The file beside says what train.rec holds, and nothing of other records there.
+        self.num_classes = _agreed_classes(folder / "property", counted) if name == "train.rec" else counted
 
     @property
     def num_images(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.data.bin import read_bin
-from facetrain.data.dataset import open_source
+from facetrain.data.dataset import RecordSource, open_source
 from facetrain.data.listing import LIST_SUFFIXES
 from facetrain.data.source import PICTURE_SUFFIXES, FaceSource
 from facetrain.distributed.world import World, join
@@ -91,12 +91,12 @@ def read_input(input: Path) -> tuple[Sequence[bytes], list[str], np.ndarray]:
     if input.suffix == ".bin":
         images, _ = read_bin(input)
         return images, [f"{input.name}:{number}" for number in range(len(images))], np.full(len(images), -1)
+    flat = _flat_pictures(input)
+    if flat:
+        return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
     if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
-        folder = input.parent if input.suffix == ".rec" else input
-        flat = _flat_pictures(input)
-        if flat:
-            return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
-        source = open_source(folder)
+        records = input.suffix == ".rec" and input.is_file()
+        source = RecordSource(input.parent, name=input.name) if records else open_source(input)
         names = [source.where(number) for number in range(source.num_images)]
         return _Pictures(source), names, np.asarray(source.labels, np.int64)
     return [_bytes_of(input)], [input.name], np.array([-1])
