@@ -43,6 +43,9 @@ interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the proj
 soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60
 	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)
 
+bench: $(READY)  ## every measurement in a short form, some ten minutes; docs/benchmarks.md has the long ones
+	VENV=$(VENV) ./scripts/bench
+
 check: $(READY)  ## formatting, lint, types, who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
