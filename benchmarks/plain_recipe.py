@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.prelu import use_torchs_backward
 from facetrain.build import OWN_BUFFERS
 from facetrain.distributed import collectives
 from facetrain.head.shard import shard_classes
@@ -80,6 +81,7 @@ class PlainRecipe:
     """Backbone, centres and optimizer of one rank."""
 
     def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
+        use_torchs_backward(backbone)
         self._backbone = backbone.to(device)
         self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
         self.centres = nn.Parameter(

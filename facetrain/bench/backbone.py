@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from facetrain.backbone.prelu import use_torchs_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine import wait_for
 from facetrain.distributed.allocator import keep_freed_memory
@@ -33,7 +34,7 @@ class Way:
     precision: str
     channels_last: bool = False
     ours: bool = False
-    """With the fused optimizer and, on the CPU, with our allocator's settings."""
+    """With the fused optimizer and, on the CPU, with our allocator's settings and PReLU's other backward pass."""
     compile: bool = False
 
 
@@ -150,6 +151,8 @@ def _serve(pipe: Connection, subject: Subject, way: Way) -> None:
 def _build_step(subject: Subject, way: Way, device: torch.device) -> Callable[[], None]:
     torch.manual_seed(0)
     backbone = build_backbone(subject.backbone, image_size=subject.image_size)
+    if not way.ours:
+        use_torchs_backward(backbone)
     memory_format = memory_format_for(backbone, device, channels_last=way.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
     network = InPrecision(backbone, way.precision, device, memory_format=memory_format, compile=way.compile)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.prelu import PReLU
+from facetrain.backbone.prelu import use_torchs_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.plan.live import LiveBytes
 
@@ -121,9 +121,8 @@ def _image(options: dict[str, Any], batch: int) -> Tensor:
 
 def _give_fake_tensors(net: nn.Module) -> None:
     """Replace the tensors of a network on the meta device by fake ones on the CPU."""
+    use_torchs_backward(net)  # count what a GPU does
     for module in net.modules():
-        if isinstance(module, PReLU):
-            module.swift = False  # count what a GPU does
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fake = nn.Parameter(torch.zeros(parameter.shape), parameter.requires_grad)
