@@ -12,35 +12,37 @@ from torch import Tensor
 
 from facetrain.counter import key_of, uniform
 from facetrain.data.jpeg import recompress
+from facetrain.data.room import Room
 
 # One number a purpose: adding an augmentation changes nothing of what the others draw.
 _FLIP, _LOW, _LOW_SIZE, _BLUR, _SIGMA, _GRAY, _COLOR, _BRIGHT, _CONTRAST, _SATURATION = range(10)
 _CROP, _CROP_SIZE, _CROP_X, _CROP_Y, _ERASE, _ERASE_W, _ERASE_H, _ERASE_X, _ERASE_Y = range(10, 19)
 _JPEG, _QUALITY = range(19, 21)
-_IN_CACHE = 8
+_IN_CACHE = 4
 """Images of 112 × 112 that fit into a core's cache as float32."""
 _LUMA = (0.299, 0.587, 0.114)
 
 
-def normalise(image_BHWC: Tensor, mirrored_B: Tensor | None = None) -> Tensor:
+def normalise(image_BHWC: Tensor, mirrored_B: Tensor | None = None, room: Room | None = None) -> Tensor:
     """Bring uint8 (B, H, W, 3) to float32 (B, 3, H, W) in [-1, 1], in channels_last memory.
 
     `mirrored_B`, bool on the host, says which images to mirror on the way. A value is (x - 127.5) / 127.5.
+    On the CPU the result lies in `room`, if there is one.
     """
     if image_BHWC.device.type == "cpu":
-        return _normalise_in_cache(image_BHWC, mirrored_B)
+        return _normalise_in_cache(image_BHWC, mirrored_B, room or Room())
     if mirrored_B is not None:
         mirrored_B = mirrored_B.to(image_BHWC.device, non_blocking=True)
         image_BHWC = torch.where(mirrored_B[:, None, None, None], image_BHWC.flip(2), image_BHWC)
     return image_BHWC.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
 
 
-def _normalise_in_cache(image_BHWC: Tensor, mirrored_B: Tensor | None) -> Tensor:
+def _normalise_in_cache(image_BHWC: Tensor, mirrored_B: Tensor | None, room: Room) -> Tensor:
     # A few images at a time, so that each pass finds what the one before it wrote in the cache. NumPy
     # and cv2, not torch: its threads would fight for the cores with the reading processes, and cv2
     # mirrors three-byte pixels twenty times faster.
     source = image_BHWC.numpy()
-    out = np.empty(source.shape, dtype=np.float32)
+    out = room.array(source.shape, np.float32)
     turned = np.empty((_IN_CACHE, *source.shape[1:]), dtype=np.uint8)
     mirrored = mirrored_B.tolist() if mirrored_B is not None else [False] * len(out)
     for start in range(0, len(out), _IN_CACHE):
@@ -78,7 +80,7 @@ class Augment:
         erase: float = 0.0,
         jpeg: float = 0.0,
     ) -> None:
-        self._seed = seed
+        self._seed, self._room = seed, Room()
         self._flip = flip
         self._others = [
             (probability, purpose, change)
@@ -98,7 +100,7 @@ class Augment:
         """Return float32 (B, 3, H, W) in [-1, 1], channels_last, for uint8 images and their int64 numbers."""
         sample_B = sample_B.cpu()
         mirrored_B = self._draw(sample_B, epoch, _FLIP) < self._flip if self._flip else None
-        image = normalise(image_BHWC, mirrored_B)
+        image = normalise(image_BHWC, mirrored_B, self._room)
         for probability, purpose, change in self._others:
             drawn_S = (self._draw(sample_B, epoch, purpose) < probability).nonzero()[:, 0]
             if len(drawn_S):

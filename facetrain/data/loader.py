@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from facetrain.data.worker import Slots
 from facetrain.parts import part
 
 _STEPS_AHEAD = 3
+_HOLDS = 3
+"""Slots beyond those that are read ahead: the batch in use or on its way, the one before it, and one to fill."""
 _TASKS_AHEAD = 3
 """So many tasks are waiting for each process, whatever the size of the batch."""
 
@@ -72,11 +75,11 @@ class Loader:
         self._is_first = True
         rows = local_batch_size * accumulate
         self._ahead = max(_STEPS_AHEAD, math.ceil(_TASKS_AHEAD * workers * TASK_ROWS / rows))
-        # One more than is read ahead: the last step's images may still be on their way to the device.
-        self._slots = Slots(self._ahead + 1, rows, image_size)
+        self._slots = Slots(self._ahead + _HOLDS, rows, image_size)
         self._pool = Pool(source, self._slots, workers=workers, skip=bad_records == "skip")
         self._sender = _sender(self._slots.image, device)
-        self._pending: deque[tuple[int, np.ndarray]] = deque()
+        self._free = deque(range(len(self._slots.image)))
+        self._pending: deque[tuple[int, int, np.ndarray]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Yield the micro-batches of one step after the other.
@@ -88,12 +91,12 @@ class Loader:
         while self._pending:
             since = time.perf_counter()
             with part("data"):
-                step, sample = self._pending.popleft()
-                slot = step % (self._ahead + 1)
+                step, slot, sample = self._pending.popleft()
                 self.skipped += (message for message in self._pool.wait(slot) if message not in self.skipped)
                 # A good image that stands for a bad one brings its own label.
                 label = self._sender.send(self._source.labels[self._slots.number[slot]].astype(np.int64))
-                image = self._sender.send(self._slots.image[slot])
+                image = self._sender.send_images(slot)
+                self._free.append(slot)
                 self._submit()
             self.wait_s += time.perf_counter() - since
             epoch = self._order.epoch(step)
@@ -113,8 +116,10 @@ class Loader:
                     self._source.prefetch(*stretch)
             self._is_first = False
             sample = self._mine(self._order.batch(self._next_step))
-            self._pool.submit(self._next_step % (self._ahead + 1), sample)
-            self._pending.append((self._next_step, sample))
+            slot = next(slot for slot in self._free if self._sender.has_done(slot))
+            self._free.remove(slot)
+            self._pool.submit(slot, sample)
+            self._pending.append((self._next_step, slot, sample))
             self._next_step += 1
 
     def _mine(self, number_G: np.ndarray) -> np.ndarray:
@@ -123,10 +128,26 @@ class Loader:
 
 
 class _HostSender:
-    """Gives out copies, so that a batch stays what it is for as long as somebody holds it."""
+    """Lends the slots themselves, and gives out copies while others are held: a batch stays what it is."""
+
+    def __init__(self, slots: np.ndarray) -> None:
+        self._slots = slots
+        self._lent: dict[int, weakref.ref[np.ndarray]] = {}
 
     def send(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.copy())
+        return torch.from_numpy(array)
+
+    def send_images(self, slot: int) -> Tensor:
+        held = sum(not self.has_done(other) for other in self._lent)
+        if held >= _HOLDS - 1:
+            return torch.from_numpy(self._slots[slot].copy())
+        view = self._slots[slot]
+        self._lent[slot] = weakref.ref(view)
+        return torch.from_numpy(view)
+
+    def has_done(self, slot: int) -> bool:
+        """Whether nobody holds the images of a slot, so that it can be filled again."""
+        return slot not in self._lent or self._lent[slot]() is None
 
     def close(self) -> None:
         pass
@@ -136,7 +157,7 @@ class _CudaSender:
     """Copies to the device on a stream of its own, beside the training of the step before."""
 
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
-        self._device = device
+        self._slots, self._device = slots, device
         self._stream = torch.cuda.Stream(device)
         self._address, size = slots.ctypes.data, slots.nbytes
         # Where the system forbids it, copies are slower and still right.
@@ -152,6 +173,13 @@ class _CudaSender:
         tensor.record_stream(current)
         return tensor
 
+    def send_images(self, slot: int) -> Tensor:
+        return self.send(self._slots[slot])
+
+    def has_done(self, slot: int) -> bool:
+        """Whether a slot can be filled again: the first in the queue of free ones always can."""
+        return True
+
     def close(self) -> None:
         self._stream.synchronize()
         if self._is_locked:
@@ -162,4 +190,4 @@ class _CudaSender:
 def _sender(slots: np.ndarray, device: torch.device | None) -> _HostSender | _CudaSender:
     if device is not None and device.type == "cuda":
         return _CudaSender(slots, device)
-    return _HostSender()
+    return _HostSender(slots)

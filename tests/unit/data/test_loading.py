@@ -9,6 +9,7 @@ from facetrain.data.dataset import open_source
 from facetrain.data.jpeg import recompress
 from facetrain.data.loader import Loader
 from facetrain.data.order import GlobalOrder, permute
+from facetrain.data.room import Room
 from facetrain.errors import DataError, ImageError, RecordError, RunError
 from tests.support.datasets import picture, write_records
 
@@ -93,6 +94,31 @@ def test_images_and_labels_are_those_of_the_numbers(source):
 
     expected = cv2.imdecode(np.frombuffer(picture(int(sample[0]) + 1), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
     np.testing.assert_array_equal(image[0].numpy(), expected)
+
+
+def test_a_batch_stays_what_it_is_for_as_long_as_it_is_held(source):
+    order = GlobalOrder(40, seed=9, global_batch_size=4)
+    loader = Loader(
+        source, order, rank=0, world_size=1, local_batch_size=4, workers=1, image_size=16, stop_step=20
+    )
+    held = {}
+    for step, (batch,) in enumerate(loader):
+        if step in (0, 3, 4, 5, 6, 11):
+            held[step] = batch, batch.image_BHWC.clone()
+    loader.close()
+    assert all(torch.equal(batch.image_BHWC, image) for batch, image in held.values())
+
+
+def test_room_is_used_again_as_soon_as_nobody_holds_it():
+    room = Room()
+    first = room.array((4, 2), np.float32)
+    address = first.ctypes.data
+    held = torch.from_numpy(first)[1:]
+    del first
+    assert room.array((4, 2), np.float32).ctypes.data != address
+    del held
+    assert address in {room.array((4, 2), np.float32).ctypes.data for _ in range(2)}
+    assert room.array((2, 4), np.float32).shape == (2, 4)
 
 
 class OneBad:
