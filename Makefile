@@ -6,9 +6,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TORCH_VERSION ?=
+SECONDS ?= 60
 MINUTES ?= 60
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden interop soak bench clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +37,10 @@ gpu: $(READY)  ## tests that need a CUDA device
 
 golden: $(READY)  ## parity with numbers that other programs computed
 	$(BIN)/pytest tests/golden
+
+fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; inputs worth keeping go to build/fuzz
+	@for target in recordio catalogue image bin_set config peer_config mixture; do \
+		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
 interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
 	VENV=$(VENV) ./scripts/interop

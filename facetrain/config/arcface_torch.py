@@ -55,7 +55,8 @@ def convert(path: Path) -> str:
     """Return the YAML of the run that a config of arcface_torch describes, in the recipe of the peer's present code.
 
     Raises:
-        ConfigError: the file does more than assign plain values to `config`; the message names the line.
+        ConfigError: the file does more than assign plain values to `config` (the message names the line), or a value
+            is none that arcface_torch takes.
     """
     base = path.parent / "base.py"
     values = (
@@ -65,7 +66,10 @@ def convert(path: Path) -> str:
     )
     if "rec" not in values:
         raise ConfigError(f"{path}: says no config.rec, the folder of the dataset")
-    described = _translate(values, path)
+    try:
+        described = _translate(values, path)
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ConfigError(f"{path}: a value is not of the kind that arcface_torch takes ({error})") from error
     build_config(described, str(path))  # what comes out must be a config that facetrain takes
     notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
     head = [f"# Converted from arcface_torch's {path.name}."]

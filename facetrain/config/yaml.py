@@ -70,6 +70,8 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: there is no such file, it is larger than a run description can be, or no mapping.
     """
     try:
+        if path.exists() and not path.is_file():  # a device has no end
+            raise ConfigError(f"{path}: is no file")
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes are too many for a run description")
         text = path.read_text(encoding="utf-8")

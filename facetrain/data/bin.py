@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import pickletools
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,12 @@ def _interpret(data: bytes) -> Any:
     for more memory than the file has bytes.
     """
     machine = _Machine()
-    for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
-        if opcode.name == "STOP":
-            return machine.stack.pop()
-        machine.run(opcode.name, argument)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of pickletools, for a text with a wrong escape
+        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+            if opcode.name == "STOP":
+                return machine.stack.pop()
+            machine.run(opcode.name, argument)
     raise ValueError("it ends too early")
 
 

@@ -1,13 +1,17 @@
-"""Fuzz one target: `python -m tests.fuzz.run recordio --executions 100000`.
+"""Fuzz one target: `python -m tests.fuzz.run recordio --seconds 300`.
 
-With atheris installed (`--atheris`), coverage guides the mutations; without, they are blind. Memory is
-limited to a gigabyte above what the process has at the start, so that an absurd allocation fails the run.
+With atheris installed (`--atheris`), coverage guides the mutations. Without, the errors do: an input that is
+refused in words that no other was refused in is mutated further. Such inputs are kept in `--corpus`, from
+where the next run starts. Memory is limited to a gigabyte above what the process has at the start, so that
+an absurd allocation fails the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
+import re
 import resource
 import sys
 import time
@@ -18,6 +22,22 @@ from pathlib import Path
 from tests.fuzz.targets import TARGETS, seeds
 
 _WORDS = [b"\0" * 4, b"\xff" * 4, b"\x0a\x23\xd7\xce", b"\xff\xff\xff\x1f", b"\t", b"\n", b"9" * 25, b"-1"]
+_WORDS += [
+    b": ",
+    b"- ",
+    b"{",
+    b"[",
+    b"]",
+    b"}",
+    b"!!python/name:os.system ",
+    b"&a ",
+    b"*a",
+    b"null",
+    b"1e999",
+    b"\n  ",
+    b"'",
+]
+_MOST_KEPT = 1000
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -40,41 +60,73 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(content)
 
 
-def fuzz(target: Callable[[bytes], None], corpus: list[bytes], executions: int, seed: int) -> None:
-    """Run mutations of the corpus; the input that breaks the target is kept."""
-    rng = random.Random(seed)
+def fuzz(
+    target: Callable[[bytes], str],
+    corpus: list[bytes],
+    *,
+    seed: int,
+    executions: int | None = None,
+    seconds: float | None = None,
+) -> int:
+    """Run mutations of the corpus, which grows; return how many. The input that breaks the target is kept."""
+    rng, since, seen, count = (
+        random.Random(seed),
+        time.monotonic(),
+        {_words(target(data)) for data in corpus},
+        0,
+    )
     warnings.simplefilter("error")
-    for _ in range(executions):
+    while count != executions and (seconds is None or time.monotonic() - since < seconds):
         data = mutate(rng.choice(corpus), rng)
         try:
-            target(data)
+            said = _words(target(data))
         except BaseException:
             Path("fuzz-crash").write_bytes(data)
             print("kept the input as fuzz-crash", file=sys.stderr)
             raise
+        count += 1
+        if said not in seen and len(seen) < _MOST_KEPT:
+            seen.add(said)
+            corpus.append(data)
+    return count
+
+
+def _words(said: str) -> str:
+    """Reduce an error to what it says, without where and how much."""
+    return re.sub(r"'[^']*'|[^a-z ]+", "", said)[:80]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=sorted(TARGETS))
-    parser.add_argument("--executions", type=int, default=100_000)
+    parser.add_argument("--executions", type=int)
+    parser.add_argument("--seconds", type=float, help="60 if neither this nor --executions is given")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--corpus", type=Path, default=Path("build/fuzz"), help="a folder per target below it"
+    )
     parser.add_argument("--atheris", action="store_true")
     options = parser.parse_args()
-    corpus = seeds()[options.target]
+    folder = options.corpus / options.target
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = options.seconds or (None if options.executions else 60.0)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+    target, corpus = TARGETS[options.target], seeds()[options.target]
     if options.atheris:
         import atheris
 
-        atheris.Setup([sys.argv[0], f"-runs={options.executions}"], TARGETS[options.target])
+        limits = [f"-runs={options.executions or -1}", f"-max_total_time={int(seconds or 0)}"]
+        atheris.Setup([sys.argv[0], *limits, str(folder)], target)
         atheris.Fuzz()
         return
-    since = time.perf_counter()
-    fuzz(TARGETS[options.target], corpus, options.executions, options.seed)
-    print(
-        f"{options.target}: {options.executions:,} executions, {time.perf_counter() - since:.0f} s, no crash"
-    )
+    corpus += [path.read_bytes() for path in sorted(folder.iterdir())]
+    known, since = len(corpus), time.monotonic()
+    count = fuzz(target, corpus, executions=options.executions, seconds=seconds, seed=options.seed)
+    for data in corpus[known:]:
+        (folder / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    taken = time.monotonic() - since
+    print(f"{options.target}: {count:,} executions in {taken:.0f} s, no crash; {len(corpus):,} inputs kept")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes any bytes, and may raise nothing but its documented error."""
+"""What is fuzzed: each target takes any bytes, raises nothing, and returns its documented error, if any, as text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from facetrain.config.arcface_torch import convert
+from facetrain.config.load import load_config
 from facetrain.data.bin import read_bin
+from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
 from facetrain.data.index import _build
 from facetrain.data.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
-from facetrain.errors import ImageError, PairsError, RecordError
+from facetrain.errors import ConfigError, DataError, ImageError, PairsError, RecordError
 from tests.support.datasets import picture, write_records
 
 # In memory where the system has such a folder: the disk would be most of the time.
@@ -21,9 +24,22 @@ _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _FOLDER = Path(tempfile.mkdtemp(prefix="facetrain-fuzz-", dir=_MEMORY))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 _MAGIC = struct.pack("<I", MAGIC)
+_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+_MIXTURE = b"datasets:\n  - path: one\n    weight: 0.5\n    identities: keep.txt"
+_PEER = b"""from easydict import EasyDict as edict
+config = edict()
+config.margin_list = (1.0, 0.0, 0.4)
+config.network = "r50"
+config.sample_rate = 0.2
+config.batch_size = 128 * 2
+config.rec = "/train"
+config.num_epoch = 20
+config.warmup_epoch = config.num_epoch // 10
+config.val_targets = ["lfw", "cfp_fp"]
+"""
 
 
-def recordio(data: bytes) -> None:
+def recordio(data: bytes) -> str:
     """Read a file of these bytes from end to end, and at the offsets that they themselves name."""
     path = _FOLDER / "a.rec"
     path.write_bytes(data)
@@ -36,39 +52,82 @@ def recordio(data: bytes) -> None:
                 continue
         for _, payload in reader.scan():
             decode_record(payload, "x")
-    except RecordError:
-        pass
+    except RecordError as error:
+        return str(error)
     finally:
         reader.close()
+    return ""
 
 
-def catalogue(data: bytes) -> None:
+def catalogue(data: bytes) -> str:
     """Catalogue a dataset: what stands before the first empty line is the index."""
     index, _, records = data.partition(b"\n\n")
     (_FOLDER / "train.idx").write_bytes(index)
     (_FOLDER / "train.rec").write_bytes(records)
     try:
         _build(_FOLDER / "train.rec", _FOLDER / "train.idx")
-    except RecordError:
-        pass
+    except RecordError as error:
+        return str(error)
+    return ""
 
 
-def image(data: bytes) -> None:
+def image(data: bytes) -> str:
     """Decode a picture."""
     try:
         decode_rgb(data, where="x")
-    except ImageError:
-        pass
+    except ImageError as error:
+        return str(error)
+    return ""
 
 
-def bin_set(data: bytes) -> None:
+def bin_set(data: bytes) -> str:
     """Read a verification set."""
     path = _FOLDER / "a.bin"
     path.write_bytes(data)
     try:
         read_bin(path)
-    except PairsError:
-        pass
+    except PairsError as error:
+        return str(error)
+    return ""
+
+
+def config(data: bytes) -> str:
+    """Read a run description."""
+    path = _FOLDER / "run.yaml"
+    path.write_bytes(data)
+    try:
+        load_config(path)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def peer_config(data: bytes) -> str:
+    """Translate a config of arcface_torch, which is Python that must not run."""
+    path = _FOLDER / "peer.py"
+    path.write_bytes(data)
+    try:
+        convert(path)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def mixture(data: bytes) -> str:
+    """Open a mixture of datasets, and lists of identities and of pictures."""
+    described, _, listed = data.partition(b"\n\n")
+    if not (_FOLDER / "one").exists():
+        write_records(_FOLDER / "one", [0, 0, 1], size=4)
+    (_FOLDER / "keep.txt").write_bytes(listed)
+    (_FOLDER / "list.lst").write_bytes(listed)
+    (_FOLDER / "mix.yaml").write_bytes(described)
+    said = []
+    for name in ("mix.yaml", "list.lst"):
+        try:
+            open_source(_FOLDER / name)
+        except DataError as error:
+            said.append(str(error))
+    return " ".join(said)
 
 
 def seeds() -> dict[str, list[bytes]]:
@@ -90,12 +149,22 @@ def seeds() -> dict[str, list[bytes]]:
             b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\1\0\0\1\0\1\0\0\xff\xc0\0\x0b\x08\0\x08\0\x08\1\1",
         ],
         "bin_set": sets,
+        "config": [path.read_bytes() for path in sorted(_CONFIGS.glob("*.yaml"))],
+        "peer_config": [_PEER],
+        "mixture": [
+            _MIXTURE + b"\n\n0\n1\n",
+            _MIXTURE + b"\n\na/1.jpg\tann\n",
+            _MIXTURE + b"\n\n1\t0.0\ta.png\n",
+        ],
     }
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
+TARGETS: dict[str, Callable[[bytes], str]] = {
     "recordio": recordio,
     "catalogue": catalogue,
     "image": image,
     "bin_set": bin_set,
+    "config": config,
+    "peer_config": peer_config,
+    "mixture": mixture,
 }
