@@ -6,11 +6,11 @@ import pytest
 
 from tests.support.command import ROOT
 
+SAME = {"backbone", "loader"}  # as the commands of these names
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
-    if '__name__ == "__main__"' in path.read_text()
-    and path.stem != "backbone"  # the command of the same name
+    if '__name__ == "__main__"' in path.read_text() and path.stem not in SAME
 )
 COMMANDS = [
     node.args[0].value
