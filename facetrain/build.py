@@ -93,6 +93,18 @@ def build_augment(config: Config) -> Augment:
     return Augment(key_of(config.seed, 3), **config.data.augment.model_dump())
 
 
+def check_decode(config: Config, world: World) -> None:
+    """Refuse to decode images on a device that cannot.
+
+    Raises:
+        ConfigError: it is none of CUDA.
+    """
+    if config.data.decode == "gpu" and world.device.type != "cuda":
+        raise ConfigError(
+            f"data.decode: gpu is for CUDA, and this run is on {world.device.type}; set it to cpu"
+        )
+
+
 def count_workers(config: Config, world: World) -> int:
     """Return how many processes of this rank read and decode images."""
     if config.data.workers != "auto":

@@ -14,6 +14,7 @@ from facetrain.build import (
     Plan,
     build_augment,
     build_state,
+    check_decode,
     count_workers,
     describe,
     distribute,
@@ -103,6 +104,7 @@ class _Run:
 def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None, profile: bool) -> int:
     since = time.perf_counter()
     with one_voice(world):
+        check_decode(config, world)
         draw_synthetic(config, world)
     with one_voice(world):
         source, sets = open_data(config)
@@ -197,6 +199,7 @@ def _build_loader(run: _Run, workers: int) -> Loader:
         image_size=config.data.image_size,
         device=run.world.device,
         bad_records=config.data.bad_records,
+        decode_on_device=config.data.decode == "gpu",
         start_step=run.state.step,
         stop_step=plan.total_steps,
     )

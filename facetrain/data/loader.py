@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.data.device_decode import DeviceDecoder
 from facetrain.data.order import GlobalOrder
 from facetrain.data.pool import TASK_ROWS, Pool
+from facetrain.data.sender import HOLDS, build_sender
 from facetrain.data.source import FaceSource, Prefetching
-from facetrain.data.worker import Slots
+from facetrain.data.worker import Filler, Slots
 from facetrain.parts import part
 
 _STEPS_AHEAD = 3
-_HOLDS = 3
-"""Slots beyond those that are read ahead: the batch in use or on its way, the one before it, and one to fill."""
 _TASKS_AHEAD = 3
 """So many tasks are waiting for each process, whatever the size of the batch."""
 
@@ -45,7 +45,8 @@ class Loader:
 
     `workers` processes read and decode; 0 does it in this process when a batch is asked for. With
     `bad_records="skip"`, an image that cannot be read or decoded gives way to the one with the next
-    number (after the last, the first): no rank has to tell another, and all stay in step.
+    number (after the last, the first): no rank has to tell another, and all stay in step. With
+    `decode_on_device`, JPEGs that need no resizing become pixels there.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Loader:
         image_size: int = 112,
         device: torch.device | None = None,
         bad_records: str = "error",
+        decode_on_device: bool = False,
         start_step: int = 0,
         stop_step: int | None = None,
     ) -> None:
@@ -75,9 +77,14 @@ class Loader:
         self._is_first = True
         rows = local_batch_size * accumulate
         self._ahead = max(_STEPS_AHEAD, math.ceil(_TASKS_AHEAD * workers * TASK_ROWS / rows))
-        self._slots = Slots(self._ahead + _HOLDS, rows, image_size)
-        self._pool = Pool(source, self._slots, workers=workers, skip=bad_records == "skip")
-        self._sender = _sender(self._slots.image, device)
+        self._slots = Slots(self._ahead + HOLDS, rows, image_size)
+        skip = bad_records == "skip"
+        self._decoder: DeviceDecoder | None = None
+        if decode_on_device:
+            filler = Filler(source, self._slots, skip=skip)
+            self._decoder = DeviceDecoder(self._slots, filler, device or torch.device("cpu"))
+        self._pool = Pool(source, self._slots, workers=workers, skip=skip, leave_jpeg=decode_on_device)
+        self._sender = build_sender(self._slots.image, device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()
 
@@ -92,10 +99,11 @@ class Loader:
             since = time.perf_counter()
             with part("data"):
                 step, slot, sample = self._pending.popleft()
-                self.skipped += (message for message in self._pool.wait(slot) if message not in self.skipped)
+                self._note(self._pool.wait(slot))
+                self._sender.begin()
+                image = self._images(slot)
                 # A good image that stands for a bad one brings its own label.
                 label = self._sender.send(self._source.labels[self._slots.number[slot]].astype(np.int64))
-                image = self._sender.send_images(slot)
                 self._free.append(slot)
                 self._submit()
             self.wait_s += time.perf_counter() - since
@@ -108,6 +116,16 @@ class Loader:
         self._pending.clear()
         self._pool.close()
         self._sender.close()
+
+    def _images(self, slot: int) -> Tensor:
+        if self._decoder is None:
+            return self._sender.send_images(slot)
+        image_BHWC = self._sender.run(partial(self._decoder, slot))
+        self._note(self._decoder.skipped)
+        return image_BHWC
+
+    def _note(self, skipped: Sequence[str]) -> None:
+        self.skipped += (message for message in skipped if message not in self.skipped)
 
     def _submit(self) -> None:
         while len(self._pending) < self._ahead and self._next_step != self._stop_step:
@@ -125,69 +143,3 @@ class Loader:
     def _mine(self, number_G: np.ndarray) -> np.ndarray:
         grid = number_G.reshape(self._accumulate, self._world_size, self._batch_size)
         return np.ascontiguousarray(grid[:, self._rank]).reshape(-1)
-
-
-class _HostSender:
-    """Lends the slots themselves, and gives out copies while others are held: a batch stays what it is."""
-
-    def __init__(self, slots: np.ndarray) -> None:
-        self._slots = slots
-        self._lent: dict[int, weakref.ref[np.ndarray]] = {}
-
-    def send(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array)
-
-    def send_images(self, slot: int) -> Tensor:
-        held = sum(not self.has_done(other) for other in self._lent)
-        if held >= _HOLDS - 1:
-            return torch.from_numpy(self._slots[slot].copy())
-        view = self._slots[slot]
-        self._lent[slot] = weakref.ref(view)
-        return torch.from_numpy(view)
-
-    def has_done(self, slot: int) -> bool:
-        """Whether nobody holds the images of a slot, so that it can be filled again."""
-        return slot not in self._lent or self._lent[slot]() is None
-
-    def close(self) -> None:
-        pass
-
-
-class _CudaSender:
-    """Copies to the device on a stream of its own, beside the training of the step before."""
-
-    def __init__(self, slots: np.ndarray, device: torch.device) -> None:
-        self._slots, self._device = slots, device
-        self._stream = torch.cuda.Stream(device)
-        self._address, size = slots.ctypes.data, slots.nbytes
-        # Where the system forbids it, copies are slower and still right.
-        self._is_locked = int(torch.cuda.cudart().cudaHostRegister(self._address, size, 0)) == 0
-
-    def send(self, array: np.ndarray) -> Tensor:
-        # The slot that is filled next is the one of the step before: its copy must have ended.
-        self._stream.synchronize()
-        with torch.cuda.stream(self._stream):
-            tensor = torch.from_numpy(array).to(self._device, non_blocking=True)
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._stream)
-        tensor.record_stream(current)
-        return tensor
-
-    def send_images(self, slot: int) -> Tensor:
-        return self.send(self._slots[slot])
-
-    def has_done(self, slot: int) -> bool:
-        """Whether a slot can be filled again: the first in the queue of free ones always can."""
-        return True
-
-    def close(self) -> None:
-        self._stream.synchronize()
-        if self._is_locked:
-            torch.cuda.cudart().cudaHostUnregister(self._address)
-            self._is_locked = False
-
-
-def _sender(slots: np.ndarray, device: torch.device | None) -> _HostSender | _CudaSender:
-    if device is not None and device.type == "cuda":
-        return _CudaSender(slots, device)
-    return _HostSender(slots)

@@ -25,8 +25,10 @@ TASK_ROWS = 64
 class Pool:
     """Fills slots: `submit` the numbers of a slot's images, `wait` until its rows stand."""
 
-    def __init__(self, source: FaceSource, slots: Slots, *, workers: int, skip: bool) -> None:
-        self._filler = Filler(source, slots, skip=skip)
+    def __init__(
+        self, source: FaceSource, slots: Slots, *, workers: int, skip: bool, leave_jpeg: bool = False
+    ) -> None:
+        self._filler = Filler(source, slots, skip=skip, leave_jpeg=leave_jpeg)
         self._open: dict[int, int] = {}
         self._answers: dict[int, list[Done]] = {}
         self._mine: dict[int, list[Task]] = {}
@@ -35,7 +37,10 @@ class Pool:
         for number in range(workers):
             here, there = context.Pipe()
             process = context.Process(
-                target=serve, args=(there, source, slots, skip), name=f"reader-{number}", daemon=True
+                target=serve,
+                args=(there, source, slots, skip, leave_jpeg),
+                name=f"reader-{number}",
+                daemon=True,
             )
             process.start()
             there.close()

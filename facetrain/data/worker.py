@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import cv2
 import numpy as np
 
-from facetrain.data.decode import NotAPictureError, decode, resize_square
+from facetrain.data.decode import NotAPictureError, decode, picture_size, resize_square
 from facetrain.data.shared import SharedBytes
 from facetrain.data.source import FaceSource
 from facetrain.errors import DataError, FacetrainError, ImageError, RecordError, RunError
@@ -39,17 +39,21 @@ class Done:
 
 
 class Slots:
-    """Room for the images of several steps, and for the numbers of the images that stand there."""
+    """Room for the images of several steps, and for the numbers of the images that stand there.
+
+    Where `encoded` is not 0, a row begins with so many bytes of a JPEG instead of pixels.
+    """
 
     def __init__(self, slots: int, rows: int, image_size: int) -> None:
         self._shape = (slots, rows, image_size, image_size, 3)
-        self._bytes = SharedBytes(8 * slots * rows + math.prod(self._shape))
+        self._bytes = SharedBytes(16 * slots * rows + math.prod(self._shape))
         self._look()
 
     def _look(self) -> None:
         slots, rows = self._shape[:2]
         self.number = self._bytes.array((slots, rows), np.int64)
-        self.image = self._bytes.array(self._shape, np.uint8, offset=8 * slots * rows)
+        self.encoded = self._bytes.array((slots, rows), np.int64, offset=8 * slots * rows)
+        self.image = self._bytes.array(self._shape, np.uint8, offset=16 * slots * rows)
 
     def __getstate__(self) -> tuple[tuple[int, ...], SharedBytes]:
         """Travel as the shared memory itself."""
@@ -62,22 +66,31 @@ class Slots:
 
 
 class Filler:
-    """Reads, decodes and resizes; says of a bad image that it is bad, or goes on to the next good one."""
+    """Reads, decodes and resizes; says of a bad image that it is bad, or goes on to the next good one.
 
-    def __init__(self, source: FaceSource, slots: Slots, *, skip: bool) -> None:
-        self._source, self._slots, self._skip = source, slots, skip
+    With `leave_jpeg`, a JPEG that needs no resizing stays as it is, for the device to decode.
+    """
+
+    def __init__(self, source: FaceSource, slots: Slots, *, skip: bool, leave_jpeg: bool = False) -> None:
+        self._source, self._slots, self._skip, self._leave_jpeg = source, slots, skip, leave_jpeg
         self._size = slots.image.shape[2]
 
     def fill(self, task: Task) -> Done:
         """Do a task; whatever goes wrong is in the answer."""
         skipped: list[str] = []
         image, stands = self._slots.image[task.slot], self._slots.number[task.slot]
+        encoded = self._slots.encoded[task.slot]
         stands[task.row : task.row + len(task.numbers)] = task.numbers
+        encoded[task.row : task.row + len(task.numbers)] = 0
         row = task.row
         try:
             for row, number in enumerate(task.numbers, task.row):
                 try:
-                    image[row] = self._load(number)
+                    if self._leave_jpeg and (data := self._fitting_jpeg(number)):
+                        image[row].reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+                        encoded[row] = len(data)
+                    else:
+                        image[row] = self._load(number)
                 except (ImageError, RecordError) as error:
                     if not self._skip:
                         raise
@@ -86,6 +99,13 @@ class Filler:
         except Exception as error:  # it belongs to the training process, whatever it is
             return Done(task, _portable(error), skipped)
         return Done(task, None, skipped)
+
+    def _fitting_jpeg(self, number: int) -> bytes | None:
+        """Return an image as it is encoded if a device can make pixels of the right size of it."""
+        data = self._source.read(number)
+        fits = picture_size(data) == (self._size, self._size) and len(data) <= 3 * self._size**2
+        whole = data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") > 0
+        return data if fits and whole else None
 
     def _load(self, number: int) -> np.ndarray:
         try:
@@ -107,14 +127,14 @@ class Filler:
         )
 
 
-def serve(connection: Connection, source: FaceSource, slots: Slots, skip: bool) -> None:
+def serve(connection: Connection, source: FaceSource, slots: Slots, skip: bool, leave_jpeg: bool) -> None:
     """Do tasks until the training process hangs up."""
     # Ctrl-C and a preemption's SIGTERM reach the whole group of processes. What they mean is for the
     # training process to decide; it still needs batches up to its last checkpoint.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     cv2.setNumThreads(0)  # the processes are the parallelism
-    filler = Filler(source, slots, skip=skip)
+    filler = Filler(source, slots, skip=skip, leave_jpeg=leave_jpeg)
     try:
         while True:
             connection.send(filler.fill(connection.recv()))
