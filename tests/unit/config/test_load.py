@@ -60,6 +60,7 @@ def test_every_fault_is_told_at_once_with_what_was_given(tmp_path):
         ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
         ("extends: run.yaml", "extends itself"),
         ("extends: none.yaml", "No such file"),
+        ("extends: .", "is no file"),
     ],
 )
 def test_a_wrong_file_gives_one_line_that_says_where(tmp_path, text, said):
@@ -67,6 +68,11 @@ def test_a_wrong_file_gives_one_line_that_says_where(tmp_path, text, said):
         load_config(write(tmp_path, text))
     assert said in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_device_is_not_read_to_its_end(tmp_path):
+    with pytest.raises(ConfigError, match="/dev/zero: is no file"):
+        load_config(write(tmp_path, "extends: /dev/zero"))
 
 
 def test_a_wrong_override_is_named(tmp_path):

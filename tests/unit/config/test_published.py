@@ -99,6 +99,8 @@ def test_a_base_beside_it_and_sums_are_understood(tmp_path):
         ("config.lr = __import__('os').getpid()", "is not a plain value"),
         ("config.rec = 'a' * 10**10", "is not a plain value"),
         ("config.lr = 1 / 0", "division by zero"),
+        ("config.margin_list = (1.0, 0.5)", "not of the kind that arcface_torch takes"),
+        ("config.network = 50", "not of the kind that arcface_torch takes"),
         ("config.network = 'r51'", None),
         ("def f(: pass", "is not Python"),
     ],

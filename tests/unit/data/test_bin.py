@@ -72,6 +72,7 @@ def _pickle_that(code):
         ),
         (_pickle_that(b"0000"), "not a verification set"),
         (_pickle_that(b"]a"), "not a verification set"),
+        (_pickle_that(b"cnumpy\ndty\\pe\n"), "not a verification set"),
         (_pickle_that(b"(((((tttttt"), "not a verification set"),
         (pickle.dumps((IMAGES, [True, False]))[:-30], "not a verification set"),
         (pickle.dumps(([np.zeros(3)] * 2, [True])), "numpy.dtype in a way"),
