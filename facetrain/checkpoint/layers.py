@@ -97,17 +97,17 @@ class Reader:
         """Return the layers that an output depends on.
 
         Raises:
-            ModelError: the image is not taken around 127.5, for which no weights could make up where the
-                first layer pads with zeros.
+            ModelError: a layer takes what none gives; or the image is not taken around 127.5, for which no weights
+                could make up where the first layer pads with zeros.
         """
         output = self._same.get(output, output)
         needed = self._needed(output)
-        taken = {
-            self._image[source]
-            for layer in needed.values()
-            for source in layer.sources
-            if source in self._image
-        }
+        sources = {source for layer in needed.values() for source in layer.sources}
+        unknown = sources - needed.keys() - self._image.keys()
+        if unknown or output not in needed:
+            missing = min(map(str, unknown), default=output)
+            raise ModelError(f"{self._where}: no layer gives {missing!r}, which is needed")
+        taken = {self._image[source] for source in sources & self._image.keys()}
         factor, offset = taken.pop() if len(taken) == 1 else (0.0, 0.0)
         if not factor or abs(offset + 127.5 * factor) > 1e-3 * abs(127.5 * factor):
             raise ModelError(

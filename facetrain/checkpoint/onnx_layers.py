@@ -98,7 +98,7 @@ def _layer(op: str, source: str, attributes: dict[str, Any], given: list[Tensor]
             return Layer("linear", (source,), {"weight": weights["weight"].T})
         case "PRelu":
             return Layer("prelu", (source,), weights)
-    return Layer(op, (source,))
+    return Layer(str(op), (source,))  # in a damaged file the name may be bytes
 
 
 def _convolution(attributes: dict[str, Any], weight: Tensor) -> dict[str, Any] | None:

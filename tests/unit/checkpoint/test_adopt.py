@@ -144,6 +144,15 @@ def test_pixels_that_are_not_taken_around_their_middle_are_refused(tmp_path):
         start_from(build_backbone("iresnet", **NARROW), path, never)
 
 
+def test_a_layer_that_takes_what_none_gives_is_refused(tmp_path):
+    def dangling(symbol, nodes):
+        nodes["_plus0"]["inputs"][1] = nodes["bn0"]["inputs"][1]  # a weight
+
+    path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
+    with pytest.raises(ModelError, match="no layer gives .[0-9]+., which is needed"):
+        start_from(build_backbone("iresnet", **NARROW), changed(path, dangling), never)
+
+
 @pytest.mark.parametrize("name", ["m.onnx", "m-symbol.json", "m-0000.params"])
 @pytest.mark.parametrize(
     "data", [b"", b"nothing", b"{}", b"[]", b'{"nodes": [], "heads": []}', bytes(range(256))]
