@@ -12,7 +12,8 @@
         ├── CheckpointError           1   a save that failed, or a checkpoint that is not whole
         ├── DivergedError             1   loss or gradients are not finite, step after step
         ├── SkippedError              1   more images could not be read than the run allows
-        ├── RankError                 1   another rank failed, or does not answer
+        ├── RankError                 1   another rank does not answer
+        │   └── LostRankError         3   another rank has ended; the launcher makes 1 of it
         └── LaunchError               1   the processes could not be started
 
 A message says what is wrong, where, what was found, and what to do. It is one line: the command line
@@ -78,6 +79,9 @@ class RankError(RunError):
 
 class LostRankError(RankError):
     """Another rank has ended. That rank, or whoever ended it, says why: the command line keeps quiet about this."""
+
+    # Of its own, so that the launcher can tell the ranks that know the reason from those that do not.
+    exit_code = 3
 
 
 class LaunchError(RunError):

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from facetrain.distributed import collectives
+from facetrain.distributed.roll_call import silent_ranks
 from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
+
+_TIMED_OUT = ("imed out", "imeout")
+_LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
+_PATIENCE_S = 3.0
+"""Ranks wait for the same collective, so that their time is over within moments of each other."""
 
 
 @contextmanager
@@ -15,7 +21,7 @@ def naming_failures(world: World, timeout_s: float) -> Iterator[None]:
     """Turn what goes wrong around a rank, its disk and its peers, into errors that say which it was.
 
     Raises:
-        RankError: another rank did not answer in time.
+        RankError: another rank did not answer in time; its name and place.
         LostRankError: another rank has ended.
         RunError: a file could not be read or written.
     """
@@ -30,11 +36,22 @@ def naming_failures(world: World, timeout_s: float) -> Iterator[None]:
         ) from error
     except RuntimeError as error:
         said = " ".join(str(error).split())
-        if "imed out" in said or "imeout" in said:
-            raise RankError(f"rank {world.rank} waited {timeout_s:.0f} s for another: {said}") from error
-        if world.size > 1 and any(word in said for word in ("onnection", "NCCL", "gloo", "reset by peer")):
-            raise LostRankError(said) from error
-        raise
+        if world.size == 1 or not any(word in said for word in _LOST):
+            raise
+        raise _lost(world, timeout_s, said) from error
+
+
+def _lost(world: World, timeout_s: float, said: str) -> RankError:
+    """Return what this rank says of a group that is broken: one of those that are left names who is not."""
+    silent = silent_ranks(world.life, world.rank, world.size, _PATIENCE_S)
+    speaker = min(set(range(world.size)) - set(silent))
+    if not any(word in said for word in _TIMED_OUT) or speaker != world.rank:
+        return LostRankError(said)
+    names = "; ".join(f"rank {rank} ({place})" for rank, place in silent.items()) or "another rank"
+    return RankError(
+        f"{names} did not answer rank {world.rank} for {timeout_s:.0f} s (train.timeout_s): "
+        "it hangs, or the way to it is cut; what was saved before is whole"
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -11,6 +12,11 @@ import torch
 from facetrain.distributed import collectives
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def grace_s() -> int:
+    """Return how many seconds after the signal the elastic agent ends what is still there."""
+    return int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))  # torchrun's own default
 
 
 class StopRequest:

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from facetrain.distributed.allocator import keep_freed_memory
+from facetrain.distributed.meeting import meet
+from facetrain.distributed.roll_call import sign_in
 from facetrain.errors import RunError, UsageError
 
 
@@ -33,6 +35,8 @@ class World:
     device: torch.device
     agent: str = ""
     """Names the process that started this one: the same for all that it starts, and starts again."""
+    life: str = ""
+    """Names this gathering of ranks: after a restart it has another name."""
     restarts: int = 0
 
     @property
@@ -86,7 +90,11 @@ def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
     chosen = _use(pick_device(device, local_rank))
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        store, rank, size, life = meet(timeout_s)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+        )
+        sign_in(store, rank)
     except (RuntimeError, ValueError) as error:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise RunError(
@@ -94,12 +102,13 @@ def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
         ) from error
     try:
         yield World(
-            rank=dist.get_rank(),
+            rank=rank,
             local_rank=local_rank,
-            size=dist.get_world_size(),
+            size=size,
             local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
             device=chosen,
             agent=_agent(),
+            life=life,
             restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
         # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from facetrain.checkpoint.save import CheckpointWriter, SaveFailed
 from facetrain.data.loader import Batch, Loader
 from facetrain.distributed import collectives
-from facetrain.distributed.signals import StopRequest
+from facetrain.distributed.signals import StopRequest, grace_s
 from facetrain.errors import CheckpointError, SkippedError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.memory import peak_gib
@@ -104,6 +105,9 @@ class RunHooks:
         self._signal, self._minutes_due = self._stop.agreed(
             time.monotonic() - self._saved_at > self._save_every_s
         )
+        if self._signal:
+            name = signal.Signals(self._signal).name
+            self._say(f"{name}: saving step {state.step} and stopping, within {grace_s()} s of the signal")
         if state.step % self._save_every == 0 or self._minutes_due or self._signal:
             self.save_now(state)
         elif self._writer.in_flight:

@@ -1,0 +1,137 @@
+"""Ranks that die, hang, fail or are told to stop: the others go on or end, one of them says why, none stays behind."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from tests.runs.test_training import checked, metrics
+from tests.support.command import facetrain, start
+from tests.support.processes import descendants, kill, wait_until_gone
+
+LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
+
+
+def ranks_of(agent):
+    """The worker processes of an agent, by rank."""
+    found = {}
+    for pid in descendants(agent):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"facetrain" in command and any(v.startswith(b"RANK=") for v in variables):
+            (rank,) = (int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK="))
+            found[rank] = pid
+    return found
+
+
+def wait_for_step(folder, step, process):
+    deadline = time.monotonic() + 120
+    path = folder / "metrics.jsonl"
+    while not (path.exists() and re.search(rf'"step": {step}, "loss"', path.read_text())):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def begun(describe, tmp_path):
+    """A run on two ranks that has come to its sixth step, and what belongs to it."""
+    processes = []
+
+    def begin(*options, **described):
+        folder = tmp_path / "run"
+        process = start(
+            "train", "--config", describe(**described), "--run-dir", folder, "--nproc-per-node", 2, *options
+        )
+        processes.append(process)
+        wait_for_step(folder, 6, process)
+        return folder, process
+
+    yield begin
+    for process in processes:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()
+
+
+def test_a_rank_that_dies_is_started_again_and_the_run_records_what_it_would_have(describe, tmp_path, begun):
+    whole = tmp_path / "whole"
+    checked(facetrain("train", "--config", describe(steps=20), "--run-dir", whole, "--nproc-per-node", 2))
+    folder, process = begun("--max-restarts", 1, steps=20)
+    before = ranks_of(process.pid)
+    kill([before[1]])
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and "going on from step" in said, said
+    assert metrics(folder) == metrics(whole)
+    assert not wait_until_gone(before.values(), 5)
+
+
+@pytest.mark.parametrize("victim", ["agent", "rank"])
+def test_nothing_outlives_what_it_belongs_to(begun, victim):
+    memory = set(Path("/dev/shm").iterdir())
+    folder, process = begun(*LONG)
+    there = descendants(process.pid)
+    ranks = ranks_of(process.pid)
+    assert len(there) > len(ranks) == 2, "there must be reading processes too"
+    kill([process.pid if victim == "agent" else ranks[1]])
+    assert not wait_until_gone(there, 40)
+    _, said = process.communicate(timeout=40)
+    assert set(Path("/dev/shm").iterdir()) <= memory
+    Checkpoint.open(folder).verify()
+    if victim == "rank":
+        assert f"error: rank 1 (process {ranks[1]}) was ended by SIGKILL" in said
+        assert said.count("error:") == 1 and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_ended(begun):
+    _, process = begun(*LONG, "--set", "train.timeout_s=5")
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1 and said.count("error:") == 1 and "Traceback" not in said, said
+    assert re.search(rf"error: rank 1 \(\S+, process {ranks[1]}\) did not answer rank 0 for 5 s", said), said
+    assert not wait_until_gone(ranks.values(), 5)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
+def test_a_signal_to_the_launcher_saves_and_ends_within_the_bound_that_is_said(begun, number, code):
+    folder, process = begun(*LONG, "--set", "checkpoint.every_steps=100000")
+    since = time.monotonic()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    (bound,) = re.findall(rf"{number.name}: saving step \d+ and stopping, within (\d+) s", said)
+    assert time.monotonic() - since < int(bound) == 300
+    assert process.returncode == code and "facetrain resume" in said and "Traceback" not in said, said
+    Checkpoint.open(folder).verify()
+
+
+def test_ctrl_c_twice_ends_even_what_hangs_at_once(begun):
+    _, process = begun(*LONG)
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None, "it waits for ranks that may be saving"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 130 and said.count("error: interrupted") == 1, said
+    assert not wait_until_gone(ranks.values(), 5)
+
+
+def test_a_record_that_one_rank_cannot_read_ends_all_with_one_message(describe, dataset, tmp_path):
+    shutil.copytree(dataset / "data", tmp_path / "data")
+    path = tmp_path / "data" / "train.rec"
+    data = bytearray(path.read_bytes())
+    at = [match.start() for match in re.finditer(rb"\x89PNG", data)][50]
+    data[at : at + 4] = b"none"
+    path.write_bytes(data)
+    done = facetrain(
+        "train", "--config", describe(), "--run-dir", tmp_path / "run", "--nproc-per-node", 2,
+        "--set", f"data.train={tmp_path / 'data'}", "--set", "train.timeout_s=60",
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("error:") == 1 and "Traceback" not in done.stderr
+    assert f"{path}: key 51" in done.stderr.replace("\n", " "), done.stderr
