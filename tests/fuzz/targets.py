@@ -9,6 +9,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.initial import start_from
+from facetrain.checkpoint.mxnet_symbol import open_mxnet
 from facetrain.config.arcface_torch import convert
 from facetrain.config.load import load_config
 from facetrain.data.bin import read_bin
@@ -16,8 +22,9 @@ from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
 from facetrain.data.index import _build
 from facetrain.data.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
-from facetrain.errors import ConfigError, DataError, ImageError, PairsError, RecordError
+from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from tests.support.datasets import picture, write_records
+from tests.support.mxnet_files import write_iresnet
 
 # In memory where the system has such a folder: the disk would be most of the time.
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -26,6 +33,7 @@ atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 _MAGIC = struct.pack("<I", MAGIC)
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _MIXTURE = b"datasets:\n  - path: one\n    weight: 0.5\n    identities: keep.txt"
+_NARROW = {"layers": (1, 1, 1, 1), "widths": (2, 2, 2, 2), "embedding_size": 4, "image_size": 32}
 _PEER = b"""from easydict import EasyDict as edict
 config = edict()
 config.margin_list = (1.0, 0.0, 0.4)
@@ -130,6 +138,24 @@ def mixture(data: bytes) -> str:
     return " ".join(said)
 
 
+def mxnet_network(data: bytes) -> str:
+    """Open a network in MXNet's files, and start from it: what stands before the first empty line is the graph."""
+    symbol, _, params = data.partition(b"\n\n")
+    (_FOLDER / "m-symbol.json").write_bytes(symbol)
+    (_FOLDER / "m-0000.params").write_bytes(params)
+    said = []
+    for read in (open_mxnet, lambda path: start_from(build_backbone("iresnet", **_NARROW), path, _faces)):
+        try:
+            read(_FOLDER / "m-symbol.json")
+        except ModelError as error:
+            said.append(str(error))
+    return " ".join(said)
+
+
+def _faces() -> Tensor:
+    return torch.randn(2, 3, 32, 32)
+
+
 def seeds() -> dict[str, list[bytes]]:
     """Return valid inputs of each target, to be mutated."""
     import pickle
@@ -141,6 +167,8 @@ def seeds() -> dict[str, list[bytes]]:
     records = [(_FOLDER / "seed" / "train.rec").read_bytes(), (_FOLDER / "magic.rec").read_bytes()]
     index = (_FOLDER / "seed" / "train.idx").read_bytes().strip()
     sets = [pickle.dumps(([picture(0, 4), picture(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)]
+    write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
+    network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
     return {
         "recordio": records,
         "catalogue": [index + b"\n\n" + records[0]],
@@ -156,6 +184,7 @@ def seeds() -> dict[str, list[bytes]]:
             _MIXTURE + b"\n\na/1.jpg\tann\n",
             _MIXTURE + b"\n\n1\t0.0\ta.png\n",
         ],
+        "mxnet_network": [b"\n\n".join(network)],
     }
 
 
@@ -167,4 +196,5 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "config": config,
     "peer_config": peer_config,
     "mixture": mixture,
+    "mxnet_network": mxnet_network,
 }
