@@ -38,7 +38,7 @@ gpu: $(READY)  ## tests that need a CUDA device
 golden: $(READY)  ## parity with numbers that other programs computed
 	$(BIN)/pytest tests/golden
 
-fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; inputs worth keeping go to build/fuzz
+fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; keep what is worth it in tests/fuzz/corpus
 	@for target in recordio catalogue image bin_set config peer_config mixture; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 

@@ -1,15 +1,14 @@
 """Fuzz one target: `python -m tests.fuzz.run recordio --seconds 300`.
 
-With atheris installed (`--atheris`), coverage guides the mutations. Without, the errors do: an input that is
-refused in words that no other was refused in is mutated further. Such inputs are kept in `--corpus`, from
-where the next run starts. Memory is limited to a gigabyte above what the process has at the start, so that
-an absurd allocation fails the run.
+With atheris installed (`--atheris`), coverage guides the mutations, and atheris keeps its inputs in
+build/fuzz. Without, the errors do: an input that is refused in words that no other was refused in is
+mutated further, and kept in `--corpus`, from where the next run starts. Memory is limited to a gigabyte
+above what the process has at the start, so that an absurd allocation fails the run.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import random
 import re
 import resource
@@ -19,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.fuzz import corpus as corpora
 from tests.fuzz.targets import TARGETS, seeds
 
 _WORDS = [b"\0" * 4, b"\xff" * 4, b"\x0a\x23\xd7\xce", b"\xff\xff\xff\x1f", b"\t", b"\n", b"9" * 25, b"-1"]
@@ -37,7 +37,7 @@ _WORDS += [
     b"\n  ",
     b"'",
 ]
-_MOST_KEPT = 1000
+_MOST_KEPT = 200
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -107,26 +107,32 @@ def main() -> None:
     )
     parser.add_argument("--atheris", action="store_true")
     options = parser.parse_args()
-    folder = options.corpus / options.target
-    folder.mkdir(parents=True, exist_ok=True)
     seconds = options.seconds or (None if options.executions else 60.0)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
-    target, corpus = TARGETS[options.target], seeds()[options.target]
+    target, kept = TARGETS[options.target], corpora.load(options.target, options.corpus)
+    corpus = seeds()[options.target] + kept
     if options.atheris:
-        import atheris
-
-        limits = [f"-runs={options.executions or -1}", f"-max_total_time={int(seconds or 0)}"]
-        atheris.Setup([sys.argv[0], *limits, str(folder)], target)
-        atheris.Fuzz()
+        _fuzz_with_atheris(options.target, corpus, options.executions or -1, int(seconds or 0))
         return
-    corpus += [path.read_bytes() for path in sorted(folder.iterdir())]
     known, since = len(corpus), time.monotonic()
     count = fuzz(target, corpus, executions=options.executions, seconds=seconds, seed=options.seed)
-    for data in corpus[known:]:
-        (folder / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    if len(corpus) > known:
+        corpora.save(options.target, kept + corpus[known:], options.corpus)
     taken = time.monotonic() - since
     print(f"{options.target}: {count:,} executions in {taken:.0f} s, no crash; {len(corpus):,} inputs kept")
+
+
+def _fuzz_with_atheris(name: str, corpus: list[bytes], executions: int, seconds: int) -> None:
+    import atheris
+
+    folder = Path("build/fuzz") / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, data in enumerate(corpus):
+        (folder / f"seed_{number}").write_bytes(data)
+    limits = [f"-runs={executions}", f"-max_total_time={seconds}"]
+    atheris.Setup([sys.argv[0], *limits, str(folder)], TARGETS[name])
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -94,18 +94,19 @@ def clean(
         vars(one) | {"name": embedded.name[one.picture] if one.picture >= 0 else None}
         for one in cleaning.findings
     ]
-    facts = json.dumps({"threshold": cleaning.threshold, "findings": findings})
+    facts: dict[str, object] = {"threshold": cleaning.threshold, "findings": findings}
     if report is not None:
-        write_text(report, facts + "\n")
-    if as_json:
-        typer.echo(facts)
-    else:
-        typer.echo(f"{dataset}: {len(embedded.label):,} pictures, threshold {cleaning.threshold:.3f}")
-        counts = Counter(one.kind for one in cleaning.findings)
-        for kind, meaning in _MEANING.items():
-            typer.echo(f"  {counts[kind]:,} {meaning}")
+        write_text(report, json.dumps(facts) + "\n")
     if output is not None:
         with progress_bar("writing") as progress:
             written = tool.write_cleaned(dataset, cleaning, output, workers=workers, progress=progress)
-        if not as_json:
-            typer.echo(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
+        facts["written"] = vars(written)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"{dataset}: {len(embedded.label):,} pictures, threshold {cleaning.threshold:.3f}")
+    counts = Counter(one.kind for one in cleaning.findings)
+    for kind, meaning in _MEANING.items():
+        typer.echo(f"  {counts[kind]:,} {meaning}")
+    if output is not None:
+        typer.echo(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
