@@ -117,7 +117,8 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     if checkpoint is not None:
-        state.restore(checkpoint)
+        with one_voice(world):
+            state.restore(checkpoint)
     log = log_to(folder / "log.txt", world.rank)
     try:
         run = _Run(config, world, folder, source, sets, plan, state, since, profile)

@@ -65,7 +65,7 @@ class TrainState:
         """Go on from a checkpoint of any number of ranks; of the same number, exactly as before.
 
         Raises:
-            CheckpointError: it belongs to another network or another set of identities.
+            CheckpointError: it belongs to another network or another set of identities, or holds what no run saves.
         """
         manifest = checkpoint.manifest
         if manifest.num_classes != self.head.num_classes:
@@ -74,19 +74,23 @@ class TrainState:
                 "give the dataset it was trained on, or start anew with model.init_from"
             )
         try:
-            self.backbone.load_state_dict(checkpoint.replicated("backbone."))
-        except RuntimeError as error:
+            self._take_over(checkpoint)
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{checkpoint.folder}: belongs to another network ({' '.join(str(error).split())})"
+                f"{checkpoint.folder}: belongs to another network, or was not written by a run "
+                f"({' '.join(str(error).split())[:300]})"
             ) from error
+        self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        self.backbone.load_state_dict(checkpoint.replicated("backbone."))
         self._load_optimizer(checkpoint.replicated("optimizer."))
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
-        if manifest.world_size == self.world.size:
+        if checkpoint.manifest.world_size == self.world.size:
             self._load_rank_state(checkpoint.rank_state(self.world.rank))
-        self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
 
     def _optimizer_state(self) -> dict[str, Tensor]:
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.backbone.named_parameters()}
@@ -101,6 +105,8 @@ class TrainState:
         for name, value in saved.items():
             parameter_name, _, key = name.rpartition(".")
             parameter = parameters[parameter_name]
+            if value.dim() and value.shape != parameter.shape:
+                raise ValueError(f"optimizer state {name} has the shape {list(value.shape)}")
             like = self.stepper.optimizer.state[parameter].get(key)
             device = parameter.device if like is None else like.device
             self.stepper.optimizer.state[parameter][key] = value.to(device)

@@ -1,0 +1,66 @@
+"""What a crafted checkpoint may try when a run goes on from it."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from facetrain import run
+from facetrain.config.load import load_config
+from facetrain.errors import CheckpointError
+from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.unit.checkpoint.test_safety import vouch_for
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory):  # noqa: F811
+    """The folder of a run of two steps, and its config."""
+    folder = tmp_path_factory.mktemp("state")
+    (folder / "tiny.yaml").write_text(
+        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}\n"
+        "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
+        "eval: {targets: []}\nlog: {tensorboard: false}\n"
+    )
+    config = load_config(folder / "tiny.yaml")
+    assert run.train(config, folder / "run") == 0
+    return folder / "run", config
+
+
+CRAFTED = {
+    "a backbone without a layer": ("replicated", lambda t: t.pop("backbone.conv1.weight")),
+    "moments of a parameter that climbs": (
+        "replicated",
+        lambda t: t.update({"optimizer.../../etc/passwd.momentum_buffer": torch.zeros(3)}),
+    ),
+    "moments of another shape": (
+        "replicated",
+        lambda t: t.update({"optimizer.conv1.weight.momentum_buffer": torch.zeros(1 << 10)}),
+    ),
+    "no loss scale": ("replicated", lambda t: t.pop("scale.value")),
+    "sums that are no pairs": ("replicated", lambda t: t.update({"meter.loss": torch.zeros(3)})),
+    "centres of another length": ("rows_00000_of_00001", lambda t: t.update(weight=torch.zeros(20, 5))),
+    "no random state": ("rank_00000", lambda t: t.pop("random.cpu")),
+    "a random state that is none": (
+        "rank_00000",
+        lambda t: t.update({"random.cpu": torch.zeros(3, dtype=torch.uint8)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_what_no_run_saves_is_refused_and_nothing_outside_is_written(finished, tmp_path, crafted):
+    shutil.copytree(finished[0], tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints" / "step_00000002"
+    stem, change = CRAFTED[crafted]
+    path = folder / f"{stem}.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    vouch_for(folder, path)
+    with pytest.raises(
+        CheckpointError, match="step_00000002: belongs to another network, or was not written"
+    ):
+        run.resume(finished[1], tmp_path / "run")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
