@@ -46,15 +46,17 @@ class DeviceDecoder:
         flat = pixels.view(len(pixels), -1)
         encoded = [flat[row, : size[row]] for row in rows.tolist()]
         try:
-            decoded = self._decode(encoded) if encoded else []
+            jpeg_BCHW = torch.stack(self._decode(encoded)) if encoded else None
         except RuntimeError:
             self._decode_on_host(slot)
-            return pixels.to(self._device)
-        image_BHWC = torch.empty_like(pixels, device=self._device)
-        for row, image_CHW in zip(rows.tolist(), decoded, strict=True):
-            image_BHWC[row] = image_CHW.permute(1, 2, 0)
-        for row in np.flatnonzero(size == 0).tolist():
-            image_BHWC[row] = pixels[row].to(self._device, non_blocking=True)
+            jpeg_BCHW = None
+        if jpeg_BCHW is None:
+            return pixels.to(self._device, copy=True)
+        jpeg_BHWC = jpeg_BCHW.permute(0, 2, 3, 1)
+        if len(rows) == len(pixels):
+            return jpeg_BHWC.contiguous()
+        image_BHWC = pixels.to(self._device, copy=True)
+        image_BHWC[torch.from_numpy(rows).to(self._device)] = jpeg_BHWC
         return image_BHWC
 
     def _decode_on_host(self, slot: int) -> None:

@@ -1,0 +1,34 @@
+"""Batches that nvJPEG has decoded beside those of the CPU."""
+
+import pytest
+import torch
+
+from facetrain.data.bench import bench_source
+from facetrain.data.loader import Loader
+from facetrain.data.order import GlobalOrder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand"),
+]
+
+
+def batches(source, on_device):
+    order = GlobalOrder(source.num_images, seed=1, global_batch_size=128)
+    loader = Loader(
+        source, order, rank=0, world_size=1, local_batch_size=128, device=torch.device("cuda"),
+        decode_on_device=on_device, stop_step=8,
+    )  # fmt: skip
+    found = [(batch.image_BHWC.clone(), batch.label_B.clone()) for (batch,) in loader]
+    loader.close()
+    return found
+
+
+def test_nvjpeg_shows_what_the_cpu_shows():
+    with bench_source(None) as source:
+        for (ours, label), (theirs, expected) in zip(
+            batches(source, True), batches(source, False), strict=True
+        ):
+            assert torch.equal(label, expected)
+            difference = (ours.float() - theirs.float()).abs()
+            assert difference.mean() < 2 and difference.flatten(1).mean(1).max() < 4
