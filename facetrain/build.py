@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.initial import initial_centres, start_from
+from facetrain.checkpoint.initial import start_from, take_centres
 from facetrain.checkpoint.model_file import describe_backbone
 from facetrain.config.load import plain_config
 from facetrain.config.schema import Config
@@ -24,7 +24,7 @@ from facetrain.data.dataset import FaceSource, check_counts, open_source
 from facetrain.data.sample import some_faces
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.world import World
-from facetrain.errors import ConfigError, DataError, ModelError
+from facetrain.errors import ConfigError, DataError
 from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
@@ -36,7 +36,6 @@ from facetrain.train.state import TrainState
 from facetrain.verify.pairs import PairSet, load_targets
 
 _DEFAULT_BATCH = 128
-_CENTRES_AT_ONCE = 1 << 16
 # torch 2.13 renamed the option.
 _SYNC_BUFFERS = next(
     name
@@ -256,30 +255,6 @@ def _build_head(
         product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,
     )
-
-
-def take_centres(head: MarginHead, path: Path, *, may_grow: bool) -> None:
-    """Give this rank's first classes the centres of another run; what lies behind them stays as it was drawn.
-
-    Raises:
-        ModelError: there are none, or of other classes or another length.
-    """
-    centres, weight = initial_centres(path), head.row_state()["weight"]
-    known = centres.num_classes
-    if known > head.num_classes or (known < head.num_classes and not may_grow):
-        hint = "extend adds identities behind the known ones" if known < head.num_classes else "take reinit"
-        raise ModelError(
-            f"{path}: has centres of {known:,} identities, the dataset {head.num_classes:,}; "
-            f"head.init_from: {hint}"
-        )
-    for start in range(head.shard.start, min(head.shard.stop, known), _CENTRES_AT_ONCE):
-        stop = min(start + _CENTRES_AT_ONCE, head.shard.stop, known)
-        rows = centres.rows(start, stop)
-        if rows.shape[1] != weight.shape[1]:
-            raise ModelError(
-                f"{path}: its centres have {rows.shape[1]:,} numbers, the head's {weight.shape[1]:,}"
-            )
-        weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
 
 
 def distribute(network: nn.Module, world: World, compress: str, *, accumulate: int = 1) -> nn.Module:

@@ -45,8 +45,9 @@ def adopt(theirs: Network, backbone: Backbone) -> Adopted:
             found = _passing_on(own, layer)
         elif own.kind == "norm":
             before = own.sources[0]
-            biased = "bias" not in ours.layers[before].weights
-            found = _norm(own, layer, theirs.layers[pairs[before]].weights.get("bias") if biased else None)
+            # A bias for which the layer before has no place goes into the mean.
+            homeless = "bias" not in ours.layers[before].weights
+            found = _norm(own, layer, theirs.layers[pairs[before]].weights.get("bias") if homeless else None)
         elif own.kind == "add":
             continue
         else:

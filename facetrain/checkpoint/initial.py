@@ -19,7 +19,9 @@ from facetrain.checkpoint.mxnet_layers import read_mxnet_layers
 from facetrain.checkpoint.mxnet_symbol import read_symbol
 from facetrain.checkpoint.onnx_layers import read_onnx_layers
 from facetrain.errors import ModelError
+from facetrain.head.margin_head import MarginHead
 
+_AT_ONCE = 1 << 16
 _MXNET_CENTRES = "fc7_weight"
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
 
@@ -51,6 +53,30 @@ def start_from(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> N
     load_weights_into(backbone, found.weights, str(path))
     if found.merged:
         settle_norms(backbone, found.merged, faces())
+
+
+def take_centres(head: MarginHead, path: Path, *, may_grow: bool) -> None:
+    """Give this rank's first classes the centres of another run; what lies behind them stays as it was drawn.
+
+    Raises:
+        ModelError: there are none, or of other classes or another length.
+    """
+    centres, weight = initial_centres(path), head.row_state()["weight"]
+    known = centres.num_classes
+    if known > head.num_classes or (known < head.num_classes and not may_grow):
+        hint = "extend adds identities behind the known ones" if known < head.num_classes else "take reinit"
+        raise ModelError(
+            f"{path}: has centres of {known:,} identities, the dataset {head.num_classes:,}; "
+            f"head.init_from: {hint}"
+        )
+    for start in range(head.shard.start, min(head.shard.stop, known), _AT_ONCE):
+        stop = min(start + _AT_ONCE, head.shard.stop, known)
+        rows = centres.rows(start, stop)
+        if rows.shape[1] != weight.shape[1]:
+            raise ModelError(
+                f"{path}: its centres have {rows.shape[1]:,} numbers, the head's {weight.shape[1]:,}"
+            )
+        weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
 
 
 def initial_weights(path: Path) -> dict[str, Tensor]:

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.build import take_centres
-from facetrain.checkpoint.initial import initial_centres, initial_weights
+from facetrain.checkpoint.initial import initial_centres, initial_weights, take_centres
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.load import load_config
 from facetrain.errors import ConfigError, ModelError
