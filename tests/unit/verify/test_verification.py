@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.verify.folds import THRESHOLDS, fold_accuracy
 from facetrain.verify.pairs import PairSet
-from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
+from facetrain.verify.roc import auc, eer_threshold, equal_error_rate, roc, tar_at_far, threshold_at
 from facetrain.verify.verification import verification_result
 
 
@@ -80,6 +81,30 @@ def test_the_equal_error_rate_lies_where_both_errors_meet():
     threshold = np.quantile(distance[~same], rate)
     assert np.mean(distance[same] > threshold) == pytest.approx(rate, abs=2e-3)
     assert equal_error_rate(roc(np.array([1.0, 0.0]), np.array([True, False]))) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("decimals", [1, 3])
+def test_the_equal_error_rate_is_the_root_that_scipy_finds(seed, decimals):
+    distance, same = scores(300, seed, decimals)
+    far, tar, _ = roc_curve(same, -distance, drop_intermediate=False)
+    root = brentq(lambda rate: 1 - rate - np.interp(rate, far, tar), 0, 1, xtol=1e-12)
+    assert equal_error_rate(roc(-distance, same)) == pytest.approx(root, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_thresholds_are_those_that_trying_every_score_finds(seed):
+    distance, same = scores(300, seed)
+    score, tried = -distance, np.unique(-distance)[::-1]
+    accepts = np.array([np.mean(score[~same] >= t) for t in tried])
+    rejects = np.array([np.mean(score[same] < t) for t in tried])
+    curve = roc(score, same)
+    assert eer_threshold(curve) == tried[accepts >= rejects][0]
+    for far in (0.3, 1e-1, 1e-2):
+        assert threshold_at(curve, far) == tried[accepts <= far][-1]
+    best = score.max() + 1
+    none = roc(np.append(score, best), np.append(same, False))
+    assert threshold_at(none, 1e-3) > best, "where the highest score is an impostor's, it accepts nobody"
 
 
 def test_pairs_of_one_kind_have_an_accuracy_and_no_curve():
