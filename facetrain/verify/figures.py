@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GENUINE, _IMPOSTOR, _MARK = "#1b6ca8", "#c8553d", "#555555"
+_OF_PAIRS = ("false accept rate", "true accept rate", "false reject rate")
+_OF_SEARCHES = tuple(
+    f"{kind} identification rate" for kind in ("false positive", "true positive", "false negative")
+)
 
 
 def result_figures(result: Result) -> dict[str, Figure]:
@@ -28,9 +32,10 @@ def result_figures(result: Result) -> dict[str, Figure]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError("figures need matplotlib: install facetrain[plot]") from error
+    wrong, right, missed = _OF_SEARCHES if result.protocol == "identification" else _OF_PAIRS
     drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
-        "roc": (result.curve, _draw_roc),
-        "det": (result.curve, _draw_det),
+        "roc": (result.curve, lambda axes, found: _draw_roc(axes, found, wrong, right)),
+        "det": (result.curve, lambda axes, found: _draw_det(axes, found, wrong, missed)),
         "scores": (result.histogram, lambda axes, found: _draw_scores(axes, found, result.threshold)),
         "folds": (result.folds, _draw_folds),
     }
@@ -60,21 +65,21 @@ def result_pictures(result: Result) -> dict[str, np.ndarray]:
     return pictures
 
 
-def _draw_roc(axes: Any, curve: Roc) -> None:
+def _draw_roc(axes: Any, curve: Roc, across: str, up: str) -> None:
     points = thin_curve(curve)
     axes.step(points["far"], points["tar"], where="post", color=_GENUINE)
     axes.set(xscale="log", xlim=(_lowest(curve), 1), ylim=(_least(points, curve) - 0.02, 1.005))
-    axes.set(title="ROC", xlabel="false accept rate", ylabel="true accept rate")
+    axes.set(title="ROC", xlabel=across, ylabel=up)
 
 
-def _draw_det(axes: Any, curve: Roc) -> None:
+def _draw_det(axes: Any, curve: Roc, across: str, up: str) -> None:
     points = thin_curve(curve)
     rejected = 1 - np.array(points["tar"])
     told = rejected > 0
     axes.step(np.array(points["far"])[told], rejected[told], where="post", color=_GENUINE)
     axes.plot([_lowest(curve), 1], [_lowest(curve), 1], color=_MARK, linestyle=":", label="equal error")
     axes.set(xscale="log", yscale="log", xlim=(_lowest(curve), 1))
-    axes.set(title="DET", xlabel="false accept rate", ylabel="false reject rate")
+    axes.set(title="DET", xlabel=across, ylabel=up)
     axes.legend(frameon=False)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,16 @@ def test_rates_are_drawn_on_logarithmic_axes(found):
     figures = result_figures(found.results["lfw"])
     assert figures["det"].axes[0].get_xscale() == figures["det"].axes[0].get_yscale() == "log"
     assert figures["roc"].axes[0].get_xscale() == "log"
+
+
+def test_axes_are_named_after_the_protocol(found):
+    searched = replace(found.results["lfw"], protocol="identification")
+    for result, across, up in (
+        (found.results["lfw"], "false accept rate", "false reject rate"),
+        (searched, "false positive identification rate", "false negative identification rate"),
+    ):
+        axes = result_figures(result)["det"].axes[0]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (across, up)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
