@@ -15,7 +15,8 @@ from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.disk import check_disk
 from facetrain.doctor.finding import Finding, count, look, ok
 from facetrain.doctor.recipe import check_learning_rate
-from facetrain.doctor.size import check_memory, state_size
+from facetrain.doctor.size import check_memory, checkpoint_bytes
+from facetrain.plan.forecast import forecast
 from facetrain.verify.pairs import load_targets
 
 
@@ -96,23 +97,11 @@ def _examine_batch(config: Config, world: World, num_images: int) -> list[Findin
 
 
 def _examine_sizes(config: Config, world: World, num_classes: int, folder: Path) -> list[Finding]:
-    size = state_size(
-        {
-            "name": config.model.backbone,
-            "layers": config.model.layers,
-            "widths": config.model.widths,
-            "embedding_size": config.model.embedding_size,
-            "image_size": config.data.image_size,
-        },
-        num_classes,
-        optimizer=config.optim.name,
-        weight_dtype=config.head.weight_dtype,
-        momentum_dtype=config.head.momentum_dtype,
-    )
+    cuda = world.device.type == "cuda"
+    needed = forecast(config, num_classes, world.size, cuda=cuda)
     kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
-    found = look("disk", check_disk, folder, checkpoint_bytes=size.checkpoint, kept=kept)
-    if world.device.type != "cuda":
+    size = checkpoint_bytes(needed, world.size)
+    found = look("disk", check_disk, folder, checkpoint_bytes=size, kept=kept)
+    if not cuda:
         return found
-    head = size.head // world.size if config.head.placement == "device" else 0
-    total = torch.cuda.get_device_properties(world.device).total_memory
-    return found + check_memory(size.backbone + size.gradients + head, total)
+    return found + check_memory(needed, torch.cuda.get_device_properties(world.device).total_memory)

@@ -4,7 +4,9 @@ import shutil
 import pytest
 import torch
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.config.schema import Config
 from facetrain.distributed.interface import Interface, interface_in_use, interfaces
 from facetrain.doctor import machine, software
 from facetrain.doctor.checkpoints import check_checkpoints
@@ -13,8 +15,9 @@ from facetrain.doctor.disk import check_disk
 from facetrain.doctor.finding import look
 from facetrain.doctor.network import _interface, check_network
 from facetrain.doctor.recipe import check_learning_rate
-from facetrain.doctor.size import check_memory, state_size
+from facetrain.doctor.size import check_memory, checkpoint_bytes
 from facetrain.errors import DataError
+from facetrain.plan.forecast import forecast
 from tests.support.datasets import write_records
 from tests.support.faults import small_disk
 from tests.support.snapshots import snapshot
@@ -117,13 +120,22 @@ def test_learning_rates_are_compared_with_published_ones(optimizer, lr, batch, w
     assert finding.status == status
 
 
-def test_the_size_of_a_state_is_that_of_its_checkpoint(tmp_path):
-    from facetrain.backbone.zoo import build_backbone
-
-    size = state_size({"name": "mbf", "embedding_size": 64}, 1000, optimizer="sgd", momentum_dtype="bfloat16")
+def test_memory_and_checkpoints_are_those_of_the_forecast():
+    config = Config.model_validate(
+        {
+            "data": {"train": "none"},
+            "model": {"backbone": "mbf", "embedding_size": 64},
+            "eval": {"targets": []},
+        }
+    )
+    needed = forecast(config, 1001, 2)
     parameters = sum(p.numel() for p in build_backbone("mbf", embedding_size=64).parameters())
-    assert size.backbone == 8 * parameters and size.head == 1000 * 64 * 6 and size.gradients == 4 * parameters
-    assert [check_memory(10, total)[0].status for total in (8, 16, 64)] == ["failure", "warning", "ok"]
+    # Batch norm's statistics are saved too; the larger shard counts twice.
+    assert (
+        8 * parameters + 1001 * 64 * 8 < checkpoint_bytes(needed, 2) < 1.05 * (8 * parameters + 1002 * 64 * 8)
+    )
+    memory = [needed.total - 1, needed.total + 1, 2 * needed.total]
+    assert [check_memory(needed, size)[0].status for size in memory] == ["failure", "warning", "ok"]
 
 
 def test_one_process_has_no_network():
