@@ -63,7 +63,7 @@ def test_the_catalogue_is_kept_and_made_anew_when_the_file_changes(tmp_path):
     rec, idx = tmp_path / "train.rec", tmp_path / "train.idx"
     first = load_catalogue(rec, idx)
     second = load_catalogue(rec, idx)
-    assert isinstance(second.offset, np.memmap)
+    assert isinstance(second.offset.base, np.memmap)
     np.testing.assert_array_equal(first.label, second.label)
     assert first.announced == second.announced == 4.0
     write_records(tmp_path, [0, 1, 2, 2])
