@@ -6,6 +6,7 @@ FIRST=${FIRST:-node0:29400}   # name of the first machine, and a free port on it
 NODES=${NODES:-2}             # or MIN:MAX, to go on with fewer when some are lost
 GPUS=${GPUS:-8}               # of each machine
 MAX_RESTARTS=${MAX_RESTARTS:-10}
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM; torchrun's own are 30
 # Which network card the GPUs talk through: set it where there are several.
 # export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 
