@@ -126,6 +126,9 @@ def _config(where: Topology, run_id: str, log_dir: str) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    if where.max_nodes > 1:
+        # With one store for all rounds, a node that comes later waits for an address that nobody tells again.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return LaunchConfig(
         min_nodes=where.min_nodes,
         max_nodes=where.max_nodes,
