@@ -39,7 +39,7 @@ golden: $(READY)  ## parity with numbers that other programs computed
 	$(BIN)/pytest tests/golden
 
 fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; keep what is worth it in tests/fuzz/corpus
-	@for target in recordio catalogue image bin_set config peer_config mixture; do \
+	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
 interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
