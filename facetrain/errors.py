@@ -68,6 +68,11 @@ class CheckpointError(RunError):
 class DivergedError(RunError):
     """The loss or the gradients were not finite for too many steps in a row."""
 
+    def __init__(self, message: str, report: dict[str, object] | None = None) -> None:
+        """Take the message, and what is needed to see the last of these steps again."""
+        super().__init__(message)
+        self.report = report or {}
+
 
 class SkippedError(RunError):
     """More images had to be skipped than `data.max_skipped`; every rank raises it after the same step."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from facetrain.data.dataset import FaceSource
 from facetrain.data.loader import Batch, Loader
 from facetrain.data.order import epoch_size, order_of
 from facetrain.distributed import collectives
-from facetrain.distributed.agreement import naming_failures, one_voice
+from facetrain.distributed.agreement import naming_failures, one_voice, told_by_leader
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import DivergedError, SkippedError
@@ -149,10 +150,13 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
             hooks.finish()
             if state.step == plan.total_steps and state.step > started_at:
                 hooks.insist(state)
-        except (DivergedError, SkippedError):
+        except (DivergedError, SkippedError) as error:
             hooks.finish()  # all ranks are here: the checkpoint in flight is from before
             _list_skipped(run, loader)
-            raise
+            if isinstance(error, DivergedError) and run.world.is_leader:
+                with suppress(OSError):  # a full disk must not hide why the run ended
+                    write_whole(run.folder / "diverged.json", json.dumps(error.report) + "\n")
+            raise told_by_leader(run.world, error) from error
         finally:
             loader.close()
             recorder.close()

@@ -68,6 +68,15 @@ def one_voice(world: World) -> Iterator[None]:
         return
     if fault is not None and first == world.rank:
         raise fault
-    silent = LostRankError(f"rank {first} failed")
-    silent.exit_code = failed[first]
-    raise silent
+    raise _silent(f"rank {first} failed", failed[first])
+
+
+def told_by_leader(world: World, error: FacetrainError) -> FacetrainError:
+    """Return what this rank raises for an error that all ranks have met alike: one of them is enough to say it."""
+    return error if world.is_leader else _silent(str(error), error.exit_code)
+
+
+def _silent(message: str, exit_code: int) -> LostRankError:
+    silent = LostRankError(message)
+    silent.exit_code = exit_code
+    return silent

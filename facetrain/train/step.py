@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch
+from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
+from facetrain.optim.stepper import Stepped
 from facetrain.parts import part
 from facetrain.train.state import TrainState
 
@@ -25,6 +26,8 @@ class TrainStep:
         self._network, self._augment = network, augment
         self._max_skipped = max_skipped_steps
         self._streak: Tensor | None = None
+        self._loss: Tensor | float
+        self._last: Stepped
 
     def __call__(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Take the step `state.step`. Collective.
@@ -39,6 +42,7 @@ class TrainStep:
                 total = total + self._accumulate(state, batch, len(batches))
         with part("optimizer"):
             stepped = state.stepper.finish()
+        self._loss, self._last = total, stepped
         state.meter.add("loss", total)
         state.meter.add("grad_norm", stepped.grad_norm)
         state.meter.add("skipped", stepped.skipped)
@@ -50,13 +54,25 @@ class TrainStep:
 
     def check(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Stop a run whose steps are skipped again and again. Waits for the device; all ranks decide alike."""
-        if self._streak is not None and self._streak.item() >= self._max_skipped:
-            numbers = torch.cat([batch.sample_B for batch in batches]).tolist()
-            raise DivergedError(
-                f"the loss or the gradient was not finite in {int(self._streak.item())} steps running, the last of "
-                f"them step {state.step} (images {', '.join(map(str, numbers[:8]))}, … of rank {state.world.rank}); "
-                "lower optim.lr, warm up for longer, or use precision fp32; the last checkpoint is as it was"
-            )
+        if self._streak is None or self._streak.item() < self._max_skipped:
+            return
+        norm, skipped = float(self._last.grad_norm), int(self._streak.item())
+        mine = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
+        report = {
+            "step": state.step,
+            "epoch": batches[-1].epoch,
+            "skipped_steps": skipped,
+            "loss": str(float(self._loss)),
+            "grad_norm": str(norm),
+            "loss_scale": float(state.stepper.scale.value),
+            "images_and_labels_by_rank": collectives.gather_json(mine),
+        }
+        raise DivergedError(
+            f"the loss or the gradient was not finite in {skipped} steps running, the last of them step "
+            f"{state.step} (loss {float(self._loss):g}, gradient norm {norm:g}; diverged.json lists its images); "
+            "lower optim.lr, warm up for longer, or use precision fp32; the last checkpoint is as it was",
+            report,
+        )
 
     def _accumulate(self, state: TrainState, batch: Batch, parts: int) -> Tensor:
         with part("data"):

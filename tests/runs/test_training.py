@@ -199,12 +199,17 @@ def test_sigterm_saves_and_ends_with_143(describe, tmp_path):
     assert checkpoint.step > 3
 
 
-def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describe, tmp_path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describe, tmp_path, ranks):
     process = facetrain(
         "train", "--config", describe(), "--run-dir", tmp_path / "wild", "--set", "optim.lr=1e30",
         "--set", "optim.clip_grad_norm=null", "--set", "train.max_skipped_steps=3", "--set", "optim.warmup_epochs=0",
-        "--set", "train.max_steps=60", "--set", "train.epochs=60",
+        "--set", "train.max_steps=60", "--set", "train.epochs=60", "--nproc-per-node", ranks,
     )  # fmt: skip
     assert process.returncode == 1
     assert "error: the loss or the gradient was not finite in 3 steps running" in process.stderr
     assert process.stderr.count("error:") == 1 and "Traceback" not in process.stderr
+    report = json.loads((tmp_path / "wild" / "diverged.json").read_text())
+    assert f"step {report['step']} (loss {report['loss']}, gradient norm nan" in process.stderr
+    images = [number for rank in report["images_and_labels_by_rank"] for part in rank for number in part[0]]
+    assert len(report["images_and_labels_by_rank"]) == ranks and len(set(images)) == 24

@@ -1,0 +1,61 @@
+"""Two network namespaces with a cable between them: two hosts, as far as the network can tell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace, its end of the cable, and the address there."""
+
+    name: str
+    interface: str
+    address: str
+
+    def command(self, *arguments: object) -> list[str]:
+        """Return the command that runs another one on this host."""
+        return ["ip", "netns", "exec", self.name, *map(str, arguments)]
+
+    def set_link(self, state: str) -> None:
+        """Pull the cable out (`down`) or put it back in (`up`)."""
+        _ip("-n", self.name, "link", "set", self.interface, state)
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Lay a cable between two new hosts; skip the calling test where that is not allowed."""
+    # Names of interfaces have fifteen letters at most.
+    hosts = [Host(f"ft{os.getpid()}{end}", f"ft{end}{os.getpid()}", f"10.77.0.{end}") for end in (1, 2)]
+    first, second = hosts
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.name)
+        _ip("link", "add", first.interface, "netns", first.name, "type", "veth",
+            "peer", "name", second.interface, "netns", second.name)  # fmt: skip
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        _remove(hosts)
+        pytest.skip(f"needs the right to make network namespaces: {getattr(error, 'stderr', error)}")
+    try:
+        for host in hosts:
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.interface)
+            _ip("-n", host.name, "link", "set", "lo", "up")
+            host.set_link("up")
+        yield first, second
+    finally:
+        _remove(hosts)
+
+
+def _remove(hosts: list[Host]) -> None:
+    for host in hosts:
+        subprocess.run(["sh", "-c", f"ip netns del {host.name} 2>/dev/null"])
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
