@@ -9,7 +9,7 @@ TORCH_VERSION ?=
 SECONDS ?= 60
 MINUTES ?= 60
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop soak bench clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop survive soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; keep what is wo
 
 interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
 	VENV=$(VENV) ./scripts/interop
+
+survive: $(READY)  ## lose ranks and hosts, cut networks, kill at twenty moments, change ranks in all ways: six minutes
+	$(BIN)/pytest -m long
 
 soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60
 	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)

@@ -46,7 +46,7 @@ def with_rank(rank, size, port, function, *args):
         assert function(*args) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9", sample_rate=0.3)
     ports = free_ports(len(SIZES) + len(PAIRS))

@@ -86,7 +86,7 @@ def test_nothing_outlives_what_it_belongs_to(begun, victim):
         assert said.count("error:") == 1 and "Traceback" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_ended(begun):
     _, process = begun(*LONG, "--set", "train.timeout_s=5")
     ranks = ranks_of(process.pid)

@@ -55,7 +55,7 @@ def trains_on(folder, ranks, agent, timeout_s=90):
     raise AssertionError(f"it does not train on {ranks} ranks")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_survives_a_cut_and_a_lost_host_and_takes_both_back(describe, tmp_path):
     config, folder = describe(checkpoint="every_steps: 2, keep: 3"), tmp_path / "run"
     with two_hosts() as (first, second):
