@@ -36,7 +36,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.agreement import naming_failures, one_voice, told_by_leader
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import DivergedError, SkippedError
+from facetrain.errors import CheckpointError, DivergedError, SkippedError
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
@@ -150,7 +150,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
             hooks.finish()
             if state.step == plan.total_steps and state.step > started_at:
                 hooks.insist(state)
-        except (DivergedError, SkippedError) as error:
+        except (CheckpointError, DivergedError, SkippedError) as error:
             hooks.finish()  # all ranks are here: the checkpoint in flight is from before
             _list_skipped(run, loader)
             if isinstance(error, DivergedError) and run.world.is_leader:

@@ -1,0 +1,21 @@
+"""A run on a disk that has no room for its second checkpoint."""
+
+from facetrain.checkpoint.load import Checkpoint
+from tests.runs.test_training import losses, metrics
+from tests.support.command import facetrain
+from tests.support.faults import small_disk
+
+
+def test_a_full_disk_stops_no_training_and_no_run_is_finished_whose_last_checkpoint_does_not_stand(
+    describe, tmp_path
+):
+    folder = tmp_path / "disk" / "run"
+    with small_disk(tmp_path / "disk", size_kib=320):  # one checkpoint has 180
+        done = facetrain("train", "--config", describe(), "--run-dir", folder, "--nproc-per-node", 2)
+        assert done.returncode == 1 and done.stderr.count("error:") == 1 and "Traceback" not in done.stderr
+        assert "error: the last checkpoint was not saved (rank 0: " in done.stderr
+        assert "checkpoint of step 8 was not saved" in done.stderr and "No space left" in done.stderr
+        assert len(losses(folder)) == 12
+        assert [r["step"] for r in metrics(folder) if "save_failed" in r] == [8, 12]
+        assert Checkpoint.open(folder).step == 4
+        Checkpoint.open(folder / "checkpoints" / "latest").verify()
