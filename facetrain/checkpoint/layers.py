@@ -56,6 +56,20 @@ class Network:
         return found
 
 
+def applied(line: tuple[float, float], kind: str, number: float) -> tuple[float, float]:
+    """Return what becomes of factor · p + offset: a number added, subtracted (`sub`), multiplied, divided by."""
+    factor, offset = line
+    times = {"mul": number, "div": 1 / number if number else float("nan")}.get(kind, 1.0)
+    plus = {"add": number, "sub": -number}.get(kind, 0.0)
+    return factor * times, offset * times + plus
+
+
+def around_middle(line: tuple[float, float]) -> bool:
+    """Whether factor · p + offset is 0 for a pixel in the middle between 0 and 255."""
+    factor, offset = line
+    return factor != 0 and abs(offset + 127.5 * factor) <= 1e-3 * abs(127.5 * factor)
+
+
 class Reader:
     """Collects the layers of a file, each behind its sources.
 
@@ -82,10 +96,7 @@ class Reader:
         if source not in self._image:
             self.add(value, Layer(f"{kind} {number:g}", (source,)))
             return
-        factor, offset = self._image[source]
-        times = {"mul": number, "div": 1 / number if number else float("nan")}.get(kind, 1.0)
-        plus = {"add": number, "sub": -number}.get(kind, 0.0)
-        self._image[value] = (factor * times, offset * times + plus)
+        self._image[value] = applied(self._image[source], kind, number)
 
     def add(self, value: str, layer: Layer) -> None:
         """Note a layer."""
@@ -108,8 +119,8 @@ class Reader:
             missing = min(map(str, unknown), default=output)
             raise ModelError(f"{self._where}: no layer gives {missing!r}, which is needed")
         taken = {self._image[source] for source in sources & self._image.keys()}
-        factor, offset = taken.pop() if len(taken) == 1 else (0.0, 0.0)
-        if not factor or abs(offset + 127.5 * factor) > 1e-3 * abs(127.5 * factor):
+        factor, offset = line = taken.pop() if len(taken) == 1 else (0.0, 0.0)
+        if not around_middle(line):
             raise ModelError(
                 f"{self._where}: takes pixels times {factor:g} plus {offset:g}; facetrain trains networks that take "
                 "(pixels − 127.5) times a number"

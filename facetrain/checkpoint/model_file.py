@@ -155,16 +155,15 @@ def _built(
 
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
-    preprocessing = network.notes.get("preprocessing")
-    normalises = isinstance(preprocessing, dict) and preprocessing.get("scale") == PIXELS["scale"]
-    floats = _pixels if normalises else normalise
+    floats = _pixels if network.normalises else normalise
+    notes = ({"preprocessing": PIXELS} if network.normalises else {}) | network.notes
     return EmbeddingModel(
         network.eval(),
         network.image_size,
         network.embedding_size,
         _bytes if network.from_pixels else floats,
         f"ONNX, {path.name}",
-        network.notes,
+        notes,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from facetrain.checkpoint.onnx_layers import takes_pixels
 from facetrain.errors import ModelError
 
 
@@ -29,6 +30,8 @@ class OnnxNetwork(nn.Module):
         self.embedding_size = width if isinstance(width, int) else 0
         self.notes = _notes(session)
         """What facetrain's exporter has written of it."""
+        self.normalises = False
+        """It takes float32 pixels from 0 to 255."""
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map images to the session's first output, on the device of the images."""
@@ -41,17 +44,27 @@ def open_onnx(path: Path) -> OnnxNetwork:
     """Open an ONNX file on the processor.
 
     Raises:
-        ModelError: it is none, or onnxruntime is not installed.
+        ModelError: it is none, or onnx or onnxruntime is not installed.
     """
     try:
+        import onnx
         import onnxruntime
     except ImportError as error:
-        raise ModelError(f"{path}: needs onnxruntime: install facetrain[onnx]") from error
+        raise ModelError(f"{path}: needs {error.name}: install facetrain[onnx]") from error
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        network = OnnxNetwork(session)
+        network.normalises = _normalises(onnx, path, network.notes)
     except Exception as error:  # onnxruntime's own have no common root
         raise ModelError(f"{path}: {' '.join(str(error).split())[:200]}") from error
-    return OnnxNetwork(session)
+    return network
+
+
+def _normalises(onnx: Any, path: Path, notes: dict[str, Any]) -> bool:
+    said = notes.get("preprocessing")
+    if isinstance(said, dict):
+        return said.get("scale") == 1
+    return takes_pixels(onnx.load(str(path), load_external_data=False))
 
 
 def _notes(session: Any) -> dict[str, Any]:

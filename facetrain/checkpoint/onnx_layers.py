@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from facetrain.checkpoint.layers import Layer, Network, Reader
+from facetrain.checkpoint.layers import Layer, Network, Reader, applied, around_middle
 from facetrain.errors import ModelError
 
 _NOTHING = {"Dropout", "Identity", "Flatten", "Reshape", "Transpose", "Cast"}
@@ -120,9 +121,41 @@ def _normalisation(onnx: Any, model: Any, image: Any) -> tuple[float, float]:
     if image.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
         return 1.0, 0.0
     notes = {found.key: found.value for found in model.metadata_props}
-    said = json.loads(notes.get("preprocessing", "{}"))
-    mean, scale = said.get("mean", 127.5), said.get("scale", 127.5)
-    return 1 / scale, -mean / scale
+    if "preprocessing" not in notes:
+        return (1.0, 0.0) if takes_pixels(model) else (1 / 127.5, -1.0)
+    said = json.loads(notes["preprocessing"])
+    return 1 / said["scale"], -said["mean"] / said["scale"]
+
+
+def takes_pixels(model: Any) -> bool:
+    """Whether a graph of floats takes pixels from 0 to 255, which it brings around 0 itself, as MXNet's do.
+
+    Where it takes (pixels − 127.5) / 127.5, whatever it adds or subtracts first leaves the middle at 0.
+    """
+    from onnx import numpy_helper
+
+    numbers = {
+        found.name: numpy_helper.to_array(found) for found in model.graph.initializer if _is_number(found)
+    }
+    lines = {found.name: (1.0, 0.0) for found in model.graph.input}
+    for node in model.graph.node:
+        for found in node.attribute:
+            if node.op_type == "Constant" and found.name == "value" and _is_number(found.t):
+                numbers[node.output[0]] = numpy_helper.to_array(found.t)
+        if not node.input or node.input[0] not in lines:
+            continue
+        line, given = lines[node.input[0]], [numbers[name] for name in node.input[1:] if name in numbers]
+        if node.op_type in _ARITHMETIC and given:
+            lines[node.output[0]] = applied(line, _ARITHMETIC[node.op_type], float(given[0].item()))
+        elif node.op_type in _NOTHING:
+            lines[node.output[0]] = line
+        elif line[1] and around_middle(line):
+            return True
+    return False
+
+
+def _is_number(found: Any) -> bool:
+    return math.prod(found.dims) == 1
 
 
 def _tensor(onnx: Any, found: Any) -> Tensor:

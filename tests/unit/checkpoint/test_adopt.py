@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,6 +77,27 @@ def test_an_onnx_file_without_norms_is_taken_over_and_trains_on_from_there(tmp_p
         still, training = ours.eval()(many), ours.train()(many)
     # The batch's own statistics are those that were learned: the network in training is the one that was read.
     torch.testing.assert_close(training, still, atol=1e-2, rtol=1e-2)
+    if not how:
+        check_pixels_inside(path, build_backbone(name, **options), many)
+
+
+def check_pixels_inside(path, ours, many):
+    """Let the file take pixels, as MXNet's networks do when they have become ONNX: eval and training see that."""
+    import onnx
+
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    first = next(node for node in model.graph.node if node.op_type == "Conv")
+    for number, (op, value) in enumerate((("Sub", 127.5), ("Mul", 0.0078125))):
+        constant = onnx.numpy_helper.from_array(np.float32(value), f"scalar{number}")
+        model.graph.initializer.append(constant)
+        taken = onnx.helper.make_node(op, [first.input[0], constant.name], [f"prepared{number}"])
+        model.graph.node.insert(number, taken)
+        first.input[0] = f"prepared{number}"
+    onnx.save(model, path)
+    assert open_model(path, CPU).preprocessing["scale"] == 1
+    start_from(ours, path, lambda: many)
+    assert_embeds_as_eval(ours, path)
 
 
 @pytest.mark.parametrize(
