@@ -15,11 +15,11 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fuzz import corpus as corpora
-from tests.fuzz.targets import TARGETS, seeds
 
 _WORDS = [b"\0" * 4, b"\xff" * 4, b"\x0a\x23\xd7\xce", b"\xff\xff\xff\x1f", b"\t", b"\n", b"9" * 25, b"-1"]
 _WORDS += [
@@ -98,7 +98,7 @@ def _words(said: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("target", help="a name in tests/fuzz/targets.py")
     parser.add_argument("--executions", type=int)
     parser.add_argument("--seconds", type=float, help="60 if neither this nor --executions is given")
     parser.add_argument("--seed", type=int, default=0)
@@ -108,12 +108,17 @@ def main() -> None:
     parser.add_argument("--atheris", action="store_true")
     options = parser.parse_args()
     seconds = options.seconds or (None if options.executions else 60.0)
+    with _instrumented(options.atheris):
+        from tests.fuzz.targets import TARGETS, seeds
+    if options.target not in TARGETS:
+        parser.error(f"no target {options.target}; there are {', '.join(sorted(TARGETS))}")
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
     target, kept = TARGETS[options.target], corpora.load(options.target, options.corpus)
     corpus = seeds()[options.target] + kept
     if options.atheris:
-        _fuzz_with_atheris(options.target, corpus, options.executions or -1, int(seconds or 0))
+        folder = Path("build/fuzz") / options.target
+        _fuzz_with_atheris(target, corpus, folder, options.executions or -1, int(seconds or 0))
         return
     known, since = len(corpus), time.monotonic()
     count = fuzz(target, corpus, executions=options.executions, seconds=seconds, seed=options.seed)
@@ -123,15 +128,28 @@ def main() -> None:
     print(f"{options.target}: {count:,} executions in {taken:.0f} s, no crash; {len(corpus):,} inputs kept")
 
 
-def _fuzz_with_atheris(name: str, corpus: list[bytes], executions: int, seconds: int) -> None:
+@contextmanager
+def _instrumented(on: bool) -> Iterator[None]:
+    """Have atheris see which ways are taken through what is imported within."""
+    if not on:
+        yield
+        return
     import atheris
 
-    folder = Path("build/fuzz") / name
+    with atheris.instrument_imports(include=["facetrain", "tests.fuzz"]):
+        yield
+
+
+def _fuzz_with_atheris(
+    target: Callable[[bytes], str], corpus: list[bytes], folder: Path, executions: int, seconds: int
+) -> None:
+    import atheris
+
     folder.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(corpus):
         (folder / f"seed_{number}").write_bytes(data)
     limits = [f"-runs={executions}", f"-max_total_time={seconds}"]
-    atheris.Setup([sys.argv[0], *limits, str(folder)], TARGETS[name])
+    atheris.Setup([sys.argv[0], *limits, str(folder)], lambda data: target(data) and None)
     atheris.Fuzz()
 
 
