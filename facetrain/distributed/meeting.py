@@ -1,6 +1,6 @@
 """How the ranks of one life of a job find each other, and nobody from the life before.
 
-torchrun's agents keep one store through all restarts (torch 2.11 to 2.13). The addresses of processes
+torchrun's agents keep one store through all restarts (seen in 2.13.0). The addresses of processes
 that are gone stay in it: gloo would connect to them, and be refused or wait until its time is over.
 """
 

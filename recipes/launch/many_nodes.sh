@@ -7,7 +7,7 @@ NODES=${NODES:-2}             # or MIN:MAX, to go on with fewer when some are lo
 GPUS=${GPUS:-8}               # of each machine
 MAX_RESTARTS=${MAX_RESTARTS:-10}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM; torchrun's own are 30
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or a machine that comes later is not let in (torch 2.11 to 2.13)
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or a machine that comes later is not let in (torch 2.13)
 # Which network card the GPUs talk through: set it where there are several.
 # export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 
