@@ -45,7 +45,7 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; keep what is wo
 interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
 	VENV=$(VENV) ./scripts/interop
 
-survive: $(READY)  ## lose ranks and hosts, cut networks, kill at twenty moments, change ranks in all ways: six minutes
+survive: $(READY)  ## lose ranks and hosts, cut networks, change ranks in all ways: six minutes
 	$(BIN)/pytest -m long
 
 soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60

@@ -12,6 +12,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ def measure(folder: Path, snapshot: Snapshot, *, asynchronous: bool, times: int)
     writer = CheckpointWriter(folder, keep=1, asynchronous=asynchronous)
     measured = []
     for _ in range(times):
+        snapshot = replace(snapshot, step=snapshot.step + 1)
         since = time.perf_counter()
         outcome = writer.save(snapshot)
         stall = time.perf_counter() - since

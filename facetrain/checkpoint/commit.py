@@ -59,7 +59,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def publish(scratch: Path, target: Path) -> None:
-    """Give a written folder its name, and let `latest` name it."""
+    """Give a written folder its name, and let `latest` name it; `remove_replaced` is to follow."""
     sync_to_disk(scratch)
     replaced = _hidden(target, _REPLACED)
     if target.exists():
@@ -68,7 +68,11 @@ def publish(scratch: Path, target: Path) -> None:
     os.rename(scratch, target)
     sync_to_disk(target.parent)
     write_whole(target.parent / LATEST, target.name + "\n")
-    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_replaced(target: Path) -> None:
+    """Remove what stood under a name before `publish`."""
+    shutil.rmtree(_hidden(target, _REPLACED), ignore_errors=True)
 
 
 def point_latest(folder: Path) -> None:

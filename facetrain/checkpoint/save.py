@@ -184,11 +184,14 @@ class CheckpointWriter:
         except OSError as error:
             return self._told(error)
         # To give back many gigabytes takes a file system seconds: training does not wait for that.
-        self._removal = threading.Thread(target=self._remove_surplus, name="retention", daemon=True)
+        self._removal = threading.Thread(
+            target=self._remove_surplus, args=(snapshot.step,), name="retention", daemon=True
+        )
         self._removal.start()
         return ""
 
-    def _remove_surplus(self) -> None:
+    def _remove_surplus(self, saved: int) -> None:
+        commit.remove_replaced(commit.step_folder(self._folder, saved))
         for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
             try:
                 remove_checkpoint(self._folder, step)

@@ -122,9 +122,6 @@ def interrupt(folder, describe, step, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"dropout": 0.2},
-        {"sample_rate": 0.3, "accumulate": 2},
-        {"precision": "fp16"},
         {"sample_rate": 0.3, "head": "placement: host"},
         {"sample_rate": 0.3, "head": "placement: disk, momentum_dtype: int8, weight_dtype: bfloat16"},
         {"margin": "adaface", "head": "loss: unified, sub_centres: 2, drop_sub_centres_epoch: 1.2"},
