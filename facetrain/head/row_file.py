@@ -22,6 +22,8 @@ _CACHE_LINE, _SECTOR, _PAGE = 64, 512, 4096
 """Bytes: what rows, what transfers past the kernel's cache, and what the memory for them are aligned to."""
 _IN_FLIGHT = 16
 """Transfers at once; a disk answers many in the time of one."""
+_LONGEST_RUN = 4096
+"""Rows in a transfer: the kernel moves no more than 2 GiB by one call, and long runs are shared out."""
 
 
 class RowFile:
@@ -129,11 +131,12 @@ class RowFile:
 
 
 def _runs(index: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield (first row, its place in the index, length) of each run of consecutive rows."""
+    """Yield (first row, its place in the index, length) of runs of consecutive rows."""
     if not len(index):
         return
     first = torch.ones(len(index), dtype=torch.bool)
     first[1:] = index.diff() != 1
+    first[::_LONGEST_RUN] = True
     places = first.nonzero()[:, 0]
     lengths = torch.cat([places[1:], torch.tensor([len(index)])]) - places
     yield from zip(index[places].tolist(), places.tolist(), lengths.tolist(), strict=True)

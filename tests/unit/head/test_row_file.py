@@ -48,6 +48,17 @@ def test_rows_that_were_put_by_calls_are_seen_through_the_mapping(file):
         assert torch.equal(table, content[name])
 
 
+def test_runs_longer_than_a_transfer_are_moved_whole(tmp_path):
+    file = RowFile(tmp_path / "rows.bin", 10_000, {"weight": (128, torch.float32)})
+    near = {"weight": torch.randn(10_000, 128)}
+    every = torch.arange(10_000)
+    file.put(every, near)
+    again = {"weight": torch.zeros(10_000, 128)}
+    file.take(every, again)
+    assert torch.equal(again["weight"], near["weight"])
+    assert torch.equal(file.tables["weight"], near["weight"])
+
+
 def test_no_rows_are_moved_without_a_word(file):
     content, none = fill(file), torch.empty(0, dtype=torch.int64)
     file.take(none, tables_like(file, 0))
