@@ -7,6 +7,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -72,53 +73,33 @@ def catalogue(data: bytes) -> str:
     index, _, records = data.partition(b"\n\n")
     (_FOLDER / "train.idx").write_bytes(index)
     (_FOLDER / "train.rec").write_bytes(records)
-    try:
-        _build(_FOLDER / "train.rec", _FOLDER / "train.idx")
-    except RecordError as error:
-        return str(error)
-    return ""
+    return _refusal(RecordError, lambda: _build(_FOLDER / "train.rec", _FOLDER / "train.idx"))
 
 
 def image(data: bytes) -> str:
     """Decode a picture."""
-    try:
-        decode_rgb(data, where="x")
-    except ImageError as error:
-        return str(error)
-    return ""
+    return _refusal(ImageError, lambda: decode_rgb(data, where="x"))
 
 
 def bin_set(data: bytes) -> str:
     """Read a verification set."""
     path = _FOLDER / "a.bin"
     path.write_bytes(data)
-    try:
-        read_bin(path)
-    except PairsError as error:
-        return str(error)
-    return ""
+    return _refusal(PairsError, lambda: read_bin(path))
 
 
 def config(data: bytes) -> str:
     """Read a run description."""
     path = _FOLDER / "run.yaml"
     path.write_bytes(data)
-    try:
-        load_config(path)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return _refusal(ConfigError, lambda: load_config(path))
 
 
 def peer_config(data: bytes) -> str:
     """Translate a config of arcface_torch, which is Python that must not run."""
     path = _FOLDER / "peer.py"
     path.write_bytes(data)
-    try:
-        convert(path)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return _refusal(ConfigError, lambda: convert(path))
 
 
 def mixture(data: bytes) -> str:
@@ -129,13 +110,8 @@ def mixture(data: bytes) -> str:
     (_FOLDER / "keep.txt").write_bytes(listed)
     (_FOLDER / "list.lst").write_bytes(listed)
     (_FOLDER / "mix.yaml").write_bytes(described)
-    said = []
-    for name in ("mix.yaml", "list.lst"):
-        try:
-            open_source(_FOLDER / name)
-        except DataError as error:
-            said.append(str(error))
-    return " ".join(said)
+    names = ("mix.yaml", "list.lst")
+    return " ".join(_refusal(DataError, partial(open_source, _FOLDER / name)) for name in names)
 
 
 def mxnet_network(data: bytes) -> str:
@@ -143,13 +119,19 @@ def mxnet_network(data: bytes) -> str:
     symbol, _, params = data.partition(b"\n\n")
     (_FOLDER / "m-symbol.json").write_bytes(symbol)
     (_FOLDER / "m-0000.params").write_bytes(params)
-    said = []
-    for read in (open_mxnet, lambda path: start_from(build_backbone("iresnet", **_NARROW), path, _faces)):
-        try:
-            read(_FOLDER / "m-symbol.json")
-        except ModelError as error:
-            said.append(str(error))
-    return " ".join(said)
+    graph = _FOLDER / "m-symbol.json"
+    backbone = build_backbone("iresnet", **_NARROW)
+    opened = _refusal(ModelError, lambda: open_mxnet(graph))
+    return f"{opened} {_refusal(ModelError, lambda: start_from(backbone, graph, _faces))}"
+
+
+def _refusal(documented: type[Exception], read: Callable[[], object]) -> str:
+    """Return what a reader says when it refuses; nothing if it does not."""
+    try:
+        read()
+    except documented as error:
+        return str(error)
+    return ""
 
 
 def _faces() -> Tensor:
