@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.distributed import collectives
-from facetrain.errors import RunError
+from facetrain.errors import RunError, UsageError
 from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
 
@@ -117,10 +117,14 @@ def measure_ways(
     """Yield what each way took, one after the other, each in a process of its own.
 
     Raises:
+        UsageError: `disk` is no folder, and none can be made there.
         RunError: a way could not be measured: there may be too little memory for it.
     """
     if disk is not None:
-        disk.mkdir(parents=True, exist_ok=True)
+        try:
+            disk.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{disk}: {error.strerror}; name a folder on the disk to measure") from error
     for way in ways:
         command = [
             *(sys.executable, "-m", "facetrain.head.bench", way, str(num_classes)),
