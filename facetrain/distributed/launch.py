@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -97,6 +98,9 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
         except ChildFailedError as error:
             return _explain(error)
         except SignalException as error:
+            # Its frames hold the agent: were they dropped while the agent's heartbeat thread borrows it,
+            # that thread would be the last owner, and torch has it join itself, with a traceback.
+            atexit.register(error.with_traceback, error.__traceback__)
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
             at = f" at {where.endpoint}" if where.endpoint else ""
@@ -153,6 +157,7 @@ def _quieten() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which reports even its starting
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some of its modules set a level of their own, from here
 
 
 def _share_cores(processes: int) -> None:
