@@ -11,6 +11,8 @@ from facetrain.data.synthetic.conditions import Conditions
 CENTRE = (56.0, 71.5)
 """Where the tip of the nose stands in an aligned crop of 112 × 112."""
 _PIVOT = 26.0
+_T = np.linspace(0, 1, 6, endpoint=False)[None, :, None]
+"""Where a smooth line has points between two knots."""
 
 
 def depth(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -22,54 +24,44 @@ class Projection:
     """Turn a head as the picture has it, and give the pixels of its points."""
 
     def __init__(self, conditions: Conditions, scale: float) -> None:
-        self._yaw, self._pitch = conditions.yaw, conditions.pitch
-        self._roll, self._shift = conditions.roll, conditions.shift
+        yaw, pitch, roll = conditions.yaw, conditions.pitch, conditions.roll
+        self._cos_yaw, self._sin_yaw = np.cos(yaw), np.sin(yaw)
+        self._cos_pitch, self._sin_pitch = np.cos(pitch), np.sin(pitch)
         # Alignment brings eyes and mouth back to their places, so a turned head comes out a little larger.
-        self._size = conditions.scale * scale / np.sqrt(max(np.cos(conditions.yaw), 0.5))
-        self._scale = scale
+        size = conditions.scale * scale / np.sqrt(max(self._cos_yaw, 0.5))
+        self._cos_roll, self._sin_roll = np.cos(roll) * size, np.sin(roll) * size
+        self._centre_x = (CENTRE[0] + conditions.shift[0]) * scale
+        self._centre_y = (CENTRE[1] + conditions.shift[1]) * scale
 
     def __call__(self, x: np.ndarray, y: np.ndarray, z: np.ndarray | float) -> np.ndarray:
         """Return pixels, float64 (N, 2), of points that stand out by z."""
-        forward = np.asarray(z, dtype=float) - _PIVOT
-        turned_x = x * np.cos(self._yaw) + forward * np.sin(self._yaw)
-        turned_y = y * np.cos(self._pitch) + forward * np.sin(self._pitch)
-        cos, sin = np.cos(self._roll) * self._size, np.sin(self._roll) * self._size
+        forward = z - _PIVOT
         # The features lie some 14 pixels before the pivot: alignment takes their shift back.
-        turned_x = turned_x - 14 * np.sin(self._yaw)
-        turned_y = turned_y - 14 * np.sin(self._pitch)
-        return np.stack(
-            [
-                (CENTRE[0] + self._shift[0]) * self._scale + turned_x * cos - turned_y * sin,
-                (CENTRE[1] + self._shift[1]) * self._scale + turned_x * sin + turned_y * cos,
-            ],
-            axis=1,
-        )
+        turned_x = x * self._cos_yaw + forward * self._sin_yaw - 14 * self._sin_yaw
+        turned_y = y * self._cos_pitch + forward * self._sin_pitch - 14 * self._sin_pitch
+        pixels = np.empty((len(x), 2))
+        pixels[:, 0] = self._centre_x + turned_x * self._cos_roll - turned_y * self._sin_roll
+        pixels[:, 1] = self._centre_y + turned_x * self._sin_roll + turned_y * self._cos_roll
+        return pixels
 
     def surface(self, x: np.ndarray, y: np.ndarray, lift: np.ndarray | float = 0.0) -> np.ndarray:
         """Return pixels of points that lie on the head, or `lift` before it."""
         return self(x, y, depth(x, y) + lift)
 
 
-def spline(
-    points: list[tuple[float, float]], *, closed: bool = True, steps: int = 6
-) -> tuple[np.ndarray, np.ndarray]:
+def spline(points: list[tuple[float, float]], *, closed: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Return x and y of a smooth line through points (Catmull–Rom)."""
     knots = np.array(points, dtype=float)
-    if closed:
-        before, after, last = np.roll(knots, 1, 0), np.roll(knots, -1, 0), np.roll(knots, -2, 0)
-        start = knots
-    else:
-        padded = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
-        before, start, after, last = padded[:-3], padded[1:-2], padded[2:-1], padded[3:]
-    t = np.linspace(0, 1, steps, endpoint=False)[None, :, None]
-    before, start, after, last = (part[:, None, :] for part in (before, start, after, last))
+    ends = (knots[-1:], knots[:2]) if closed else (2 * knots[:1] - knots[1:2], 2 * knots[-1:] - knots[-2:-1])
+    padded = np.concatenate([ends[0], knots, ends[1]])[:, None, :]
+    before, start, after, last = padded[:-3], padded[1:-2], padded[2:-1], padded[3:]
     curve = 0.5 * (
         2 * start
-        + (after - before) * t
-        + (2 * before - 5 * start + 4 * after - last) * t**2
-        + (3 * start - before - 3 * after + last) * t**3
+        + (after - before) * _T
+        + (2 * before - 5 * start + 4 * after - last) * _T**2
+        + (3 * start - before - 3 * after + last) * _T**3
     )
     line = curve.reshape(-1, 2)
     if not closed:
-        line = np.vstack([line, knots[-1]])
+        line = np.concatenate([line, knots[-1:]])
     return line[:, 0], line[:, 1]
