@@ -1,6 +1,6 @@
 """Embed many pictures with the work shared by all ranks."""
 
-# N pictures   B batch   D embedding
+# N pictures   M distinct pictures   B batch   D embedding
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from facetrain.data.augment import normalise
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed import collectives
+from facetrain.verify.subjects import numbers_of
 
 Embedder = Callable[[Tensor], Tensor]
 """Maps normalised images (B, 3, H, W) to embeddings (B, D)."""
@@ -52,18 +53,21 @@ class PictureEmbedder:
     def both(self, pictures: Sequence[bytes], *, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the embeddings of encoded pictures and of their mirror images: float32 (N, D) each.
 
-        Collective: every rank embeds a share, and all get the whole.
+        Collective: every rank embeds a share, and all get the whole. A picture that stands in several pairs
+        is embedded once.
 
         Raises:
             ImageError: a picture cannot be decoded; the message has its number.
         """
-        both_N2D = self._shared(
+        first_M, distinct_N = np.unique(numbers_of(pictures), return_index=True, return_inverse=True)[1:]
+        both_M2D = self._shared(
             pictures,
+            first_M.tolist(),
             name,
             middle,
             lambda image: torch.stack([self.embed(image), self.embed(image.flip(3))], 1),
         )
-        return both_N2D[:, 0], both_N2D[:, 1]
+        return both_M2D[distinct_N, 0], both_M2D[distinct_N, 1]
 
     def summed(
         self, pictures: Sequence[bytes], *, name: str, flip: bool = True, crop: Crop = middle
@@ -78,19 +82,21 @@ class PictureEmbedder:
             plain = self.embed(image).float()
             return plain + self.embed(image.flip(3)).float() if flip else plain
 
-        return self._shared(pictures, name, crop, embed)
+        return self._shared(pictures, range(len(pictures)), name, crop, embed)
 
     def _shared(
         self,
         pictures: Sequence[bytes],
+        chosen: Sequence[int],
         name: str,
         crop: Crop,
         embed: Embedder,
     ) -> np.ndarray:
+        """Return what `embed` makes of the chosen pictures."""
         rank, world_size = collectives.rank(), collectives.world_size()
         # As many on each rank, so that they can be gathered; the surplus repeats the last picture.
-        share = -(-len(pictures) // world_size)
-        mine = [min(n, len(pictures) - 1) for n in range(rank * share, (rank + 1) * share)]
+        share = -(-len(chosen) // world_size)
+        mine = [chosen[min(n, len(chosen) - 1)] for n in range(rank * share, (rank + 1) * share)]
         found: Tensor | None = None
         with torch.no_grad(), self.autocast():
             for start, image_BHWC in self._decoded(pictures, mine, name, crop):
@@ -102,7 +108,7 @@ class PictureEmbedder:
                 if self.told:
                     self.told(start + len(rows), share)
         assert found is not None, "no pictures"
-        return collectives.gather(found).flatten(0, 1)[: len(pictures)].numpy()
+        return collectives.gather(found).flatten(0, 1)[: len(chosen)].numpy()
 
     def _decoded(
         self, pictures: Sequence[bytes], numbers: list[int], name: str, crop: Crop

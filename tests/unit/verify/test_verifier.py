@@ -5,6 +5,7 @@ from torch import nn
 
 from facetrain.data.bin import write_bin
 from facetrain.errors import ImageError, PairsError
+from facetrain.verify.embed import PictureEmbedder
 from facetrain.verify.figures import result_pictures
 from facetrain.verify.pairs import PairSet, load_targets
 from facetrain.verify.verifier import Verifier
@@ -43,6 +44,22 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
     assert net.training and not net.norm.training
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_picture_of_several_pairs_is_embedded_once_and_stands_in_each():
+    pictures = [picture(number) for number in (4, 9, 4, 2, 9, 9)]
+    rows = []
+
+    def embed(image_BCHW):
+        rows.append(len(image_BCHW))
+        return image_BCHW.flatten(1)
+
+    embedder = PictureEmbedder(embed, image_size=16, batch_size=2, device=torch.device("cpu"))
+    plain, mirrored = embedder.both(pictures, name="set")
+    alone = [embedder.summed([one], name="set", flip=False)[0] for one in pictures]
+    assert sum(rows[:-6]) == 2 * 3
+    assert np.array_equal(plain, np.stack(alone)) and np.array_equal(mirrored[0], mirrored[2])
+    assert not np.array_equal(plain[0], plain[1]) and not np.array_equal(plain[0], mirrored[0])
 
 
 def test_a_network_that_has_diverged_has_no_accuracy():
