@@ -141,9 +141,9 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
     with StopRequest() as stop:
         hooks = _build_hooks(run, recorder, step, loader, stop, say, workers)
         try:
-            if not resumed:
-                hooks.verify_now(state)  # also finds out before days of training that verification works
-            fit(state, _recorded(run, loader, say) if run.profile else loader, step, hooks)
+            hooks.begin(state, resumed=resumed)
+            if not hooks.stopping(state):
+                fit(state, _recorded(run, loader, say) if run.profile else loader, step, hooks)
             due = state.step == plan.total_steps and state.step % config.checkpoint.every_steps
             if due and state.step > started_at:
                 hooks.save_now(state)
@@ -247,6 +247,7 @@ def _build_hooks(
         batch_size=config.eval.batch_size,
         device=run.world.device,
         workers=workers,
+        told=lambda done, of: stop.leave(),
     )
     writer = CheckpointWriter(
         run.folder / "checkpoints",

@@ -19,6 +19,10 @@ def grace_s() -> int:
     return int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))  # torchrun's own default
 
 
+class Stopped(Exception):
+    """All ranks leave what they are at, because a signal has come to one of them."""
+
+
 class StopRequest:
     """Remember a signal until all ranks ask for it. Ctrl-C twice stops at once."""
 
@@ -41,6 +45,15 @@ class StopRequest:
         """Return the signal that any rank has received (0: none), and whether any rank says `also`. Collective."""
         said = collectives.max_(torch.tensor([self.signal, also], dtype=torch.int32))
         return int(said[0]), bool(said[1])
+
+    def leave(self) -> None:
+        """Leave what takes long if any rank has received a signal. Collective.
+
+        Raises:
+            Stopped: on all ranks alike.
+        """
+        if self.agreed()[0]:
+            raise Stopped
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal == signal.SIGINT:

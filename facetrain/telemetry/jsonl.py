@@ -15,11 +15,15 @@ class JsonLines:
     """Append records to a file. What a full disk does not take is kept, and written when there is room again."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
-        """Open for appending. With `resume_at`, forget what was recorded of later steps: they come again."""
+        """Open for appending. With `resume_at`, forget what was recorded of later steps: they come again.
+
+        A record of that very step is not written twice.
+        """
+        self._already: set[bytes] = set()
         if resume_at is None:
             path.unlink(missing_ok=True)
         elif path.exists():
-            _keep_until(path, resume_at)
+            self._already = _keep_until(path, resume_at)
         self._file = path.open("ab", buffering=0)
         self._waiting = b""
         self._is_refused = False
@@ -27,8 +31,10 @@ class JsonLines:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write one record. A number that JSON cannot hold (NaN, infinity) is written as a string."""
         record = {"step": step} | {name: _plain(value) for name, value in values.items()}
-        self._waiting += (json.dumps(record, allow_nan=False) + "\n").encode()
-        self._write_out()
+        line = _line(record)
+        if line not in self._already:
+            self._waiting += line
+            self._write_out()
 
     def close(self) -> None:
         """Close the file."""
@@ -56,11 +62,17 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _keep_until(path: Path, step: int) -> None:
+def _keep_until(path: Path, step: int) -> set[bytes]:
+    """Forget later records, and return the lines of the step itself."""
     kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
     scratch = path.with_suffix(".tmp")
-    scratch.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    scratch.write_bytes(b"".join(map(_line, kept)))
     os.replace(scratch, path)
+    return {_line(record) for record in kept if record.get("step", 0) == step}
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record) + "\n").encode()
 
 
 def _plain(value: Any) -> Any:

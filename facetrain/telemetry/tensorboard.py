@@ -18,7 +18,7 @@ class TensorBoard:
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
         """Open a writer; with `resume_at`, TensorBoard hides what an earlier process wrote of later steps."""
         self._folder = folder
-        self._writer: Any = _open(folder, resume_at)
+        self._writer: Any = _open(folder, None if resume_at is None else resume_at + 1)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write every number among the values."""
@@ -51,7 +51,7 @@ class TensorBoard:
             self._writer = None  # its thread has ended, and would never write again
 
 
-def _open(folder: Path, resume_at: int | None = None) -> Any:
+def _open(folder: Path, purge_step: int | None = None) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=resume_at)
+    return SummaryWriter(str(folder), purge_step=purge_step)

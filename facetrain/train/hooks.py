@@ -12,7 +12,7 @@ import torch
 from facetrain.checkpoint.save import CheckpointWriter, SaveFailed
 from facetrain.data.loader import Batch, Loader
 from facetrain.distributed import collectives
-from facetrain.distributed.signals import StopRequest, grace_s
+from facetrain.distributed.signals import Stopped, StopRequest, grace_s
 from facetrain.errors import CheckpointError, SkippedError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.memory import peak_gib
@@ -61,6 +61,16 @@ class RunHooks:
         """The signal that the ranks have agreed to stop for; 0: none."""
         return self._signal
 
+    def begin(self, state: TrainState, *, resumed: bool) -> None:
+        """Verify what no verification has seen: a new run, and one that was stopped in the middle of one."""
+        if resumed and not state.unverified:
+            return
+        self.verify_now(state)  # also finds out before days of training that verification works
+        if state.unverified:
+            self.save(state)
+        elif resumed:
+            self.save_now(state)  # it is done: no later resume has to
+
     def log(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Report the means since the last report."""
         if state.step % self._log_every and state.step != self._total:
@@ -87,9 +97,14 @@ class RunHooks:
         self.verify_now(state)
 
     def verify_now(self, state: TrainState) -> None:
-        """Score the network on every set, and say and show so."""
-        with averaged_buffers(state.backbone):
-            results = dict(self._verifier(state.network))
+        """Score the network on every set, and say and show so; where a signal comes first, leave it for later."""
+        try:
+            with averaged_buffers(state.backbone):
+                results = dict(self._verifier(state.network))
+        except Stopped:
+            state.unverified = True
+            return
+        state.unverified = False
         if results:
             state.metrics = {
                 f"{name}/{what}": value
@@ -107,7 +122,10 @@ class RunHooks:
         )
         if self._signal:
             name = signal.Signals(self._signal).name
-            self._say(f"{name}: saving step {state.step} and stopping, within {grace_s()} s of the signal")
+            self._say(
+                f"{name}: saving step {state.step} and stopping, within {grace_s()} s of the signal"
+                + ("; its verification is left to `facetrain resume`" if state.unverified else "")
+            )
         if state.step % self._save_every == 0 or self._minutes_due or self._signal:
             self.save_now(state)
         elif self._writer.in_flight:

@@ -34,6 +34,8 @@ class TrainState:
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest verification, as `set/number`."""
+    unverified: bool = False
+    """Whether the verification of this step was left for a signal, and is still to be done."""
 
     @property
     def backbone(self) -> Backbone:
@@ -56,7 +58,7 @@ class TrainState:
             shard=(self.head.shard.start, self.head.shard.stop),
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
-            meta=meta,
+            meta=meta | {"unverified": self.unverified},
             metrics=self.metrics,
             copy_rows=self.head.on_device,
         )
@@ -81,6 +83,7 @@ class TrainState:
                 f"({' '.join(str(error).split())[:300]})"
             ) from error
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
+        self.unverified = checkpoint.meta.get("unverified") is True
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.data.augment import normalise
-from facetrain.verify.embed import PictureEmbedder
+from facetrain.verify.embed import PictureEmbedder, Progress
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.verification import verification_result
@@ -29,7 +29,9 @@ class Verifier:
         workers: int = 2,
         prepare: Callable[[Tensor], Tensor] = normalise,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        told: Progress | None = None,
     ) -> None:
+        """Take the sets, and what their pictures are embedded with; what `told` raises ends a verification."""
         self.sets = list(sets)
         self._options = {
             "image_size": image_size,
@@ -38,6 +40,7 @@ class Verifier:
             "workers": workers,
             "prepare": prepare,
             "autocast": autocast,
+            "told": told,
         }
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:

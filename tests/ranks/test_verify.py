@@ -1,8 +1,13 @@
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from facetrain.distributed import collectives
+from facetrain.distributed.signals import Stopped, StopRequest
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.protocols import Options, assess
 from facetrain.verify.targets import open_target
@@ -13,20 +18,35 @@ from tests.support.protocols import write_ijb, write_tinyface
 from tests.support.ranks import run_ranks
 
 
-def score():
+def score(told=None):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
-    # 22 pictures: on 3 ranks the last share is not full.
-    pairs = PairSet("set", [picture(n // 3) for n in range(22)], np.arange(11) % 2 == 0)
-    return dict(Verifier([pairs], image_size=16, batch_size=5, device=torch.device("cpu"))(network))[
-        "set"
-    ].told
+    # 20 pictures, the first two in two pairs: on 3 ranks the last share is not full.
+    pairs = PairSet("set", [picture(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
+    verifier = Verifier([pairs], image_size=16, batch_size=2, device=torch.device("cpu"), told=told)
+    return dict(verifier(network))["set"].told
 
 
-def test_pairs_shared_by_ranks_score_as_on_one():
+def stop_and_score():
+    """Score again after a signal has come to the last rank in the middle of a set."""
+    looked = []
+
+    def look(done, of):
+        looked.append(done)
+        if len(looked) == 2 and collectives.rank() == collectives.world_size() - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        stop.leave()
+
+    with StopRequest() as stop, pytest.raises(Stopped):
+        score(look)
+    return looked, score()
+
+
+def test_pairs_shared_by_ranks_score_as_on_one_and_all_leave_when_a_signal_comes_to_one():
     alone = score()
     for world_size in (2, 3):
-        for found in run_ranks(world_size, score):
+        for looked, found in run_ranks(world_size, stop_and_score):
+            assert looked == [2, 4]
             assert found.keys() == alone.keys()
             # Equal pictures are at distance 0 or a rounding above it, so curves may differ in their ties.
             for name in ("accuracy", "accuracy_no_flip", "accuracy_std", "xnorm", "pairs"):

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.data.bin import write_bin
 from tests.runs.test_training import checked, metrics
 from tests.support.command import facetrain, start
+from tests.support.datasets import picture
 from tests.support.processes import descendants, kill, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
@@ -21,8 +23,11 @@ def ranks_of(agent):
     """The worker processes of an agent, by rank."""
     found = {}
     for pid in descendants(agent):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # one that has ended meanwhile
         if b"facetrain" in command and any(v.startswith(b"RANK=") for v in variables):
             (rank,) = (int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK="))
             found[rank] = pid
@@ -33,6 +38,20 @@ def wait_for_step(folder, step, process):
     deadline = time.monotonic() + 120
     path = folder / "metrics.jsonl"
     while not (path.exists() and re.search(rf'"step": {step}, "loss"', path.read_text())):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.01)
+
+
+def wait_for_handlers(process):
+    """Wait until both ranks heed signals: they begin by verifying."""
+    deadline = time.monotonic() + 120
+    while True:
+        masks = [Path(f"/proc/{pid}/status").read_text() for pid in ranks_of(process.pid).values()]
+        caught = [
+            int(re.search(r"SigCgt:\t(\w+)", mask)[1], 16) >> (signal.SIGUSR1 - 1) & 1 for mask in masks
+        ]
+        if len(caught) == 2 and all(caught):
+            return
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
         time.sleep(0.01)
 
@@ -107,6 +126,33 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_bound_that_is_said(b
     assert time.monotonic() - since < int(bound) == 300
     assert process.returncode == code and "facetrain resume" in said and "Traceback" not in said, said
     Checkpoint.open(folder).verify()
+
+
+@pytest.mark.long
+def test_a_signal_in_the_middle_of_a_verification_ends_it_and_the_run_records_what_it_would_have(
+    describe, dataset, tmp_path
+):
+    write_bin(dataset / "data" / "long.bin", [picture(n, 32) for n in range(1200)], [True, False] * 300)
+    both = ["--set", "eval.targets=[long]", "--set", "eval.batch_size=1", "--nproc-per-node", 2]
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    checked(facetrain("train", "--config", describe(), "--run-dir", whole, *both))
+    command = ["train", "--config", describe(), "--run-dir", folder, *both]
+    for step, wait in ((0, wait_for_handlers), (6, lambda process: wait_for_step(folder, 6, process))):
+        process = start(*command)
+        wait(process)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 143 and "Traceback" not in said, said
+        assert (
+            f"saving step {step} and stopping" in said
+            and "verification is left to `facetrain resume`" in said
+        )
+        assert Checkpoint.open(folder).step == step
+        assert not [r for r in metrics(folder) if r["step"] == step and "long/accuracy" in r]
+        command = ["resume", folder, "--nproc-per-node", 2]
+    checked(facetrain(*command))
+    assert metrics(folder) == metrics(whole)
+    assert not Checkpoint.open(folder).meta["unverified"]
 
 
 def test_ctrl_c_twice_ends_even_what_hangs_at_once(begun):

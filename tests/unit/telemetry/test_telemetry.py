@@ -40,6 +40,16 @@ def test_records_of_steps_after_the_checkpoint_are_forgotten_on_resume(tmp_path)
     assert read_jsonl(path)[-1]["loss"] == "nan"
 
 
+def test_what_is_recorded_again_of_the_step_that_a_run_goes_on_from_is_there_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for resume_at in (None, 10, 10):
+        lines = JsonLines(path, resume_at=resume_at)
+        lines.write(10, {"lfw/accuracy": 0.5})
+        lines.write(20, {"loss": 1.0})
+        lines.close()
+    assert [record["step"] for record in read_jsonl(path)] == [10, 20]
+
+
 def test_a_new_run_in_an_old_folder_starts_its_metrics_anew(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for _ in range(2):
