@@ -56,6 +56,8 @@ class CheckpointWriter:
         self._folder, self._keep, self._best_metric = folder, keep, best_metric
         self._asynchronous = asynchronous
         self._host_copy = HostCopy()
+        self.is_prepared = not asynchronous
+        """Whether memory for saves is there or on its way; the same on every rank."""
         self._stage = _Stage.IDLE
         self._thread: threading.Thread | None = None
         self._removal: threading.Thread | None = None
@@ -69,13 +71,19 @@ class CheckpointWriter:
         """Whether a save has begun that is neither committed nor given up; the same on every rank."""
         return self._stage != _Stage.IDLE
 
+    def prepare(self, snapshot: Snapshot) -> None:
+        """Have the memory for saves of such a snapshot fetched beside the training, so that the first need not."""
+        self.is_prepared = True
+        if snapshot.copy_rows:
+            self._host_copy.prepare(snapshot, leader=collectives.rank() == 0)
+
     def save(self, snapshot: Snapshot) -> Saved | SaveFailed | None:
         """Begin to save, after the save before has ended; return what became of the latter, if there was one.
 
         Without `asynchronous` the save is finished on return, and its own outcome is returned. Tables
         of which memory has no room for a copy are written before it returns in either case.
         """
-        before = self.finish()
+        before, self.is_prepared = self.finish(), True
         self._stage, self._snapshot, self._reason, self._files = _Stage.WRITING, snapshot, "", []
         self._open_scratch(snapshot.step)
         if self._stage == _Stage.FAILED:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_Tables = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -33,31 +36,67 @@ class Snapshot:
 class HostCopy:
     """Memory of the host that takes one snapshot after another.
 
-    It is kept from one to the next: the first use of fresh memory costs more than the copy itself.
+    It is kept from one to the next: the first use of fresh memory costs several times the copy itself.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: _Tables = {}
+        self._preparation: threading.Thread | None = None
+
+    def prepare(self, snapshot: Snapshot, *, leader: bool) -> None:
+        """Begin to fetch the memory for copies of such a snapshot, beside whatever else is done."""
+        # No daemon: one that the end of Python meets inside torch would abort it.
+        self._preparation = threading.Thread(
+            target=self._fetch, args=(_tables_of(snapshot, leader),), name="staging", daemon=False
+        )
+        self._preparation.start()
 
     def take(self, snapshot: Snapshot, *, leader: bool) -> Snapshot:
         """Copy what this rank will write of a snapshot; it stays until the next call."""
-        kept, self._buffers = self._buffers, {}
-        copy = replace(
-            snapshot,
-            replicated=self._copied("replicated", snapshot.replicated, kept) if leader else {},
-            rows=self._copied("rows", snapshot.rows, kept),
-            rank_state=self._copied("rank", snapshot.rank_state, kept),
-        )
+        if self._preparation is not None:
+            self._preparation.join()
+            self._preparation = None
+        tables = _tables_of(snapshot, leader)
+        self._buffers = {
+            group: {
+                name: _fitting(self._buffers.get(group, {}).get(name), tensor)
+                for name, tensor in table.items()
+            }
+            for group, table in tables.items()
+        }
+        for group, table in tables.items():
+            for name, tensor in table.items():
+                self._buffers[group][name].copy_(tensor.detach(), non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        return copy
+        kept = self._buffers
+        return replace(
+            snapshot, replicated=kept["replicated"], rows=kept["rows"], rank_state=kept["rank_state"]
+        )
 
-    def _copied(self, group: str, tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
-        copies = {}
-        for name, tensor in tensors.items():
-            buffer = kept.get(f"{group}/{name}")
-            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[f"{group}/{name}"] = buffer
-            copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
-        return copies
+    def _fetch(self, tables: _Tables) -> None:
+        for group, table in tables.items():
+            for name, tensor in table.items():
+                try:
+                    buffer = _fitting(None, tensor)
+                except RuntimeError:
+                    return  # there is not enough: whoever takes a copy will say so
+                # NumPy fills with one thread: torch's would stand in the way of those that train.
+                buffer.view(-1).view(torch.uint8).numpy().fill(0)
+                self._buffers.setdefault(group, {})[name] = buffer
+
+
+def _tables_of(snapshot: Snapshot, leader: bool) -> _Tables:
+    """Return what a rank writes of a snapshot, by the name of the field."""
+    return {
+        "replicated": snapshot.replicated if leader else {},
+        "rows": snapshot.rows,
+        "rank_state": snapshot.rank_state,
+    }
+
+
+def _fitting(buffer: Tensor | None, like: Tensor) -> Tensor:
+    """Return the buffer, or where it cannot hold such a tensor a new one, page-locked for a GPU's."""
+    if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+    return buffer

@@ -130,6 +130,8 @@ class RunHooks:
             self.save_now(state)
         elif self._writer.in_flight:
             self._tell(self._writer.poll())
+        elif not self._writer.is_prepared:  # after the first step all that is ever saved exists
+            self._writer.prepare(state.snapshot({}))
 
     def save_now(self, state: TrainState) -> None:
         """Begin a checkpoint."""
