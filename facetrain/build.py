@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its config: the data, the network, the head, the optimizers."""
+"""Builds the parts of a run from its config: the network, the head, the optimizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from facetrain.config.load import plain_config
 from facetrain.config.schema import Config
 from facetrain.counter import key_of
 from facetrain.data.augment import Augment
-from facetrain.data.dataset import FaceSource, check_counts, open_source
+from facetrain.data.dataset import FaceSource
 from facetrain.data.sample import some_faces
 from facetrain.distributed.batchnorm import synchronise_batchnorm
 from facetrain.distributed.world import World
@@ -33,7 +33,6 @@ from facetrain.optim.schedule import polynomial
 from facetrain.optim.stepper import Stepper
 from facetrain.train.precision import InPrecision, memory_format_for
 from facetrain.train.state import TrainState
-from facetrain.verify.pairs import PairSet, load_targets
 
 _DEFAULT_BATCH = 128
 # torch 2.13 renamed the option.
@@ -55,36 +54,6 @@ class Plan:
     steps_per_epoch: int
     total_steps: int
     warmup_steps: int
-
-
-def draw_synthetic(config: Config, world: World) -> None:
-    """Draw the config's synthetic dataset, if it wants one that is not there yet. The leader alone does."""
-    wanted, folder = config.data.synthetic, Path(config.data.train)
-    if wanted is None or folder.exists() or not world.is_leader:
-        return
-    from facetrain.data.synthetic import write_dataset
-
-    write_dataset(
-        folder,
-        identities=wanted.identities,
-        images_per_identity=wanted.images_per_identity,
-        eval_identities=wanted.eval_identities,
-        eval_pairs=wanted.eval_pairs,
-        image_size=config.data.image_size,
-        seed=wanted.seed,
-    )
-
-
-def open_data(config: Config) -> tuple[FaceSource, list[PairSet]]:
-    """Open the training set and the verification sets.
-
-    Raises:
-        DataError: one of them cannot be read, or is not what the config says.
-    """
-    folder = Path(config.data.train)
-    source = open_source(folder, min_images_per_identity=config.data.min_images_per_identity)
-    check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
-    return source, load_targets(config.eval.targets, Path(config.eval_dir))
 
 
 def build_augment(config: Config) -> Augment:

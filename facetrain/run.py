@@ -19,8 +19,6 @@ from facetrain.build import (
     count_workers,
     describe,
     distribute,
-    draw_synthetic,
-    open_data,
     plan_steps,
 )
 from facetrain.checkpoint.commit import write_whole
@@ -37,6 +35,7 @@ from facetrain.distributed.agreement import naming_failures, one_voice, told_by_
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, DivergedError, SkippedError
+from facetrain.open_data import is_to_be_drawn, open_data, written_meanwhile
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
@@ -106,9 +105,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     since = time.perf_counter()
     with one_voice(world):
         check_decode(config, world)
-        draw_synthetic(config, world)
-    with one_voice(world):
-        source, sets = open_data(config)
+        source, sets = open_data(config, workers=count_workers(config, world))
         plan = plan_steps(config, epoch_size(source), world.size)
         state = build_state(config, world, source.num_classes, plan, folder, source)
         state.head.check_labels(source.labels)
@@ -143,7 +140,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
         try:
             hooks.begin(state, resumed=resumed)
             if not hooks.stopping(state):
-                fit(state, _recorded(run, loader, say) if run.profile else loader, step, hooks)
+                fit(state, _batches(run, loader, say), step, hooks)
             due = state.step == plan.total_steps and state.step % config.checkpoint.every_steps
             if due and state.step > started_at:
                 hooks.save_now(state)
@@ -208,6 +205,13 @@ def _build_loader(run: _Run, workers: int) -> Loader:
         start_step=run.state.step,
         stop_step=plan.total_steps,
     )
+
+
+def _batches(run: _Run, loader: Loader, say: Callable[[str], None]) -> Iterable[tuple[Batch, ...]]:
+    """Return the batches, with what is to be done beside them."""
+    drawing = run.world.is_leader and is_to_be_drawn(run.config)
+    batches = written_meanwhile(run.config, loader) if drawing else loader
+    return _recorded(run, batches, say) if run.profile else batches
 
 
 def _recorded(

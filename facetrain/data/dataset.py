@@ -127,6 +127,15 @@ def open_source(path: Path, *, min_images_per_identity: int = 1, root: Path | No
             path, lambda folder: open_source(folder, min_images_per_identity=min_images_per_identity)
         )
     source = ListSource(path, root) if _is_list(path) else _open_folder(path)
+    return with_enough(source, path, min_images_per_identity)
+
+
+def with_enough(source: FaceSource, path: Path, min_images_per_identity: int) -> FaceSource:
+    """Return the identities of the source at `path` that have so many images.
+
+    Raises:
+        DataError: there are none.
+    """
     if min_images_per_identity == 1:
         return source
     counts = np.bincount(source.labels, minlength=source.num_classes)

@@ -87,6 +87,7 @@ class Loader:
         self._sender = build_sender(self._slots.image, device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()
+        self._submit()  # the first batches are read while the run still makes itself ready
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Yield the micro-batches of one step after the other.
@@ -94,7 +95,6 @@ class Loader:
         Raises:
             DataError: an image cannot be read or decoded, and bad records are not to be skipped.
         """
-        self._submit()
         while self._pending:
             since = time.perf_counter()
             with part("data"):

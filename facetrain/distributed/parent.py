@@ -1,4 +1,4 @@
-"""A worker does not outlive the agent that started it."""
+"""A process does not outlive the one that started it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ def end_with_agent() -> None:
     An agent that is killed, by the kernel for lack of memory or by hand, would leave workers behind
     that train on into a folder in which the run may already go on from its checkpoint.
     """
-    if sys.platform.startswith("linux") and "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(signal.SIGKILL)
+
+
+def end_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when the one that started it has ended. Linux only."""
+    if sys.platform.startswith("linux"):
         prctl = getattr(ctypes.CDLL(None), "prctl", None)
         if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

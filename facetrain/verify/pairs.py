@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +41,14 @@ def load_pairs(target: str, folder: Path) -> PairSet:
     return PairSet(path.stem, images, same)
 
 
-def load_targets(targets: Iterable[str], folder: Path) -> list[PairSet]:
-    """Read several sets, which must have different names.
+def load_targets(targets: Iterable[str], folder: Path, made: Sequence[PairSet] = ()) -> list[PairSet]:
+    """Read several sets, which must have different names; those that are `made` have no files.
 
     Raises:
         PairsError: as `load_pairs`, or two sets have the same name.
     """
-    sets = [load_pairs(target, folder) for target in targets]
+    by_name = {pairs.name: pairs for pairs in made}
+    sets = [by_name.get(target) or load_pairs(target, folder) for target in targets]
     names = [pairs.name for pairs in sets]
     if len(set(names)) < len(names):
         raise PairsError(f"two verification sets have the same name: {', '.join(sorted(names))}")

@@ -7,6 +7,7 @@ right, y downwards.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class Identity:
     moles: tuple[tuple[float, float, float], ...]
 
 
+@lru_cache(maxsize=1024)
 def draw_identity(seed: int, number: int) -> Identity:
     """Return person `number` of a seed."""
     rng = np.random.default_rng([seed, number, 1])

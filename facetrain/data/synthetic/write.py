@@ -61,10 +61,7 @@ def write_dataset(
     """
     if folder.exists():
         raise DataError(f"{folder}: is there already; remove it, or draw into another folder")
-    if eval_pairs % (2 * FOLDS):
-        raise DataError(
-            f"eval pairs: {eval_pairs} are not a multiple of {2 * FOLDS}: {FOLDS} folds, half of each of one person"
-        )
+    _check_pairs(eval_pairs)
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         scratch.mkdir(parents=True)
@@ -85,15 +82,26 @@ def write_dataset(
     return Drawn(folder, identities, identities * images_per_identity, eval_pairs)
 
 
-def draw_pictures(seed: int, identity: int, count: int, size: int) -> list[bytes]:
-    """Draw and encode the pictures of one person."""
+def draw_pairs(
+    *, eval_identities: int, eval_pairs: int, image_size: int, seed: int, workers: int
+) -> tuple[list[bytes], np.ndarray]:
+    """Return what `read_bin` reads from such a dataset's `synth.bin`."""
+    _check_pairs(eval_pairs)
+    numbers = [_FIRST_EVAL_IDENTITY + number for number in range(eval_identities)]
+    people = _draw_all(seed, numbers, [_EVAL_IMAGES] * eval_identities, image_size, workers)
+    images, same = _pairs(list(people), eval_pairs, np.random.default_rng([seed, 3]))
+    return images, np.array(same)
+
+
+def draw_picture(seed: int, identity: int, number: int, size: int) -> bytes:
+    """Draw and encode one picture of one person."""
+    conditions = draw_conditions(seed, identity, number)
+    return encode_jpeg(draw_face(draw_identity(seed, identity), conditions, size), conditions.quality)
+
+
+def _draw_person(seed: int, identity: int, count: int, size: int) -> list[bytes]:
     cv2.setNumThreads(1)
-    person = draw_identity(seed, identity)
-    pictures = []
-    for number in range(count):
-        conditions = draw_conditions(seed, identity, number)
-        pictures.append(encode_jpeg(draw_face(person, conditions, size), conditions.quality))
-    return pictures
+    return [draw_picture(seed, identity, number, size) for number in range(count)]
 
 
 def _draw_all(
@@ -101,11 +109,18 @@ def _draw_all(
 ) -> Iterator[list[bytes]]:
     arguments = ([seed] * len(numbers), numbers, counts, [size] * len(numbers))
     if workers == 1:
-        yield from map(draw_pictures, *arguments)
+        yield from map(_draw_person, *arguments)
         return
     # Not forked: the process that asks may have threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(draw_pictures, *arguments, chunksize=4)
+        yield from pool.map(_draw_person, *arguments, chunksize=4)
+
+
+def _check_pairs(eval_pairs: int) -> None:
+    if eval_pairs % (2 * FOLDS):
+        raise DataError(
+            f"eval pairs: {eval_pairs} are not a multiple of {2 * FOLDS}: {FOLDS} folds, half of each of one person"
+        )
 
 
 def _counted(drawn: Iterator[list[bytes]], total: int, progress: Progress) -> Iterator[list[bytes]]:

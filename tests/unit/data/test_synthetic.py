@@ -1,3 +1,6 @@
+import pickle
+import time
+
 import cv2
 import numpy as np
 import pytest
@@ -7,8 +10,10 @@ from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
 from facetrain.data.synthetic import write_dataset
 from facetrain.data.synthetic.conditions import draw_conditions
+from facetrain.data.synthetic.demand import DrawnSource, writing_beside
 from facetrain.data.synthetic.draw import draw_face
 from facetrain.data.synthetic.identity import draw_identity
+from facetrain.data.synthetic.write import draw_pairs
 from facetrain.errors import DataError
 from facetrain.verify.folds import fold_accuracy
 
@@ -46,6 +51,41 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path):
     with pytest.raises(DataError, match="Not a directory"):
         write_dataset(tmp_path / "file" / "data", workers=1, **SMALL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+def test_pictures_drawn_on_demand_are_those_of_the_files_and_come_from_them_once_they_stand(tmp_path):
+    folder = tmp_path / "data"
+    sizes = {name: SMALL[name] for name in ("identities", "images_per_identity", "image_size")}
+    source = pickle.loads(pickle.dumps(DrawnSource(folder, seed=0, **sizes)))
+    drawn = [source.read(number) for number in range(source.num_images)]
+    with writing_beside(folder, seed=0, **SMALL) as wait:
+        wait()
+    written = open_source(folder)
+    assert drawn == [written.read(number) for number in range(12)] == [source.read(n) for n in range(12)]
+    assert (source.num_classes, source.labels.tolist()) == (3, written.labels.tolist())
+    assert source.where(5).endswith("data: picture 1 of drawn person 1")
+    (folder / "train.rec").write_bytes(b"")
+    with pytest.raises(DataError):
+        pickle.loads(pickle.dumps(source)).read(0)
+
+
+def test_pairs_drawn_at_once_are_those_of_the_file(tmp_path):
+    write_dataset(tmp_path / "data", workers=1, **SMALL)
+    names = ("eval_identities", "eval_pairs", "image_size")
+    images, same = draw_pairs(**{name: SMALL[name] for name in names}, seed=0, workers=1)
+    written, same_there = read_bin(tmp_path / "data" / "synth.bin")
+    assert images == written and np.array_equal(same, same_there)
+
+
+def test_a_writer_that_is_not_waited_for_leaves_nothing_and_one_that_fails_says_so(tmp_path, capfd):
+    with writing_beside(tmp_path / "data", seed=0, **SMALL | {"identities": 10**6}):
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.01)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("in the way")
+    with writing_beside(tmp_path / "file" / "data", seed=0, **SMALL) as wait:
+        wait()
+    assert "warning: the drawn pictures were not kept" in capfd.readouterr().err
 
 
 def baseline_accuracy(features, same):

@@ -1,0 +1,73 @@
+"""A drawn training set whose pictures are there at once: each is drawn when it is asked for, until files hold them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.dataset import RecordSource
+from facetrain.data.synthetic.write import draw_picture, write_dataset
+from facetrain.distributed.parent import end_with_parent
+from facetrain.errors import DataError
+
+
+class DrawnSource:
+    """The training set that `write_dataset` puts into a folder, to the byte; read from there once it stands."""
+
+    def __init__(
+        self, folder: Path, *, identities: int, images_per_identity: int, image_size: int, seed: int
+    ) -> None:
+        self._folder, self._image_size, self._seed = folder, image_size, seed
+        self._per_identity = images_per_identity
+        self._written: RecordSource | None = None
+        self.labels = np.repeat(np.arange(identities, dtype=np.int32), images_per_identity)
+        self.num_images = len(self.labels)
+        self.num_classes = identities
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+        if self._written is None and self._folder.exists():
+            self._written = RecordSource(self._folder)
+        if self._written is not None:
+            return self._written.read(number)
+        identity, picture = divmod(number, self._per_identity)
+        return draw_picture(self._seed, identity, picture, self._image_size)
+
+    def where(self, number: int) -> str:
+        """Say which picture of whom it is."""
+        identity, picture = divmod(number, self._per_identity)
+        return f"{self._folder}: picture {picture} of drawn person {identity}"
+
+
+@contextmanager
+def writing_beside(folder: Path, **wanted: Any) -> Iterator[Callable[[], None]]:
+    """Have another process write the dataset meanwhile, with the arguments of `write_dataset`.
+
+    Yields what waits until that has ended; a process that is not waited for is stopped. If it fails, it says
+    so itself: who trains has the pictures all the same.
+    """
+    process = get_context("spawn").Process(target=_write, args=(folder, wanted), name="writer", daemon=True)
+    process.start()
+    try:
+        yield process.join
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _write(folder: Path, wanted: dict[str, Any]) -> None:
+    end_with_parent(signal.SIGTERM)
+    # Ctrl-C reaches the whole group of processes; what it means is for the training process to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves no scratch folder
+    try:
+        write_dataset(folder, workers=1, **wanted)
+    except DataError as error:
+        print(f"warning: the drawn pictures were not kept: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,30 @@
+"""Data that is drawn: a run does not wait for its files, and learns the same from them."""
+
+from facetrain.telemetry.jsonl import read_jsonl
+from tests.support.command import facetrain
+
+CONFIG = """
+data:
+  train: {folder}/drawn
+  image_size: 32
+  workers: 1
+  synthetic: {{identities: 30, images_per_identity: 8, eval_identities: 6, eval_pairs: 40}}
+model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}}
+train: {{batch_size: 24, max_steps: 4, precision: fp32, device: cpu}}
+eval: {{targets: [synth], every_steps: 4}}
+log: {{every_steps: 1, tensorboard: false}}
+"""
+
+
+def test_a_first_start_learns_from_pictures_drawn_on_demand_what_the_next_learns_from_files(tmp_path):
+    config = tmp_path / "drawn.yaml"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    found = []
+    for name in ("first", "second"):
+        done = facetrain("train", "--config", config, "--run-dir", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        records = list(read_jsonl(tmp_path / name / "metrics.jsonl"))
+        found.append([(r["step"], r.get("loss"), r.get("synth/accuracy")) for r in records])
+        there = {path.name for path in (tmp_path / "drawn").iterdir()}
+        assert there >= {"train.rec", "train.idx", "property", "synth.bin"}
+    assert found[0] == found[1] and len(found[0]) == 6
