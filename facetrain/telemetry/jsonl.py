@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from facetrain.telemetry.log import logger
+from facetrain.telemetry.log import warn
 
 
 class JsonLines:
@@ -47,7 +47,7 @@ class JsonLines:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
         except OSError as error:
             if not self._is_refused:
-                logger.warning("%s: %s; records are kept until they can be written", self._file.name, error)
+                warn(f"{self._file.name}: {error.strerror}; records are kept until they can be written")
         self._is_refused = bool(self._waiting)
 
 

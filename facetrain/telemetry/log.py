@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,12 @@ class _LogFile(logging.FileHandler):
         """Close the file, whether or not it takes the last lines."""
         with suppress(OSError):
             super().close()
+
+
+def warn(line: str) -> None:
+    """Say what somebody should know while training goes on: in the log, which may be on a full disk, and aloud."""
+    logger.warning(line)
+    print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def log_to(path: Path, rank: int) -> logging.Handler:

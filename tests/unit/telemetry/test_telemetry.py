@@ -2,7 +2,6 @@ import json
 
 import cv2
 import numpy as np
-import pytest
 import torch
 
 from facetrain.telemetry.console import Console
@@ -84,13 +83,21 @@ def test_pictures_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
     np.testing.assert_array_equal(found[:, :, ::-1], picture)
 
 
+def test_tensorboard_shows_each_step_once_of_a_run_that_went_back_to_its_checkpoint(tmp_path):
+    for resume_at, steps in ((None, (1, 2, 3)), (2, (3, 4))):
+        board = TensorBoard(tmp_path, resume_at=resume_at)
+        for step in steps:
+            board.write(step, {"loss": float(step)})
+        board.close()
+    assert [event.step for event in read_events(tmp_path).Scalars("loss")] == [1, 2, 3, 4]
+
+
 def test_without_tensorboard_nobody_draws():
     assert not Recorder().has_board
     Recorder().show(1, {"lfw/roc": np.zeros((2, 2, 3), np.uint8)})
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_stops_no_report_and_metrics_lose_no_record(tmp_path):
+def test_a_full_disk_stops_no_report_is_said_once_a_file_and_metrics_lose_no_record(tmp_path, capfd):
     disk = tmp_path / "disk"
     with small_disk(disk, size_kib=64):
         log = log_to(disk / "log.txt", 0)
@@ -99,11 +106,14 @@ def test_a_full_disk_stops_no_report_and_metrics_lose_no_record(tmp_path):
         recorder.write(1, {"loss": 1.0})
         with full(disk):
             for step in range(2, 40):
-                recorder.write(step, {"loss": float(step), "note": "x" * 200})
+                recorder.write(step, {"loss": float(step)} | {f"number_{n}": 0.0 for n in range(50)})
                 logger.info("x" * 200)
             assert len(read_jsonl(disk / "metrics.jsonl")) < 39
         recorder.write(40, {"loss": 40.0})
         assert [record["step"] for record in read_jsonl(disk / "metrics.jsonl")] == list(range(1, 41))
         recorder.close()
         stop_logging(log)
-        assert read_events(disk / "tensorboard").Scalars("loss")[-1].step == 40
+        seen = [event.step for event in read_events(disk / "tensorboard").Scalars("loss")]
+        assert seen[0] == 1 and seen[-1] == 40 and len(seen) < 40
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and all("warning: " in line and "No space left on device" in line for line in said)
