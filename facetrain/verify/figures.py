@@ -80,7 +80,7 @@ def _draw_det(axes: Any, curve: Roc, across: str, up: str) -> None:
     axes.plot([_lowest(curve), 1], [_lowest(curve), 1], color=_MARK, linestyle=":", label="equal error")
     axes.set(xscale="log", yscale="log", xlim=(_lowest(curve), 1))
     axes.set(title="DET", xlabel=across, ylabel=up)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _draw_scores(axes: Any, found: Histogram, threshold: dict[str, float]) -> None:
@@ -97,7 +97,7 @@ def _draw_scores(axes: Any, found: Histogram, threshold: dict[str, float]) -> No
     if len(filled):
         axes.set_xlim(found.edge[filled[0]] - 0.02, found.edge[filled[-1] + 1] + 0.02)
     axes.set(title="Scores", xlabel="cosine similarity", ylabel="share of pairs")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center")
 
 
 def _draw_folds(axes: Any, found: FoldAccuracy) -> None:
@@ -113,7 +113,7 @@ def _draw_folds(axes: Any, found: FoldAccuracy) -> None:
     axes.set_ylim(cosine_F.min() - 0.05, cosine_F.max() + 0.05)
     axes.set_xticks(fold)
     axes.set(title="Threshold and accuracy by fold", xlabel="fold", ylabel="threshold (cosine)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
 
 
 def _lowest(curve: Roc) -> float:
