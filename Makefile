@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TORCH_VERSION ?=
-# Tests are single threads that wait for each other: two workers take half the time of one.
+# Most tests are one thread, or ranks that wait for each other: two workers, whose threads do not compete for the cores.
 WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
@@ -26,7 +26,7 @@ quickstart: $(READY)  ## draw a synthetic dataset, train on it, show what was le
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
 test: $(READY)  ## every test that this machine can run
-	$(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1
 
 unit: $(READY)  ## the fast tests only
 	$(BIN)/pytest tests/unit -m "not slow"
