@@ -45,7 +45,8 @@ class Meter:
         """Return the sums so far, for a checkpoint: the next report after a resume has them in it."""
         return {
             name: torch.stack(
-                [torch.as_tensor(total).double().cpu(), torch.tensor(float(self._counts[name])).double()]
+                # Its dtype said at once: a number of Python's would pass through float32.
+                [torch.as_tensor(total, dtype=torch.float64).cpu(), torch.tensor(self._counts[name]).double()]
             )
             for name, total in self._sums.items()
         }
