@@ -32,6 +32,7 @@ from facetrain.optim.scaler import LossScale
 from facetrain.optim.schedule import polynomial
 from facetrain.optim.stepper import Stepper
 from facetrain.train.precision import InPrecision, memory_format_for
+from facetrain.train.spikes import SpikeDetector
 from facetrain.train.state import TrainState
 
 _DEFAULT_BATCH = 128
@@ -183,7 +184,9 @@ def build_state(
         clip_grad_norm=config.optim.clip_grad_norm,
     )
     torch.manual_seed(key_of(config.seed, 4, world.rank) & (2**63 - 1))  # dropout differs from rank to rank
-    return TrainState(world, network, head, stepper)
+    tolerance = config.train.loss_spike
+    spikes = None if tolerance is None else SpikeDetector(tolerance, world.device)
+    return TrainState(world, network, head, stepper, spikes)
 
 
 def _build_head(

@@ -128,6 +128,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
 def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
     config, state, plan = run.config, run.state, run.plan
     recorder, console = _open_recorder(run, resumed=resumed)
+    spikes = _open_spikes(run, resumed=resumed)
     say = console.say if console else logger.info
     if console:
         _announce(console, run)
@@ -136,7 +137,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
     augment = build_augment(config)
     step = TrainStep(network, augment, max_skipped_steps=config.train.max_skipped_steps)
     with StopRequest() as stop:
-        hooks = _build_hooks(run, recorder, step, loader, stop, say, workers)
+        hooks = _build_hooks(run, recorder, spikes, step, loader, stop, say, workers)
         try:
             hooks.begin(state, resumed=resumed)
             if not hooks.stopping(state):
@@ -157,6 +158,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
         finally:
             loader.close()
             recorder.close()
+            spikes.close()
     skipped = _list_skipped(run, loader)
     if hooks.signal:
         say(
@@ -238,6 +240,7 @@ def _recorded(
 def _build_hooks(
     run: _Run,
     recorder: Recorder,
+    spikes: Recorder,
     step: TrainStep,
     loader: Loader,
     stop: StopRequest,
@@ -262,6 +265,7 @@ def _build_hooks(
     meta = {"model": describe(config), "config": dump_config(config), "plan": vars(run.plan)}
     return RunHooks(
         recorder=recorder,
+        spikes=spikes,
         step=step,
         loader=loader,
         verifier=verifier,
@@ -288,6 +292,13 @@ def _open_recorder(run: _Run, *, resumed: bool) -> tuple[Recorder, Console | Non
     wanted = run.config.log.tensorboard
     board = TensorBoard(run.folder / "tensorboard", resume_at=resume_at) if wanted else None
     return Recorder(sinks, board), console
+
+
+def _open_spikes(run: _Run, *, resumed: bool) -> Recorder:
+    if run.state.spikes is None or not run.world.is_leader:
+        return Recorder()
+    resume_at = run.state.step if resumed else None
+    return Recorder([JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at)])
 
 
 def _announce(console: Console, run: _Run) -> None:

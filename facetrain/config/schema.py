@@ -273,6 +273,8 @@ class TrainConfig(Section):
     """How long a rank waits for the others before it calls them lost."""
     max_skipped_steps: Positive = 10
     """Stop after so many steps in a row whose loss or gradient is not finite."""
+    loss_spike: Annotated[float, Field(gt=0)] | None = None
+    """Report steps whose loss lies so many deviations above the median of the last 128; 10 is a beginning."""
 
     @model_validator(mode="after")
     def _one_batch_size(self) -> Self:

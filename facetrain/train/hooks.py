@@ -31,6 +31,7 @@ class RunHooks:
         self,
         *,
         recorder: Recorder,
+        spikes: Recorder,
         step: TrainStep,
         loader: Loader,
         verifier: Verifier,
@@ -45,7 +46,7 @@ class RunHooks:
         save_every: int,
         save_every_minutes: float | None,
     ) -> None:
-        self._recorder, self._step, self._loader = recorder, step, loader
+        self._recorder, self._spikes, self._step, self._loader = recorder, spikes, step, loader
         self._verifier, self._writer, self._stop = verifier, writer, stop
         self._meta, self._say = meta, say
         self._max_skipped, self._total = max_skipped, total_steps
@@ -76,6 +77,7 @@ class RunHooks:
         if state.step % self._log_every and state.step != self._total:
             return
         self._step.check(state, batches)
+        self._tell_spikes(state)
         skipped = collectives.sum_(torch.tensor(len(self._loader.skipped))).item()
         values = state.meter.report()
         values |= {
@@ -136,6 +138,7 @@ class RunHooks:
     def save_now(self, state: TrainState) -> None:
         """Begin a checkpoint."""
         self._saved_at = time.monotonic()
+        self._tell_spikes(state)  # whoever goes on from here does not know them
         self._tell(self._writer.save(state.snapshot(self._meta(state))))
 
     def finish(self) -> None:
@@ -179,6 +182,16 @@ class RunHooks:
                 self._recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in pictures.items()})
         except Exception:  # whatever a library for drawing raises: days of training are worth more
             logger.warning("the figures of step %d were not drawn", step, exc_info=True)
+
+    def _tell_spikes(self, state: TrainState) -> None:
+        for spike in state.spikes.report() if state.spikes else []:
+            line = (
+                f"the loss of step {spike['step']} leapt to {spike['loss']:.4g} from about {spike['median']:.4g} "
+                f"(gradient norm {spike['grad_norm']:.3g}); loss_spikes.jsonl lists its images"
+            )
+            logger.warning(line)
+            self._say(f"warning: {line}")
+            self._spikes.write(spike["step"], spike)
 
     def _images(self, state: TrainState, batches: tuple[Batch, ...]) -> int:
         return sum(len(batch.label_B) for batch in batches) * state.world.size

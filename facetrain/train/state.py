@@ -20,6 +20,7 @@ from facetrain.head.margin_head import MarginHead
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
 from facetrain.train.precision import InPrecision
+from facetrain.train.spikes import SpikeDetector
 
 
 @dataclass
@@ -30,6 +31,7 @@ class TrainState:
     network: InPrecision
     head: MarginHead
     stepper: Stepper
+    spikes: SpikeDetector | None = None
     meter: Meter = field(default_factory=Meter)
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class TrainState:
             **_prefixed("scale.", self.stepper.scale.state()),
             **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
+            **_prefixed("spikes.", self.spikes.state() if self.spikes else {}),
         }
         return Snapshot(
             step=self.step,
@@ -90,6 +93,8 @@ class TrainState:
         self._load_optimizer(checkpoint.replicated("optimizer."))
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
+        if self.spikes:
+            self.spikes.load_state(checkpoint.replicated("spikes."))
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
         if checkpoint.manifest.world_size == self.world.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +48,9 @@ class TrainStep:
         state.meter.add("grad_norm", stepped.grad_norm)
         state.meter.add("skipped", stepped.skipped)
         state.meter.add("lr", lr)
+        if state.spikes:
+            spike = state.spikes.look(state.step + 1, torch.as_tensor(total), stepped.grad_norm, batches)
+            state.meter.add("loss_spike", spike)
         state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
         self._streak = stepped.skipped if self._streak is None else (self._streak + 1) * stepped.skipped
         if state.world.device.type == "cpu":

@@ -30,7 +30,7 @@ class Board:
 
 
 def hooks_of(board, results):
-    nothing = dict.fromkeys(("step", "loader", "writer", "stop", "meta", "say"))
+    nothing = dict.fromkeys(("spikes", "step", "loader", "writer", "stop", "meta", "say"))
     every = {"total_steps": 9, "log_every": 1, "verify_every": 1, "save_every": 1, "save_every_minutes": None}
     return RunHooks(
         recorder=Recorder(board=board), verifier=lambda _: results, max_skipped=None, **nothing, **every
