@@ -11,7 +11,7 @@ from facetrain.data.index import load_catalogue
 from facetrain.data.listing import LIST_SUFFIXES, ListSource
 from facetrain.data.mixture import open_mixture
 from facetrain.data.parquet import ParquetSource
-from facetrain.data.recordio import RecordReader, decode_record, label_and_picture
+from facetrain.data.recordio import RecordReader, decode_record
 from facetrain.data.source import PICTURE_SUFFIXES, FaceSource, SubsetSource
 from facetrain.errors import DataError
 
@@ -47,17 +47,20 @@ class RecordSource:
         Raises:
             DataError: no whole record stands there, or its label is not the catalogue's.
         """
-        catalogue = self._catalogue
-        payload = self._reader.read_at(int(catalogue.offset[number]), catalogue.key(number))
-        label, picture = label_and_picture(payload)
-        if picture is None or label != catalogue.label[number]:
-            header, _ = decode_record(payload, self.where(number))
+        offset, expected = self._catalogue.offset.item(number), self._catalogue.label.item(number)
+        label, picture = self._reader.picture_at(offset) or self._unusual(number)
+        if label != expected:
             raise DataError(
-                f"{self.where(number)}: the label of this record is {header.label}, the identity records at "
-                "the end "
-                f"say {catalogue.label[number]}; `facetrain data check --repair` writes a clean copy"
+                f"{self.where(number)}: the label of this record is {label}, the identity records at "
+                f"the end say {expected}; `facetrain data check --repair` writes a clean copy"
             )
         return picture
+
+    def _unusual(self, number: int) -> tuple[float, bytes]:
+        offset = self._catalogue.offset.item(number)
+        payload = self._reader.read_at(offset, self._catalogue.key(number))
+        header, picture = decode_record(payload, self.where(number))
+        return header.label, picture
 
     def prefetch(self, first: int, count: int) -> None:
         """Have the system fetch the stretch that holds these images."""

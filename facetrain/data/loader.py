@@ -71,6 +71,8 @@ class Loader:
         self.wait_s = 0.0
         """Seconds that training has waited for images."""
         self._source, self._order = source, order
+        # Looked up once: whether a source has the method is asked of every attribute of the protocol.
+        self._prefetch = source.prefetch if isinstance(source, Prefetching) else None
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._accumulate = local_batch_size, accumulate
         self._next_step, self._stop_step = start_step, stop_step
@@ -107,15 +109,19 @@ class Loader:
                 self._free.append(slot)
                 self._submit()
             self.wait_s += time.perf_counter() - since
-            epoch = self._order.epoch(step)
-            parts = (tensor.split(self._batch_size) for tensor in (image, label, torch.from_numpy(sample)))
-            yield tuple(Batch(step, epoch, *part) for part in zip(*parts, strict=True))
+            whole = Batch(step, self._order.epoch(step), image, label, torch.from_numpy(sample))
+            yield (whole,) if self._accumulate == 1 else self._split(whole)
 
     def close(self) -> None:
         """End the reading processes; what they were reading is thrown away."""
         self._pending.clear()
         self._pool.close()
         self._sender.close()
+
+    def _split(self, whole: Batch) -> tuple[Batch, ...]:
+        tensors = whole.image_BHWC, whole.label_B, whole.sample_B
+        parts = zip(*(tensor.split(self._batch_size) for tensor in tensors), strict=True)
+        return tuple(Batch(whole.step, whole.epoch, *part) for part in parts)
 
     def _images(self, slot: int) -> Tensor:
         if self._decoder is None:
@@ -129,9 +135,9 @@ class Loader:
 
     def _submit(self) -> None:
         while len(self._pending) < self._ahead and self._next_step != self._stop_step:
-            if isinstance(self._source, Prefetching):
+            if self._prefetch is not None:
                 for stretch in self._order.stretches_ahead(self._next_step, first=self._is_first):
-                    self._source.prefetch(*stretch)
+                    self._prefetch(*stretch)
             self._is_first = False
             sample = self._mine(self._order.batch(self._next_step))
             slot = next(slot for slot in self._free if self._sender.has_done(slot))

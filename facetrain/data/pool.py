@@ -7,8 +7,9 @@ them, so that threads wait for Python's lock half of the time (benchmarks/loader
 from __future__ import annotations
 
 import multiprocessing
+import selectors
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 
@@ -34,6 +35,8 @@ class Pool:
         self._mine: dict[int, list[Task]] = {}
         context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[SpawnProcess, Connection]] = []
+        # Kept: multiprocessing's own wait asks the system to watch every connection anew each time.
+        self._answering = selectors.DefaultSelector()
         for number in range(workers):
             here, there = context.Pipe()
             process = context.Process(
@@ -45,9 +48,10 @@ class Pool:
             process.start()
             there.close()
             self._workers.append((process, here))
+            self._answering.register(here, selectors.EVENT_READ, number)
         self._load = [0] * workers
         # Before multiprocessing's own end, which would wait for processes that ignore its SIGTERM.
-        self.close = Finalize(self, _hang_up, args=(self._workers,), exitpriority=10)
+        self.close = Finalize(self, _hang_up, args=(self._workers, self._answering), exitpriority=10)
         """End the processes."""
 
     def submit(self, slot: int, numbers: np.ndarray) -> None:
@@ -77,12 +81,11 @@ class Pool:
         """
         for task in self._mine.pop(slot, []):
             self._note(self._filler.fill(task))
-        connections = [connection for _, connection in self._workers]
         while self._open[slot]:
-            for ready in wait(connections):
-                worker = connections.index(ready)  # type: ignore[arg-type]
+            for ready, _ in self._answering.select():
+                worker = ready.data
                 try:
-                    self._note(connections[worker].recv())
+                    self._note(self._workers[worker][1].recv())
                 except (EOFError, ConnectionError):
                     self._tell_of_death(worker)
                 self._load[worker] -= 1
@@ -106,7 +109,8 @@ class Pool:
         )
 
 
-def _hang_up(workers: list[tuple[SpawnProcess, Connection]]) -> None:
+def _hang_up(workers: list[tuple[SpawnProcess, Connection]], answering: selectors.BaseSelector) -> None:
+    answering.close()
     for _, connection in workers:
         connection.close()
     for process, _ in workers:

@@ -31,12 +31,14 @@ from facetrain.errors import RecordError
 
 MAGIC = 0xCED7230A
 MAX_LENGTH = (1 << 29) - 1
-LABEL_MARK = 0x4654 << 48
+_MARK = 0x4654
+LABEL_MARK = _MARK << 48
 _LABEL_BITS = (1 << 48) - 1
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _LABEL = struct.Struct("<f")
 _HEADER = struct.Struct("<IfQQ")
+_FRAME_AND_HEADER = struct.Struct("<IIIfQQ")
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 _GUESS = 1 << 14
 
@@ -58,7 +60,7 @@ class RecordHeader:
     @property
     def label(self) -> float:
         """The identity: exact where our writer kept it, else the float32 that the format has."""
-        if self.id2 >> 48 == LABEL_MARK >> 48:
+        if self.id2 >> 48 == _MARK:
             return self.id2 & _LABEL_BITS
         return self.labels[0]
 
@@ -90,24 +92,6 @@ def decode_record(payload: bytes, where: str) -> tuple[RecordHeader, bytes]:
     return RecordHeader(flag, labels, id_, id2), payload[end:]
 
 
-def label_and_picture(payload: bytes) -> tuple[float, bytes | None]:
-    """Do what `decode_record` does where only these two are wanted and every microsecond counts.
-
-    The picture is None where the payload is shorter than its header says.
-    """
-    if len(payload) < _HEADER.size:
-        return -1, None
-    flag, label, _, id2 = _HEADER.unpack_from(payload)
-    end = _HEADER.size + 4 * flag
-    if end > len(payload):
-        return -1, None
-    if id2 >> 48 == LABEL_MARK >> 48:
-        label = id2 & _LABEL_BITS
-    elif flag:
-        (label,) = _LABEL.unpack_from(payload, _HEADER.size)
-    return label, payload[end:]
-
-
 class RecordReader(File):
     """Read records by their offset, or one after the other, from any number of threads and processes."""
 
@@ -120,13 +104,36 @@ class RecordReader(File):
             RecordError: no whole record stands there. Nothing larger than the file is ever allocated.
         """
         # Most records of faces are shorter than the first guess: one call to the system, not two.
-        start = self.bytes_at(offset, _GUESS) if offset >= 0 else b""
+        start = self._guess(offset)
         if len(start) >= _FRAME.size:
             magic, word = _FRAME.unpack_from(start)
             end = _FRAME.size + (word & MAX_LENGTH)
             if magic == MAGIC and word >> 29 == WHOLE and end <= len(start):
                 return start[_FRAME.size : end]
         return self._read(offset, key)[0]
+
+    def picture_at(self, offset: int) -> tuple[float, bytes] | None:
+        """Do what `read_at` and `decode_record` do, where every microsecond counts: return label and picture.
+
+        None where the record is longer than the first guess, in several parts, or damaged.
+        """
+        start = self._guess(offset)
+        if len(start) < _FRAME_AND_HEADER.size:
+            return None
+        magic, word, flag, label, _, id2 = _FRAME_AND_HEADER.unpack_from(start)
+        begin = _FRAME_AND_HEADER.size + 4 * flag
+        # The place of a part stands above its length: such a record ends far behind the guess.
+        end = _FRAME.size + word
+        if magic != MAGIC or not begin <= end <= len(start):
+            return None
+        if id2 >> 48 == _MARK:
+            label = id2 & _LABEL_BITS
+        elif flag:
+            (label,) = _LABEL.unpack_from(start, _FRAME_AND_HEADER.size)
+        return label, start[begin:end]
+
+    def _guess(self, offset: int) -> bytes:
+        return self.bytes_at(offset, _GUESS) if offset >= 0 else b""
 
     def scan(self) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, payload) of every record from the start, without an index."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from facetrain.data.index import load_catalogue, read_index
-from facetrain.data.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
+from facetrain.data.recordio import LABEL_MARK, MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
 from facetrain.errors import DataError, RecordError
 from tests.support.datasets import write_records
 
@@ -129,3 +129,30 @@ def test_no_bytes_make_the_reader_do_more_than_fail_with_the_documented_error(tm
         load_catalogue(path, path.with_suffix(".idx"))
     except RecordError:
         pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 2**24), min_size=1, max_size=3),
+    exact=st.none() | st.integers(0, 2**31 - 1),
+    picture=st.binary(max_size=60) | st.just(b"p" * 20_000) | st.just(b"abcd" + _MAGIC + b"efgh"),
+    cut=st.integers(0, 8),
+)
+def test_the_short_way_to_a_picture_finds_what_the_long_one_does_or_leaves_it_to_it(
+    tmp_path_factory, labels, exact, picture, cut
+):
+    path = tmp_path_factory.mktemp("rec") / "train.rec"
+    flag = len(labels) if len(labels) > 1 else 0
+    id2 = 0 if exact is None else LABEL_MARK | exact
+    with RecordWriter(path) as writer:
+        writer.write(0, RecordHeader(flag, tuple(map(float, labels)), 0, id2), picture)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
+    reader = RecordReader(path)
+    found = reader.picture_at(0)
+    if found is None:
+        whole_and_short = cut == 0 and len(picture) < 10_000 and _MAGIC not in picture
+        assert not whole_and_short
+    else:
+        header, data = decode_record(reader.read_at(0), "")
+        assert found == (header.label, data)
+    assert reader.picture_at(-4) is None and reader.picture_at(1 << 40) is None
