@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def read(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes are too many for a run description")
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: {error.strerror}{_near(path)}") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -83,3 +86,13 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds {type(value).__name__}, not `key: value` lines")
     return value
+
+
+def _near(path: Path) -> str:
+    """Name the run descriptions of the same folder, or of configs/, whose names are alike."""
+    for folder in (path.parent, Path("configs")):
+        names = [other.name for other in sorted(folder.glob("*.yaml"))]
+        close = difflib.get_close_matches(path.name, names, n=3)
+        if close:
+            return f"; did you mean {' or '.join(str(folder / name) for name in close)}?"
+    return ""

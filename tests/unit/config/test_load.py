@@ -70,6 +70,12 @@ def test_a_wrong_file_gives_one_line_that_says_where(tmp_path, text, said):
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_file_that_is_not_there_is_told_with_those_of_like_names(tmp_path):
+    write(tmp_path, "data: {train: x}")
+    with pytest.raises(ConfigError, match=f"No such file or directory; did you mean {tmp_path}/run.yaml[?]"):
+        load_config(tmp_path / "runs.yaml")
+
+
 def test_a_device_is_not_read_to_its_end(tmp_path):
     with pytest.raises(ConfigError, match="/dev/zero: is no file"):
         load_config(write(tmp_path, "extends: /dev/zero"))
