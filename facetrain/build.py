@@ -20,6 +20,7 @@ from facetrain.config.load import plain_config
 from facetrain.config.schema import Config
 from facetrain.counter import key_of
 from facetrain.data.augment import Augment
+from facetrain.data.dali import require_dali
 from facetrain.data.dataset import FaceSource
 from facetrain.data.sample import some_faces
 from facetrain.distributed.batchnorm import synchronise_batchnorm
@@ -63,15 +64,18 @@ def build_augment(config: Config) -> Augment:
 
 
 def check_decode(config: Config, world: World) -> None:
-    """Refuse to decode images on a device that cannot.
+    """Refuse to decode images on a device that cannot, or with a library that is not there.
 
     Raises:
-        ConfigError: it is none of CUDA.
+        ConfigError: the device is none of CUDA.
+        DataError: DALI is not installed.
     """
     if config.data.decode == "gpu" and world.device.type != "cuda":
         raise ConfigError(
             f"data.decode: gpu is for CUDA, and this run is on {world.device.type}; set it to cpu"
         )
+    if config.data.decode == "dali":
+        require_dali()
 
 
 def count_workers(config: Config, world: World) -> int:

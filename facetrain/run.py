@@ -203,7 +203,7 @@ def _build_loader(run: _Run, workers: int) -> Loader:
         image_size=config.data.image_size,
         device=run.world.device,
         bad_records=config.data.bad_records,
-        decode_on_device=config.data.decode == "gpu",
+        decode=config.data.decode,
         start_step=run.state.step,
         stop_step=plan.total_steps,
     )

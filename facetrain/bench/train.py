@@ -122,7 +122,7 @@ def open_loader(training: Training, source: FaceSource) -> Loader:
         workers=count_workers(config, world),
         image_size=config.data.image_size,
         device=world.device,
-        decode_on_device=config.data.decode == "gpu",
+        decode=config.data.decode,
     )
 
 

@@ -89,8 +89,8 @@ class DataConfig(Section):
     """full: any image may follow any other. blocks: for slow disks, read in stretches, shuffle within a window."""
     bad_records: Literal["error", "skip"] = "error"
     """What to do with an image that cannot be decoded."""
-    decode: Literal["cpu", "gpu"] = "cpu"
-    """gpu: nvJPEG decodes, on CUDA; its pixels differ by rounding."""
+    decode: Literal["cpu", "gpu", "dali"] = "cpu"
+    """gpu: nvJPEG decodes, on CUDA; its pixels differ by rounding. dali: NVIDIA DALI does, where it is installed."""
     max_skipped: NotNegative | None = None
     """With bad_records skip: stop when all ranks together have skipped more images."""
     augment: AugmentConfig = AugmentConfig()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.device_decode import DeviceDecoder
+from facetrain.data.device_decode import DeviceDecoder, build_decoder
 from facetrain.data.order import GlobalOrder
 from facetrain.data.pool import TASK_ROWS, Pool
 from facetrain.data.sender import HOLDS, build_sender
@@ -46,7 +46,7 @@ class Loader:
     `workers` processes read and decode; 0 does it in this process when a batch is asked for. With
     `bad_records="skip"`, an image that cannot be read or decoded gives way to the one with the next
     number (after the last, the first): no rank has to tell another, and all stay in step. With
-    `decode_on_device`, JPEGs that need no resizing become pixels there.
+    `decode` gpu or dali, JPEGs that need no resizing become pixels a batch at once, on the device.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Loader:
         image_size: int = 112,
         device: torch.device | None = None,
         bad_records: str = "error",
-        decode_on_device: bool = False,
+        decode: str = "cpu",
         start_step: int = 0,
         stop_step: int | None = None,
     ) -> None:
@@ -82,10 +82,12 @@ class Loader:
         self._slots = Slots(self._ahead + HOLDS, rows, image_size)
         skip = bad_records == "skip"
         self._decoder: DeviceDecoder | None = None
-        if decode_on_device:
-            filler = Filler(source, self._slots, skip=skip)
-            self._decoder = DeviceDecoder(self._slots, filler, device or torch.device("cpu"))
-        self._pool = Pool(source, self._slots, workers=workers, skip=skip, leave_jpeg=decode_on_device)
+        in_batches = decode != "cpu"
+        if in_batches:
+            filler, where = Filler(source, self._slots, skip=skip), device or torch.device("cpu")
+            decoder = build_decoder(decode, where, batch_size=rows, threads=max(workers, 1))
+            self._decoder = DeviceDecoder(self._slots, filler, where, decoder)
+        self._pool = Pool(source, self._slots, workers=workers, skip=skip, leave_jpeg=in_batches)
         self._sender = build_sender(self._slots.image, device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()

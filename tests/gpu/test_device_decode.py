@@ -17,7 +17,7 @@ def batches(source, on_device):
     order = GlobalOrder(source.num_images, seed=1, global_batch_size=128)
     loader = Loader(
         source, order, rank=0, world_size=1, local_batch_size=128, device=torch.device("cuda"),
-        decode_on_device=on_device, stop_step=8,
+        decode="gpu" if on_device else "cpu", stop_step=8,
     )  # fmt: skip
     found = [(batch.image_BHWC.clone(), batch.label_B.clone()) for (batch,) in loader]
     loader.close()

@@ -1,4 +1,6 @@
-"""Decoding on the device, with the CPU as the device: torchvision's decoder is the same call there."""
+"""Decoding a batch at once, with the CPU as the device: torchvision's and DALI's decoders are the same calls there."""
+
+import importlib.util
 
 import numpy as np
 import pytest
@@ -6,15 +8,19 @@ import torch
 
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb, encode_jpeg
-from facetrain.data.device_decode import DeviceDecoder
+from facetrain.data.device_decode import build_decoder
 from facetrain.data.loader import Loader
 from facetrain.data.order import GlobalOrder
 from facetrain.data.records import write_identities
-from facetrain.data.worker import Filler, Slots
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import picture
 
 SIZE = 32
+HAS_DALI = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"))
+DECODERS = [
+    "gpu",
+    pytest.param("dali", marks=pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")),
+]
 
 
 def jpeg(number, size=SIZE):
@@ -27,11 +33,11 @@ def write(folder, pictures):
     return open_source(folder)
 
 
-def loaded(source, *, workers=1, bad_records="error"):
+def loaded(source, *, decode="gpu", workers=1, bad_records="error"):
     order = GlobalOrder(source.num_images, seed=1, global_batch_size=source.num_images)
     loader = Loader(
         source, order, rank=0, world_size=1, local_batch_size=source.num_images, workers=workers,
-        image_size=SIZE, decode_on_device=True, bad_records=bad_records, stop_step=1,
+        image_size=SIZE, decode=decode, bad_records=bad_records, stop_step=1,
     )  # fmt: skip
     try:
         ((batch,),) = list(loader)
@@ -41,11 +47,12 @@ def loaded(source, *, workers=1, bad_records="error"):
     return images, loader.skipped
 
 
+@pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_jpegs_of_the_right_size_and_all_others_become_the_same_pixels(tmp_path, workers):
+def test_jpegs_of_the_right_size_and_all_others_become_the_same_pixels(tmp_path, decode, workers):
     pictures = [jpeg(0), picture(1, SIZE), jpeg(2, 48), jpeg(3), picture(4, 16)]
     source = write(tmp_path, pictures)
-    images, _ = loaded(source, workers=workers)
+    images, _ = loaded(source, decode=decode, workers=workers)
     for number in (0, 1, 3):
         assert (images[number] == decode_rgb(pictures[number], where="x")).all()
     assert images[2].shape == images[4].shape == (SIZE, SIZE, 3)
@@ -59,18 +66,38 @@ def damaged():
     return bytes(data)
 
 
-def test_what_the_device_refuses_is_named_or_skipped_by_the_host(tmp_path):
+@pytest.mark.parametrize("decode", DECODERS)
+def test_what_the_device_refuses_is_named_or_skipped_by_the_host(tmp_path, decode):
     source = write(tmp_path, [jpeg(0), damaged(), jpeg(2)])
     with pytest.raises(ImageError, match="key 2 at byte"):
-        loaded(source)
-    images, skipped = loaded(source, bad_records="skip")
+        loaded(source, decode=decode)
+    images, skipped = loaded(source, decode=decode, bad_records="skip")
     assert len(skipped) == 1 and "key 2 at byte" in skipped[0]
     assert (images[1] == decode_rgb(jpeg(2), where="x")).all()
     assert (images[0] == decode_rgb(jpeg(0), where="x")).all()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a device that can")
-def test_a_device_that_cannot_decode_is_refused_at_the_start(tmp_path):
-    slots = Slots(1, 1, SIZE)
+def test_a_device_that_cannot_decode_is_refused_at_the_start():
     with pytest.raises(DataError, match="data.decode: gpu: torchvision cannot decode JPEG on cuda"):
-        DeviceDecoder(slots, Filler(write(tmp_path, [jpeg(0)]), slots, skip=False), torch.device("cuda"))
+        build_decoder("gpu", torch.device("cuda"), batch_size=1, threads=1)
+
+
+@pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")
+def test_dali_goes_on_after_a_picture_that_it_has_refused():
+    decode = build_decoder("dali", torch.device("cpu"), batch_size=4, threads=1)
+    good, bad = (torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in (jpeg(1), damaged()))
+    with pytest.raises(RuntimeError):
+        decode([good, bad])
+    for count in (1, 4, 2):
+        image_BHWC = decode([good] * count)
+        assert image_BHWC.shape == (count, SIZE, SIZE, 3)
+        assert (image_BHWC.numpy() == decode_rgb(jpeg(1), where="x")).all()
+
+
+@pytest.mark.skipif(HAS_DALI, reason="DALI is installed")
+def test_without_dali_one_line_says_what_to_install():
+    with pytest.raises(
+        DataError, match=r"data.decode: dali: .* not installed; `pip install facetrain\[dali\]`"
+    ):
+        build_decoder("dali", torch.device("cpu"), batch_size=1, threads=1)
