@@ -8,6 +8,7 @@ import csv
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class YuNet:
 
     def __init__(self, model: Path) -> None:
         self._model = model
+        self._creating = threading.Lock()
         self._of_thread = threading.local()  # the size of the picture is part of a detector's state
         self._detector()
 
@@ -128,9 +130,22 @@ class YuNet:
                     "(face_detection_yunet)"
                 )
             try:
-                self._of_thread.detector = cv2.FaceDetectorYN.create(
-                    str(self._model), "", (_LONGEST_SIDE, _LONGEST_SIDE), _LEAST_SCORE
-                )
+                with self._creating, _without_warnings():
+                    self._of_thread.detector = cv2.FaceDetectorYN.create(
+                        str(self._model), "", (_LONGEST_SIDE, _LONGEST_SIDE), _LEAST_SCORE
+                    )
             except cv2.error as error:
                 raise DataError(f"{self._model}: not a model that OpenCV can open ({error.err})") from error
         return self._of_thread.detector
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    # OpenCV 5 warns for every detector that it takes no target, which is the detector's own doing.
+    logging = cv2.utils.logging
+    level = logging.getLogLevel()
+    logging.setLogLevel(logging.LOG_LEVEL_ERROR)
+    try:
+        yield
+    finally:
+        logging.setLogLevel(level)

@@ -114,7 +114,7 @@ def test_the_detector_finds_the_face_that_the_picture_is_about(tmp_path):
     np.testing.assert_allclose(find("x", large), expected * 2, atol=1)
 
 
-def test_a_dataset_is_aligned_by_the_detector(tmp_path):
+def test_a_dataset_is_aligned_by_the_detector_without_a_word_from_opencv(tmp_path, capfd):
     pytest.importorskip("onnx")
     image = np.full((192, 192, 3), 60, np.uint8)
     image[96:128, 64:96] = 255
@@ -125,6 +125,7 @@ def test_a_dataset_is_aligned_by_the_detector(tmp_path):
     packed = decode_rgb(open_source(tmp_path / "out").read(0), where="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)
+    assert not any(capfd.readouterr())
 
 
 def test_a_file_that_is_no_detector_is_refused(tmp_path):
