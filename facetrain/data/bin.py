@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import pickletools
+import struct
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -67,20 +70,20 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     return _checked(value, path)
 
 
-def write_bin(path: Path, images: list[bytes], same: list[bool]) -> None:
+def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None:
     """Write a set that InsightFace's own code reads; it appears whole or not at all.
+
+    Images are written as they come, and not held.
 
     Raises:
         PairsError: not two images per pair, or the file cannot be written.
     """
-    if len(images) != 2 * len(same):
-        raise PairsError(f"{path}: {len(images)} images are not two for each of {len(same)} pairs")
-    import pickle
-
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
-            pickle.dump((list(images), [bool(flag) for flag in same]), file, protocol=4)
+            count = _write_pickle(file, images, same)
+            if count != 2 * len(same):
+                raise PairsError(f"{path}: {count} images are not two for each of {len(same)} pairs")
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
@@ -88,6 +91,19 @@ def write_bin(path: Path, images: list[bytes], same: list[bool]) -> None:
         raise PairsError(f"{path}: {error.strerror or error}") from error
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _write_pickle(file: BinaryIO, images: Iterable[bytes], same: Sequence[bool]) -> int:
+    """Write ([image, …], [same, …]) instruction by instruction: pickle.dump wants the whole list at once."""
+    count = 0
+    file.write(pickle.PROTO + b"\x04" + pickle.EMPTY_LIST + pickle.MARK)
+    for image in images:
+        file.write(pickle.BINBYTES + struct.pack("<I", len(image)) + image)
+        count += 1
+    file.write(pickle.APPENDS + pickle.EMPTY_LIST + pickle.MARK)
+    file.write(b"".join(pickle.NEWTRUE if flag else pickle.NEWFALSE for flag in same))
+    file.write(pickle.APPENDS + pickle.TUPLE2 + pickle.STOP)
+    return count
 
 
 def _checked(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:

@@ -70,11 +70,17 @@ class PictureEmbedder:
         return both_M2D[distinct_N, 0], both_M2D[distinct_N, 1]
 
     def summed(
-        self, pictures: Sequence[bytes], *, name: str, flip: bool = True, crop: Crop = middle
+        self,
+        pictures: Sequence[bytes],
+        *,
+        name: str,
+        flip: bool = True,
+        crop: Crop = middle,
+        chosen: range | None = None,
     ) -> np.ndarray:
         """Return the embeddings of encoded pictures, with `flip` added to those of their mirror images.
 
-        As `both`, and half as large where there are millions.
+        As `both`, and half as large where there are millions; of all pictures, or of those `chosen`.
         """
 
         def embed(image: Tensor) -> Tensor:
@@ -82,7 +88,7 @@ class PictureEmbedder:
             plain = self.embed(image).float()
             return plain + self.embed(image.flip(3)).float() if flip else plain
 
-        return self._shared(pictures, range(len(pictures)), name, crop, embed)
+        return self._shared(pictures, chosen or range(len(pictures)), name, crop, embed)
 
     def _shared(
         self,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ class Embeddings:
     """Unit embeddings float32 (N, D), the names of the pictures, and their labels (−1 where there are none)."""
 
     embedding: np.ndarray
-    name: list[str]
+    name: Sequence[str]
     label: np.ndarray
 
 
@@ -77,7 +77,7 @@ def _writer(path: Path) -> Callable[[BinaryIO, Embeddings], None]:
 
 
 def _write_npz(file: BinaryIO, found: Embeddings) -> None:
-    np.savez(file, embedding=found.embedding, name=np.array(found.name), label=found.label)
+    np.savez(file, embedding=found.embedding, name=np.array(list(found.name)), label=found.label)
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
@@ -91,7 +91,7 @@ def _write_parquet(file: BinaryIO, found: Embeddings) -> None:
 
     flat = pa.array(np.ascontiguousarray(found.embedding, np.float32).ravel())
     columns = {
-        "name": pa.array(found.name, pa.string()),
+        "name": pa.array(list(found.name), pa.string()),
         "label": pa.array(found.label.astype(np.int64)),
         "embedding": pa.FixedSizeListArray.from_arrays(flat, found.embedding.shape[1]),
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,13 +13,17 @@ from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.data.bin import read_bin
 from facetrain.data.dataset import RecordSource, open_source
 from facetrain.data.listing import LIST_SUFFIXES
-from facetrain.data.source import PICTURE_SUFFIXES, FaceSource
+from facetrain.data.scratch import scratch_array
+from facetrain.data.source import PICTURE_SUFFIXES
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.verify.embed import PictureEmbedder, Progress, autocast
 from facetrain.verify.embeddings import Embeddings
 
 _DATASET_FILES = frozenset({".rec", ".yaml", ".yml"}) | LIST_SUFFIXES
+_IN_MEMORY = 1 << 16
+"""Embeddings that are held in memory: 128 MiB of 512 numbers each. Where there are more, they go to a file."""
+T = TypeVar("T")
 
 
 def embed_input(
@@ -34,8 +38,10 @@ def embed_input(
 ) -> Embeddings:
     """Embed a picture, a folder of pictures, a dataset, a .rec or a .bin; `told` hears how far it has come.
 
+    Many embeddings lie in a scratch file that is mapped into memory.
+
     Raises:
-        DataError: there is nothing that can be embedded.
+        DataError: there is nothing that can be embedded, or no room for the scratch file.
     """
     pictures, names, labels = read_input(input)
     with join(device) as world:
@@ -67,6 +73,7 @@ def _embed(
     bf16: bool = False,
     told: Progress | None = None,
 ) -> np.ndarray:
+    count, start = len(pictures), 0
     embedder = PictureEmbedder(
         opened.network,
         opened.image_size,
@@ -75,18 +82,30 @@ def _embed(
         workers=os.cpu_count() or 1,
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
-        told=told,
+        told=(lambda done, _: told(start + done, count)) if told else None,
     )
-    embedding = embedder.summed(pictures, name=name, flip=flip)
-    return np.asarray(
-        embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12), np.float32
-    )
+    whole: np.ndarray | None = None
+    for start in range(0, count, _IN_MEMORY):
+        stretch = range(start, min(start + _IN_MEMORY, count))
+        part = _unit(embedder.summed(pictures, name=name, flip=flip, chosen=stretch))
+        if len(part) == count:
+            return part
+        if whole is None:
+            whole = scratch_array((count, part.shape[1]), np.float32)
+        whole[start : stretch.stop] = part
+    assert whole is not None, "no pictures"
+    return whole
 
 
-def read_input(input: Path) -> tuple[Sequence[bytes], list[str], np.ndarray]:
+def _unit(embedding: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(embedding, axis=1, keepdims=True)
+    return np.asarray(embedding / np.maximum(length, 1e-12), np.float32)
+
+
+def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
     """Return the encoded pictures of a picture, folder, dataset, .rec or .bin, their names and labels (−1: none).
 
-    Those of a dataset are read when they are asked for.
+    Pictures and names of a dataset are read and made when they are asked for.
     """
     if input.suffix == ".bin":
         images, _ = read_bin(input)
@@ -97,8 +116,9 @@ def read_input(input: Path) -> tuple[Sequence[bytes], list[str], np.ndarray]:
     if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
         records = input.suffix == ".rec" and input.is_file()
         source = RecordSource(input.parent, name=input.name) if records else open_source(input)
-        names = [source.where(number) for number in range(source.num_images)]
-        return _Pictures(source), names, np.asarray(source.labels, np.int64)
+        count = source.num_images
+        pictures, names = _OnDemand(count, source.read), _OnDemand(count, source.where)
+        return pictures, names, np.asarray(source.labels, np.int64)
     return [_bytes_of(input)], [input.name], np.array([-1])
 
 
@@ -107,17 +127,19 @@ def _flat_pictures(input: Path) -> list[Path]:
     return sorted(path for path in entries if path.suffix.lower() in PICTURE_SUFFIXES)
 
 
-class _Pictures(Sequence[bytes]):
-    """The pictures of a dataset, each read when it is asked for."""
+class _OnDemand(Sequence[T]):
+    """Items that are made when they are asked for, one by its number at a time."""
 
-    def __init__(self, source: FaceSource) -> None:
-        self._source = source
+    def __init__(self, count: int, item: Callable[[int], T]) -> None:
+        self._count, self._item = count, item
 
     def __len__(self) -> int:
-        return self._source.num_images
+        return self._count
 
     def __getitem__(self, number: Any) -> Any:
-        return self._source.read(number)
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        return self._item(number)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -13,6 +13,7 @@ from facetrain.data.dataset import open_source
 from facetrain.data.tools.likeness import (
     Centres,
     best_other,
+    centre_similarity,
     check_labelled,
     find_centres,
     own_similarity,
@@ -178,10 +179,10 @@ def _sort_out(
     own_label, count = label, int(label.max()) + 1
     wrong = np.zeros(len(label), bool)
     for _ in range(_ROUNDS):
-        centres = find_centres(embedding_ND[~wrong], label[~wrong], count)
+        centres = find_centres(embedding_ND, np.where(wrong, -1, label), count)
         before = wrong
         # Of a picture that is left out already, the centre has no part.
-        left_out = np.einsum("nd,nd->n", embedding_ND, centres.unit_KD[label])
+        left_out = centre_similarity(embedding_ND, label, centres.unit_KD)
         own = np.where(before, left_out, own_similarity(embedding_ND, label, centres))
         other, cosine = best_other(embedding_ND, label, centres.unit_KD)
         alone = np.isnan(own) | (centres.count_K[label] == 0)

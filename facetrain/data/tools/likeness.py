@@ -1,9 +1,13 @@
-"""How alike pictures and identities are, from the unit embeddings of a model."""
+"""How alike pictures and identities are, from the unit embeddings of a model.
+
+Embeddings may lie in a file that is mapped into memory: they are gone through a stretch at a time.
+"""
 
 # N pictures   K identities   D embedding
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +15,7 @@ import numpy as np
 from facetrain.errors import DataError
 
 _AT_ONCE = 1 << 25
-"""Similarities held at once: 128 MiB."""
+"""Numbers held at once, similarities or embeddings: 128 MiB."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,18 @@ def check_labelled(label_N: np.ndarray) -> None:
 
 
 def find_centres(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> Centres:
-    """Add up unit embeddings float32 (N, D) of each identity; one without pictures has a centre of zeros."""
-    order = np.argsort(label_N, kind="stable")
-    present, starts = np.unique(label_N[order], return_index=True)
+    """Add up unit embeddings float32 (N, D) of each identity; one without pictures has a centre of zeros.
+
+    Rows with a label of −1 are left out.
+    """
     total = np.zeros((num_classes, embedding_ND.shape[1]), np.float32)
-    if len(present):
-        total[present] = np.add.reduceat(embedding_ND[order], starts, axis=0)
-    count = np.bincount(label_N, minlength=num_classes)
+    for part in _stretches(len(embedding_ND), embedding_ND.shape[1]):
+        order = np.argsort(label_N[part], kind="stable")
+        order = order[np.count_nonzero(label_N[part] < 0) :]
+        if len(order):
+            present, starts = np.unique(label_N[part][order], return_index=True)
+            total[present] += np.add.reduceat(embedding_ND[part][order], starts, axis=0)
+    count = np.bincount(label_N[label_N >= 0], minlength=num_classes)
     length = np.linalg.norm(total, axis=1)
     several = count > 1
     spread = float(np.median(length[several] / count[several])) if several.any() else 1.0
@@ -53,9 +62,20 @@ def find_centres(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int
 
 def own_similarity(embedding_ND: np.ndarray, label_N: np.ndarray, centres: Centres) -> np.ndarray:
     """Compare each picture with the centre of the others of its identity: (N,), NaN where it is the only one."""
-    others = centres.total_KD[label_N] - embedding_ND
-    cosine = np.einsum("nd,nd->n", embedding_ND, others) / np.maximum(np.linalg.norm(others, axis=1), 1e-12)
+    cosine = np.empty(len(embedding_ND), np.float32)
+    for part in _stretches(len(embedding_ND), embedding_ND.shape[1]):
+        others = centres.total_KD[label_N[part]] - embedding_ND[part]
+        length = np.maximum(np.linalg.norm(others, axis=1), 1e-12)
+        cosine[part] = np.einsum("nd,nd->n", embedding_ND[part], others) / length
     return np.where(centres.count_K[label_N] > 1, cosine, np.nan)
+
+
+def centre_similarity(embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray) -> np.ndarray:
+    """Compare each picture with the centre of its identity: (N,)."""
+    cosine = np.empty(len(embedding_ND), np.float32)
+    for part in _stretches(len(embedding_ND), embedding_ND.shape[1]):
+        cosine[part] = np.einsum("nd,nd->n", embedding_ND[part], unit_KD[label_N[part]])
+    return cosine
 
 
 def best_other(
@@ -66,9 +86,7 @@ def best_other(
     A label of −1 has no centre of its own.
     """
     identity, cosine = np.empty(len(embedding_ND), np.int64), np.empty(len(embedding_ND), np.float32)
-    rows = max(_AT_ONCE // len(unit_KD), 1)
-    for start in range(0, len(embedding_ND), rows):
-        part = slice(start, start + rows)
+    for part in _stretches(len(embedding_ND), len(unit_KD)):
         similar = embedding_ND[part] @ unit_KD.T
         known = np.flatnonzero(label_N[part] >= 0)
         similar[known, label_N[part][known]] = -2
@@ -84,3 +102,10 @@ def telling_apart(own_N: np.ndarray, other_N: np.ndarray) -> float:
     right = 1 - np.searchsorted(own, grid) / max(len(own), 1) + np.searchsorted(other, grid) / len(other)
     best = np.flatnonzero(right >= right.max() - 1e-9)
     return float(grid[best[len(best) // 2]])
+
+
+def _stretches(rows: int, width: int) -> Iterator[slice]:
+    """Part rows so that each part has `_AT_ONCE` numbers, `width` in a row."""
+    step = max(_AT_ONCE // width, 1)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)

@@ -48,7 +48,7 @@ def build_pairs(
             raise PairsError(f"{path}: no landmarks of a face ({name})")
         return encode_jpeg(align(image, points, image_size), _QUALITY)
 
-    pictures = list(counted(in_order(picture, range(len(paths)), workers), len(paths), progress))
+    pictures = counted(in_order(picture, range(len(paths)), workers), len(paths), progress)
     same = [pair.same for pair in pairs]
     write_bin(output, pictures, same)
     return len(same), sum(same)

@@ -57,7 +57,7 @@ def sample_pairs(
         chosen += _distinct(partial(_of_two, members, rng), half, folder)
     same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
     numbers = [number for pair in chosen for number in pair]
-    pictures = list(counted(in_order(source.read, numbers, workers), len(numbers), progress))
+    pictures = counted(in_order(source.read, numbers, workers), len(numbers), progress)
     write_bin(output, pictures, same)
     return pairs, sum(same)
 

@@ -42,6 +42,19 @@ def test_what_we_write_the_peers_own_reader_understands(tmp_path):
         write_bin(tmp_path / "b.bin", IMAGES, [True])
 
 
+def test_a_set_is_written_as_its_pictures_come_and_nothing_is_left_of_half_a_one(tmp_path):
+    def pictures():
+        for image in IMAGES[:3]:
+            (scratch,) = tmp_path.iterdir()
+            yield image * 1000
+            assert scratch.stat().st_size > 0 or image == IMAGES[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_bin(tmp_path / "a.bin", pictures(), [True, False])
+    assert not list(tmp_path.iterdir())
+
+
 class Evil:
     def __reduce__(self):
         return (open, ("/tmp/facetrain-was-here", "w"))

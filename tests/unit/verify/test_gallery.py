@@ -5,8 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.model_file import describe_backbone, save_model
 from facetrain.data.bin import write_bin
+from facetrain.data.scratch import scratch_array
 from facetrain.errors import DataError
+from facetrain.verify import gallery
 from facetrain.verify.embed import PictureEmbedder, autocast
 from facetrain.verify.gallery import read_input
 from tests.support.datasets import picture, write_records
@@ -16,7 +20,7 @@ CPU = torch.device("cpu")
 
 def read(path):
     pictures, names, labels = read_input(path)
-    return list(pictures), names, np.asarray(labels).tolist()
+    return list(pictures), list(names), np.asarray(labels).tolist()
 
 
 def test_pictures_alone_and_in_a_folder_have_their_names_and_no_label(tmp_path):
@@ -87,3 +91,38 @@ def test_a_network_embeds_in_bfloat16_where_that_is_asked_for():
         assert network.dtype == dtype and found[bf16].dtype == np.float32
     gap = np.abs(found[True] - found[False]).max() / np.abs(found[False]).max()
     assert 0 < gap < 0.02
+
+
+def test_embeddings_that_go_to_a_file_are_those_that_stay_in_memory(tmp_path, monkeypatch):
+    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
+    network = build_backbone("iresnet", **options)
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
+    told, found = [], []
+    for most in (7, 3):
+        monkeypatch.setattr(gallery, "_IN_MEMORY", most)
+        found.append(
+            gallery.embed_input(
+                tmp_path / "m.safetensors", tmp_path / "data", device="cpu", batch_size=2,
+                told=lambda done, count: told.append((done, count)),
+            )
+        )  # fmt: skip
+    whole, in_stretches = found
+    np.testing.assert_allclose(in_stretches.embedding, whole.embedding, atol=1e-6)
+    assert list(in_stretches.name) == list(whole.name) and in_stretches.label.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]
+    assert told == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
+
+
+def test_room_that_is_not_there_is_said_before_anything_is_written():
+    array = scratch_array((3, 5), np.float32)
+    assert array.shape == (3, 5) and array.dtype == np.float32 and not array.any()
+    with pytest.raises(DataError, match="no room for .* bytes of scratch .* TMPDIR"):
+        scratch_array((1 << 40, 1 << 20), np.float32)

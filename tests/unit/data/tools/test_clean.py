@@ -3,6 +3,7 @@ import pytest
 
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
+from facetrain.data.tools import likeness
 from facetrain.data.tools.clean import Cleaning, clean, write_cleaned
 from facetrain.data.tools.likeness import best_other, find_centres, own_similarity
 from facetrain.data.tools.overlap import draw_pairs, overlap
@@ -38,6 +39,20 @@ def same_partition(one, other):
 def test_right_labels_are_left_alone(faces):
     cleaning = clean(*faces)
     assert cleaning.findings == [] and same_partition(cleaning.label_N, faces[1])
+
+
+def test_what_is_gone_through_in_stretches_is_what_is_held_at_once(faces, monkeypatch):
+    embedding, label = faces[0], faces[1].copy()
+    label[[3, 50, 90]] = [7, 8, 9]
+    label[4:8] = PEOPLE
+    whole, shared = clean(embedding, label), overlap(embedding, label, embedding[::9])
+    monkeypatch.setattr(likeness, "_AT_ONCE", 7 * SIZE)
+    parts, again = clean(embedding, label), overlap(embedding, label, embedding[::9])
+    assert (parts.label_N == whole.label_N).all() and parts.threshold == whole.threshold
+    assert [vars(one) | {"similarity": 0} for one in parts.findings] == [
+        vars(one) | {"similarity": 0} for one in whole.findings
+    ]
+    assert [one.picture for one in again[1]] == [one.picture for one in shared[1]] and len(shared[1]) == 36
 
 
 def test_pictures_under_a_wrong_label_go_to_whom_they_show(faces):
