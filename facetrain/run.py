@@ -80,7 +80,8 @@ def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: b
 @contextmanager
 def _joined(config: Config) -> Iterator[World]:
     timeout_s = config.train.timeout_s
-    with join(config.train.device, timeout_s=timeout_s) as world, naming_failures(world, timeout_s):
+    joining = join(config.train.device, timeout_s=timeout_s, keep_freed=config.train.keep_freed_memory)
+    with joining as world, naming_failures(world, timeout_s):
         yield world
 
 

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
+    from facetrain.plan.device import Device
 
 _GIB = 1 << 30
 
@@ -20,7 +21,9 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(metavar="GIB", min=1, help="Memory of one GPU; by default, that of --gpu.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Kind: v100, a100, h100 or h200.")] = "h100",
+    gpu: Annotated[
+        str, typer.Option(help="Kind: v100, a100, h100 or h200; cpu: the memory of processes without a GPU.")
+    ] = "h100",
     identities: Annotated[
         int | None, typer.Option(min=1, help="Where the config has no data.num_classes.")
     ] = None,
@@ -36,8 +39,10 @@ def plan(
     from facetrain.errors import UsageError
     from facetrain.plan.device import DEVICES
 
-    if gpu not in DEVICES:
-        raise UsageError(f"--gpu {gpu}: there are {', '.join(DEVICES)}")
+    if gpu not in (*DEVICES, "cpu"):
+        raise UsageError(f"--gpu {gpu}: there are {', '.join(DEVICES)}, cpu")
+    if gpu == "cpu" and memory is None:
+        raise UsageError("--gpu cpu: say with --memory how many GiB each process may take")
     described = load_config(config, set_ or ())
     synthetic = described.data.synthetic
     num_classes = identities or described.data.num_classes or (synthetic.identities if synthetic else None)
@@ -51,14 +56,11 @@ def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: f
     from facetrain.plan import limits
     from facetrain.plan.device import DEVICES
     from facetrain.plan.forecast import forecast, local_batch
-    from facetrain.plan.speed import step_time
 
-    memory = int(memory_gib * _GIB)
-    needed = forecast(config, num_classes, gpus)
-    fits = limits.fits(config, num_classes, gpus, memory)
-    change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory)
-    time = step_time(config, num_classes, gpus, DEVICES[gpu])
-    images = _images_of_run(config, time.images)
+    memory, cuda = int(memory_gib * _GIB), gpu != "cpu"
+    needed = forecast(config, num_classes, gpus, cuda=cuda)
+    fits = limits.fits(config, num_classes, gpus, memory, cuda=cuda)
+    change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory, cuda=cuda)
     return {
         "gpus": gpus,
         "gpu": gpu,
@@ -69,9 +71,19 @@ def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: f
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
         "fits": fits,
-        "largest_batch": limits.largest_batch(config, num_classes, gpus, memory),
-        "most_identities": limits.most_identities(config, gpus, memory),
+        "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
+        "most_identities": limits.most_identities(config, gpus, memory, cuda=cuda),
         "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
+        **(_time(config, num_classes, gpus, DEVICES[gpu]) if cuda else {}),
+    }
+
+
+def _time(config: Config, num_classes: int, gpus: int, device: Device) -> dict[str, Any]:
+    from facetrain.plan.speed import step_time
+
+    time = step_time(config, num_classes, gpus, device)
+    images = _images_of_run(config, time.images)
+    return {
         "images_per_second": round(time.images_per_second),
         "step_seconds": {name: getattr(time, name) for name in ("backbone", "head", "network")},
         "days": images and images / time.images_per_second / 86_400,
@@ -85,8 +97,9 @@ def _images_of_run(config: Config, global_batch: int) -> int | None:
 
 
 def _told(report: dict[str, Any]) -> str:
+    each = "process" if report["gpu"] == "cpu" else "GPU"
     lines = [
-        f"{report['gpus']} × {report['gpu']}, {report['identities']:,} identities, {report['batch']} images per GPU",
+        f"{report['gpus']} × {report['gpu']}, {report['identities']:,} identities, {report['batch']} images per {each}",
         *(
             f"  {name.replace('_', ' '):16}{size / _GIB:8.2f} GiB"
             for name, size in report["parts_bytes"].items()
@@ -95,17 +108,20 @@ def _told(report: dict[str, Any]) -> str:
         + ("fits" if report["fits"] else "does not fit"),
     ]
     if report["elsewhere_bytes"]:
-        lines.append(f"  and {report['elsewhere_bytes'] / _GIB:.2f} GiB for each GPU on the host")
+        lines.append(f"  and {report['elsewhere_bytes'] / _GIB:.2f} GiB for each {each} on the host")
     if not report["fits"]:
         change = report["change"]
         lines.append(
             f"cheapest change that makes it fit: {change['options']} ({change['price']})"
             if change
-            else "no change of the config makes it fit: take more GPUs"
+            else f"no change of the config makes it fit: take more {each}{'es' if each == 'process' else 's'}"
         )
     lines.append(
-        f"largest batch per GPU {report['largest_batch']:,}; most identities {report['most_identities']:,}"
+        f"largest batch per {each} {report['largest_batch']:,}; most identities {report['most_identities']:,}"
     )
+    if each == "process":
+        lines.append("memory with train.keep_freed_memory: false; `facetrain bench train` measures the speed")
+        return "\n".join(lines)
     days = f"; {report['days']:.1f} days" if report["days"] else ""
     lines.append(f"about {report['images_per_second']:,} images/s{days} (an estimate: docs/performance.md)")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from facetrain.distributed.allocator import keep_freed_memory
+from facetrain.distributed.allocator import give_back_freed_memory, keep_freed_memory
 from facetrain.distributed.meeting import meet
 from facetrain.distributed.roll_call import sign_in
 from facetrain.errors import RunError, UsageError
@@ -70,18 +70,18 @@ def pick_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def join(device: str = "auto", timeout_s: float = 600) -> Iterator[World]:
+def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = True) -> Iterator[World]:
     """Join the process group that torchrun prepared, or stand alone where there is none.
 
     CPU tensors travel over gloo and CUDA tensors over NCCL, so that the host can agree with other
     hosts without waiting for the GPU. A collective that a rank does not join within `timeout_s`
-    seconds fails on the others.
+    seconds fails on the others. On a CPU, freed memory is kept for the next step, or given back at once.
 
     Raises:
         RunError: the group could not be formed.
     """
     if device == "cpu" or not torch.cuda.is_available():
-        keep_freed_memory()
+        keep_freed_memory() if keep_freed else give_back_freed_memory()
     if not started_by_torchrun():
         yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
         return

@@ -77,6 +77,17 @@ def measure_backbone(
     )
 
 
+def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int:
+    """Return the most bytes that exist while `build_backbone(**options)` embeds a batch, as in verification."""
+    net = _on_meta(options).eval()
+    with FakeTensorMode():
+        _give_fake_tensors(net)
+        image = _image(options, batch)
+        with torch.no_grad(), LiveBytes() as live:
+            _forward(net, image, precision)
+        return live.peak
+
+
 def _on_meta(options: dict[str, Any], *, checkpoint_activations: bool = False) -> Backbone:
     with torch.device("meta"):
         return build_backbone(**options, checkpoint_activations=checkpoint_activations)

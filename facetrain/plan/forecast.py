@@ -7,13 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 from facetrain.config.schema import Config
-from facetrain.plan.backbone import BackboneCost, measure_backbone
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES
+from facetrain.plan.backbone import BackboneCost, forward_bytes, measure_backbone
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
 from facetrain.plan.head import HeadBytes, HeadShape, head_bytes
 
 _MOMENTS = {"sgd": 1, "adamw": 2}
 # Of a batch: the loader's two copies in uint8, and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
+# In verification: three in uint8 (single, stacked, and those of the next batch), and float32 as they are and mirrored.
+_BYTES_PER_VERIFIED_PIXEL = 3 * (3 + 2 * 4)
 _DEFAULT_BATCH = 128
 
 
@@ -34,8 +36,12 @@ class Forecast:
     """What the forward pass keeps for the backward pass."""
     work: int
     """The most that exists beside all this: a chunk of logits with its rows, or the backward pass."""
+    verification: int
+    """What it needs beyond a step, whose images, activations and work are gone by then."""
+    saving: int
+    """The copy that is written while training goes on; beside a GPU it lies in the host's memory."""
     runtime: int
-    """CUDA's and NCCL's own."""
+    """CUDA's and NCCL's own; on a CPU the program's."""
     elsewhere: int
     """Centres and moments in the host's memory or on its disk."""
 
@@ -58,6 +64,16 @@ def local_batch(config: Config, gpus: int) -> int:
 
 def backbone_cost(config: Config, gpus: int) -> BackboneCost:
     """Count what the config's backbone costs; remembered, for the batch hardly matters."""
+    return _measured(
+        _options(config),
+        config.train.precision,
+        local_batch(config, gpus),
+        config.model.checkpoint_activations,
+        gpus > 1,
+    )
+
+
+def _options(config: Config) -> tuple[tuple[str, Any], ...]:
     options: dict[str, Any] = {
         "name": config.model.backbone,
         "embedding_size": config.model.embedding_size,
@@ -66,13 +82,12 @@ def backbone_cost(config: Config, gpus: int) -> BackboneCost:
     }
     if config.model.layers:
         options |= {"layers": config.model.layers, "widths": config.model.widths}
-    return _measured(
-        tuple(options.items()),
-        config.train.precision,
-        local_batch(config, gpus),
-        config.model.checkpoint_activations,
-        gpus > 1,
-    )
+    return tuple(options.items())
+
+
+@lru_cache(maxsize=32)
+def _embedding_bytes(options: tuple[tuple[str, Any], ...], precision: str, batch: int) -> int:
+    return forward_bytes(dict(options), precision=precision, batch=batch)
 
 
 @lru_cache(maxsize=32)
@@ -118,18 +133,32 @@ def forecast(
     batch = batch or local_batch(config, gpus)
     cost = cost or backbone_cost(config, gpus)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
+    moments = 4 * cost.parameters * _MOMENTS[config.optim.name]
+    images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
+    work = _work(cost, head, batch)
+    saved = cost.state_bytes + moments + head.centres + head.moments
     return Forecast(
         weights=cost.state_bytes,
         gradients=4 * cost.parameters if gpus > 1 else 0,
-        moments=4 * cost.parameters * _MOMENTS[config.optim.name],
+        moments=moments,
         centres=head.centres,
         centre_moments=head.moments,
-        images=batch * config.data.image_size**2 * _BYTES_PER_PIXEL,
+        images=images,
         activations=cost.kept(batch),
-        work=_work(cost, head, batch),
-        runtime=(CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)) if cuda else 0,
+        work=work,
+        verification=max(_verification(config) - images - cost.kept(batch) - work, 0),
+        saving=0 if cuda or not config.checkpoint.asynchronous else saved,
+        runtime=(CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)) if cuda else PROCESS_BYTES,
         elsewhere=head.elsewhere,
     )
+
+
+def _verification(config: Config) -> int:
+    if not config.eval.targets:
+        return 0
+    batch = config.eval.batch_size
+    images = batch * config.data.image_size**2 * _BYTES_PER_VERIFIED_PIXEL
+    return images + _embedding_bytes(_options(config), config.train.precision, batch)
 
 
 def _work(cost: BackboneCost, head: HeadBytes, batch: int) -> int:

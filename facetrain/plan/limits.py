@@ -15,26 +15,29 @@ USABLE = 0.95
 _MOST = 1 << 34
 
 
-def fits(config: Config, num_classes: int, gpus: int, memory: int) -> bool:
+def fits(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> bool:
     """Tell whether the rank that needs most has enough with `memory` bytes."""
-    return forecast(config, num_classes, gpus).total <= USABLE * memory
+    return forecast(config, num_classes, gpus, cuda=cuda).total <= USABLE * memory
 
 
-def largest_batch(config: Config, num_classes: int, gpus: int, memory: int) -> int:
+def largest_batch(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> int:
     """Return the most images per rank and micro-batch that fit; 0 if not even two do."""
     cost = backbone_cost(config, gpus)
     return _largest(
-        lambda batch: forecast(config, num_classes, gpus, batch=batch, cost=cost).total <= USABLE * memory
+        lambda batch: (
+            forecast(config, num_classes, gpus, batch=batch, cost=cost, cuda=cuda).total <= USABLE * memory
+        )
     )
 
 
-def most_identities(config: Config, gpus: int, memory: int) -> int:
+def most_identities(config: Config, gpus: int, memory: int, *, cuda: bool = True) -> int:
     """Return the most classes that fit with the config's batch; 0 if the backbone alone does not."""
     if config.head.placement == "disk":
         return _MOST
     cost = backbone_cost(config, gpus)
     return _largest(
-        lambda classes: forecast(config, classes, gpus, cost=cost).total <= USABLE * memory, least=gpus
+        lambda classes: forecast(config, classes, gpus, cost=cost, cuda=cuda).total <= USABLE * memory,
+        least=gpus,
     )
 
 
@@ -73,24 +76,26 @@ class Change:
         return " ".join(f"--set {key}={json.dumps(value)}" for key, value in self.keys.items())
 
 
-def cheapest_change(config: Config, num_classes: int, gpus: int, memory: int) -> Change | None:
+def cheapest_change(
+    config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True
+) -> Change | None:
     """Return the first change that makes the run fit, from cheap to dear, then all of them heaped up."""
     heap: dict[str, Any] = {}
-    changes = _changes(config, gpus)
+    changes = _changes(config, gpus, cuda=cuda)
     for change in changes:
-        if fits(change.applied(config), num_classes, gpus, memory):
+        if fits(change.applied(config), num_classes, gpus, memory, cuda=cuda):
             return change
     for change in changes:
         heap |= change.keys
         together = Change(
             heap, "together: " + "; ".join(c.price for c in changes if c.keys.items() <= heap.items())
         )
-        if fits(together.applied(config), num_classes, gpus, memory):
+        if fits(together.applied(config), num_classes, gpus, memory, cuda=cuda):
             return together
     return None
 
 
-def _changes(config: Config, gpus: int) -> list[Change]:
+def _changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
     head, batch = config.head, local_batch(config, gpus)
     changes = []
     if head.momentum_dtype == "float32":
@@ -110,7 +115,7 @@ def _changes(config: Config, gpus: int) -> list[Change]:
         )
     if config.optim.name == "sgd" and head.momentum_dtype != "int8":
         changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of centres in 8 bits"))
-    if head.placement == "device":
+    if head.placement == "device" and cuda:
         rate = {"head.sample_rate": 0.1} if head.sample_rate > 0.1 else {}
         changes.append(
             Change(

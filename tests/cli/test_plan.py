@@ -1,6 +1,6 @@
 import json
 
-from tests.support.command import ROOT, facetrain
+from tests.support.command import ROOT, facetrain, refusal
 
 CONFIG = ROOT / "configs" / "wf42m_pfc02_r100.yaml"
 
@@ -21,6 +21,17 @@ def test_a_run_that_does_not_fit_is_told_the_cheapest_change():
     assert "does not fit" in done.stdout and "cheapest change that makes it fit: --set " in done.stdout
 
 
+def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
+    sets = ("--set", "model.backbone=mbf", "--set", "head.sample_rate=0.01")
+    done = facetrain("plan", "--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
+    assert done.returncode == 0, done.stderr
+    assert "2 × cpu" in done.stdout and "saving" in done.stdout and "largest batch per process" in done.stdout
+    assert "images/s" not in done.stdout and "train.keep_freed_memory: false" in done.stdout
+    assert "say with --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
+
+
 def test_wrong_use_ends_with_2_and_one_line():
     done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus")
-    assert done.returncode == 2 and done.stderr == "error: --gpu abacus: there are v100, a100, h100, h200\n"
+    assert (
+        done.returncode == 2 and done.stderr == "error: --gpu abacus: there are v100, a100, h100, h200, cpu\n"
+    )
