@@ -125,7 +125,19 @@ class RecordSuspects:
             self.faults.append(
                 Fault("index", f"{idx_path}: {twice:,} keys stand for a record of another key")
             )
-        return keys[first], offsets
+        keys, inside = keys[first], offsets < self._reader.size
+        if not inside.all():
+            # One fault, not one for each: of a dataset that is half downloaded, millions are not there.
+            lost = int(np.argmin(inside))
+            self.faults.append(
+                Fault(
+                    "record",
+                    f"{rec_path}: {int((~inside).sum()):,} records of the index lie past the end of the file, "
+                    f"which has {self._reader.size:,} bytes, the first of them key {keys[lost]} at byte "
+                    f"{offsets[lost]:,}; the file is cut off, or the index belongs to another: download it again",
+                )
+            )
+        return keys[inside], offsets[inside]
 
 
 def open_suspects(folder: Path) -> Suspects:

@@ -1,3 +1,5 @@
+import re
+
 import cv2
 import numpy as np
 import pytest
@@ -95,6 +97,8 @@ def test_a_file_that_is_cut_off_keeps_what_stands_before_the_cut(tmp_path):
     (data / "train.rec").write_bytes(whole[: len(whole) * 2 // 3])
     found = check(data, repair=tmp_path / "clean")
     assert found.damaged and 0 < found.images < 4
+    (past,) = [line for line in said(found, "record") if "of the index lie past the end" in line]
+    assert re.search(r"train\.rec: [23] records .* the first of them key \d at byte", past)
     assert open_source(tmp_path / "clean").num_images == found.images
 
 
