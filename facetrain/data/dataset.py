@@ -47,8 +47,11 @@ class RecordSource:
         Raises:
             DataError: no whole record stands there, or its label is not the catalogue's.
         """
-        offset, expected = self._catalogue.offset.item(number), self._catalogue.label.item(number)
-        label, picture = self._reader.picture_at(offset) or self._unusual(number)
+        offsets = self._catalogue.offset
+        offset, expected = offsets.item(number), self._catalogue.label.item(number)
+        # In most files the next image's record comes next: so much is read, and nothing behind it.
+        size = offsets.item(number + 1) - offset if number + 1 < len(offsets) else 0
+        label, picture = self._reader.picture_at(offset, size) or self._unusual(number)
         if label != expected:
             raise DataError(
                 f"{self.where(number)}: the label of this record is {label}, the identity records at "

@@ -112,17 +112,18 @@ class RecordReader(File):
                 return start[_FRAME.size : end]
         return self._read(offset, key)[0]
 
-    def picture_at(self, offset: int) -> tuple[float, bytes] | None:
+    def picture_at(self, offset: int, size: int) -> tuple[float, bytes] | None:
         """Do what `read_at` and `decode_record` do, where every microsecond counts: return label and picture.
 
-        None where the record is longer than the first guess, in several parts, or damaged.
+        None where the record is longer than `size` bytes, in several parts, or damaged. A `size` that no
+        ordinary record has, 0 or less among them, is taken for unknown.
         """
-        start = self._guess(offset)
+        start = self._guess(offset, size if 0 < size < _GUESS else _GUESS)
         if len(start) < _FRAME_AND_HEADER.size:
             return None
         magic, word, flag, label, _, id2 = _FRAME_AND_HEADER.unpack_from(start)
         begin = _FRAME_AND_HEADER.size + 4 * flag
-        # The place of a part stands above its length: such a record ends far behind the guess.
+        # The place of a part stands above its length: such a record ends far behind what was read.
         end = _FRAME.size + word
         if magic != MAGIC or not begin <= end <= len(start):
             return None
@@ -132,8 +133,8 @@ class RecordReader(File):
             (label,) = _LABEL.unpack_from(start, _FRAME_AND_HEADER.size)
         return label, start[begin:end]
 
-    def _guess(self, offset: int) -> bytes:
-        return self.bytes_at(offset, _GUESS) if offset >= 0 else b""
+    def _guess(self, offset: int, size: int = _GUESS) -> bytes:
+        return self.bytes_at(offset, size) if offset >= 0 else b""
 
     def scan(self) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, payload) of every record from the start, without an index."""
