@@ -270,7 +270,7 @@ class TrainConfig(Section):
     """Send the backbone's gradients in 16 bits."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     keep_freed_memory: bool = True
-    """On a CPU, keep freed blocks for the next step: faster, for half as much memory again and more."""
+    """On a CPU, keep freed blocks for the next step: faster, for up to twice the memory."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """How long a rank waits for the others before it calls them lost."""
     max_skipped_steps: Positive = 10
