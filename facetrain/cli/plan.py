@@ -70,6 +70,7 @@ def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: f
         "parts_bytes": needed.parts(),
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
+        "compiled": config.train.compile,
         "fits": fits,
         "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
         "most_identities": limits.most_identities(config, gpus, memory, cuda=cuda),
@@ -107,6 +108,8 @@ def _told(report: dict[str, Any]) -> str:
         f"  {'total':16}{report['total_bytes'] / _GIB:8.2f} GiB of {report['memory_bytes'] / _GIB:.0f}: "
         + ("fits" if report["fits"] else "does not fit"),
     ]
+    if report["compiled"]:
+        lines.append("  that is of the network as it is; compiled (train.compile), it is not forecast")
     if report["elsewhere_bytes"]:
         lines.append(f"  and {report['elsewhere_bytes'] / _GIB:.2f} GiB for each {each} on the host")
     if not report["fits"]:

@@ -22,10 +22,11 @@ def test_a_run_that_does_not_fit_is_told_the_cheapest_change():
 
 
 def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
-    sets = ("--set", "model.backbone=mbf", "--set", "head.sample_rate=0.01")
+    sets = ("--set", "model.backbone=mbf", "--set", "head.sample_rate=0.01", "--set", "train.compile=true")
     done = facetrain("plan", "--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
     assert done.returncode == 0, done.stderr
     assert "2 × cpu" in done.stdout and "saving" in done.stdout and "largest batch per process" in done.stdout
+    assert "compiled (train.compile), it is not forecast" in done.stdout
     assert "images/s" not in done.stdout and "train.keep_freed_memory: false" in done.stdout
     assert "say with --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
 
