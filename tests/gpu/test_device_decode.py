@@ -1,4 +1,6 @@
-"""Batches that nvJPEG has decoded beside those of the CPU."""
+"""Batches that nvJPEG has decoded, by way of torchvision or of DALI, beside those of the CPU."""
+
+import importlib.util
 
 import pytest
 import torch
@@ -13,21 +15,29 @@ pytestmark = [
 ]
 
 
-def batches(source, on_device):
+HAS_DALI = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"))
+DECODERS = [
+    "gpu",
+    pytest.param("dali", marks=pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")),
+]
+
+
+def batches(source, decode):
     order = GlobalOrder(source.num_images, seed=1, global_batch_size=128)
     loader = Loader(
         source, order, rank=0, world_size=1, local_batch_size=128, device=torch.device("cuda"),
-        decode="gpu" if on_device else "cpu", stop_step=8,
+        decode=decode, stop_step=8,
     )  # fmt: skip
     found = [(batch.image_BHWC.clone(), batch.label_B.clone()) for (batch,) in loader]
     loader.close()
     return found
 
 
-def test_nvjpeg_shows_what_the_cpu_shows():
+@pytest.mark.parametrize("decode", DECODERS)
+def test_nvjpeg_shows_what_the_cpu_shows(decode):
     with bench_source(None) as source:
         for (ours, label), (theirs, expected) in zip(
-            batches(source, True), batches(source, False), strict=True
+            batches(source, decode), batches(source, "cpu"), strict=True
         ):
             assert torch.equal(label, expected)
             difference = (ours.float() - theirs.float()).abs()
