@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Measure steps of a run: images per second, share of the matrix peak, where the time goes."""
     from facetrain.distributed.launch import launch, topology
-    from facetrain.distributed.world import started_by_torchrun
+    from facetrain.distributed.parent import started_by_torchrun
     from facetrain.errors import UsageError
 
     for name in inputs or ():

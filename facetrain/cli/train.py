@@ -42,7 +42,7 @@ def train(
 ) -> None:
     """Train a network and its head from a run description."""
     from facetrain.config.load import load_config
-    from facetrain.distributed.world import started_by_torchrun
+    from facetrain.distributed.parent import started_by_torchrun
 
     described = load_config(config, set_ or ())
     if started_by_torchrun():
@@ -77,7 +77,7 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint, on any number of processes."""
     from facetrain.config.load import load_config
-    from facetrain.distributed.world import started_by_torchrun
+    from facetrain.distributed.parent import started_by_torchrun
     from facetrain.errors import UsageError
 
     if not (run_dir / "config.yaml").is_file():

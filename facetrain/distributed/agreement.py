@@ -43,7 +43,7 @@ def naming_failures(world: World, timeout_s: float) -> Iterator[None]:
 
 def _lost(world: World, timeout_s: float, said: str) -> RankError:
     """Return what this rank says of a group that is broken: one of those that are left names who is not."""
-    silent = silent_ranks(world.life, world.rank, world.size, _PATIENCE_S)
+    silent = silent_ranks(world.life, world.rank, world.size, _PATIENCE_S, world.keeper)
     speaker = min(set(range(world.size)) - set(silent))
     if not any(word in said for word in _TIMED_OUT) or speaker != world.rank:
         return LostRankError(said)

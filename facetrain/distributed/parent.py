@@ -10,6 +10,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def started_by_torchrun() -> bool:
+    """Whether an elastic agent started this process and expects it to join a group."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+
+
 def end_with_agent() -> None:
     """Have the kernel end this process when the elastic agent that started it has ended. Linux only.
 

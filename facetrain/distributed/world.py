@@ -6,7 +6,7 @@ import gc
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +16,13 @@ import torch.distributed as dist
 
 from facetrain.distributed.allocator import give_back_freed_memory, keep_freed_memory
 from facetrain.distributed.meeting import meet
+from facetrain.distributed.parent import started_by_torchrun
 from facetrain.distributed.roll_call import sign_in
+from facetrain.distributed.watchdog import watched
 from facetrain.errors import RunError, UsageError
+
+_GIVING_UP_S = 30
+"""Until the others have given up a rank that hangs, and have said so."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,13 @@ class World:
     life: str = ""
     """Names this gathering of ranks: after a restart it has another name."""
     restarts: int = 0
+    keeper: str = ""
+    """Where rank 0 runs, if the store at which all met is in its process."""
 
     @property
     def is_leader(self) -> bool:
         """Whether this is the one rank that writes what must be written once."""
         return self.rank == 0
-
-
-def started_by_torchrun() -> bool:
-    """Whether an elastic agent started this process and expects it to join a group."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def pick_device(name: str, local_rank: int) -> torch.device:
@@ -94,14 +96,14 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
         )
-        sign_in(store, rank)
+        keeper = sign_in(store, rank)
     except (RuntimeError, ValueError) as error:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise RunError(
             f"rank {environment.get('RANK')} could not join its group at {where}: {error}"
         ) from error
     try:
-        yield World(
+        world = World(
             rank=rank,
             local_rank=local_rank,
             size=size,
@@ -110,7 +112,10 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
             agent=_agent(),
             life=life,
             restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            keeper=keeper,
         )
+        with watched(rank, timeout_s + _GIVING_UP_S) if size > world.local_size else nullcontext():
+            yield world
         # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.
         dist.barrier()
     finally:

@@ -30,6 +30,7 @@ def warn(line: str) -> None:
 
 def log_to(path: Path, rank: int) -> logging.Handler:
     """Write the log of this process to a file from now on; return the handler, for `stop_logging`."""
+    path.parent.mkdir(parents=True, exist_ok=True)  # a machine that does not share the run's folder has none
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -114,6 +115,37 @@ def test_a_rank_that_hangs_is_named_and_ended(begun):
     assert process.returncode == 1 and said.count("error:") == 1 and "Traceback" not in said, said
     assert re.search(rf"error: rank 1 \(\S+, process {ranks[1]}\) did not answer rank 0 for 5 s", said), said
     assert not wait_until_gone(ranks.values(), 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
+def test_where_there_are_two_machines_a_rank_that_hangs_is_named_by_the_other_and_ended_by_its_guard(
+    describe, tmp_path, victim
+):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "run"
+    agents = [
+        start(
+            "train", "--config", describe(), "--run-dir", folder, *LONG, "--nproc-per-node", 1, "--nnodes", 2,
+            "--rdzv-endpoint", f"127.0.0.1:{port}", "--set", "train.timeout_s=5",
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        wait_for_step(folder, 6, agents[0])
+        owner = {rank: agent for agent in agents for rank in ranks_of(agent.pid)}
+        ranks = {rank: pid for agent in agents for rank, pid in ranks_of(agent.pid).items()}
+        os.kill(ranks[victim], signal.SIGSTOP)
+        said = {rank: agent.communicate(timeout=90)[1] for rank, agent in owner.items()}
+    finally:
+        kill(pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)])
+    assert [agent.returncode for agent in agents] == [1, 1]
+    named = rf"error: rank {victim} \(\S+, process {ranks[victim]}\) did not answer rank {1 - victim} for 5 s"
+    assert re.search(named, said[1 - victim]), said
+    assert f"rank {victim} (process {ranks[victim]}) has not run for 35 s, and is ended" in said[victim]
+    assert "Traceback" not in "".join(said.values()) and not wait_until_gone(ranks.values(), 5)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
