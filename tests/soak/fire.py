@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.soak.disk import FileSizeLimit, TmpfsDisk, small_disk
+from tests.soak.disk import TmpfsDisk
 from tests.soak.examine import after_kill, differences, ranks_of, saved_steps
 from tests.soak.scenes import Scene, write_config
 from tests.support.command import environment
@@ -42,7 +42,6 @@ class Tally:
     bytes_lost: int = 0
     orphans: int = 0
     """Processes that lived on after what they belonged to."""
-    disk: str = ""
     faults: list[str] = field(default_factory=list)
 
 
@@ -52,8 +51,7 @@ def under_fire(scene: Scene, tally: Tally, folder: Path, rng: random.Random) -> 
     if not whole.exists():
         _train_whole(scene, folder)
     size = 2 * sum(file.stat().st_size for file in whole.rglob("*")) + (1 << 20)
-    disk = small_disk(folder / "disk", size)
-    tally.disk = disk.kind
+    disk = TmpfsDisk(folder / "disk", size)
     try:
         run = folder / "disk" / "run"
         while not _piece(scene, tally, folder, run, disk, rng):
@@ -77,9 +75,7 @@ def _train_whole(scene: Scene, folder: Path) -> None:
         raise SystemExit(_said(folder))
 
 
-def _piece(
-    scene: Scene, tally: Tally, folder: Path, run: Path, disk: TmpfsDisk | FileSizeLimit, rng: random.Random
-) -> bool:
+def _piece(scene: Scene, tally: Tally, folder: Path, run: Path, disk: TmpfsDisk, rng: random.Random) -> bool:
     """Let the run go on until it is killed; return whether it has come to its end before."""
     ranks, before = rng.choice(scene.ranks), ranks_of(run)
     if (run / "config.yaml").exists() and list(run.glob("checkpoints/step_*/manifest.json")):
@@ -104,9 +100,7 @@ def _piece(
     return True
 
 
-def _live(
-    process: subprocess.Popen[bytes], folder: Path, rng: random.Random, disk: TmpfsDisk | FileSizeLimit | None
-) -> None:
+def _live(process: subprocess.Popen[bytes], folder: Path, rng: random.Random, disk: TmpfsDisk | None) -> None:
     """Let a process live for a random while: mostly counted from its first step, so that it trains."""
     if disk is not None or rng.random() < 0.85:
         while process.poll() is None and "\nstep " not in _said(folder):
