@@ -83,7 +83,8 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         RunError: the group could not be formed.
     """
     if device == "cpu" or not torch.cuda.is_available():
-        keep_freed_memory() if keep_freed else give_back_freed_memory()
+        treat_freed_memory = keep_freed_memory if keep_freed else give_back_freed_memory
+        treat_freed_memory()
     if not started_by_torchrun():
         yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
         return
