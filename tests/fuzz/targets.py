@@ -55,7 +55,8 @@ def recordio(data: bytes) -> str:
     reader = RecordReader(path)
     try:
         for offset in struct.unpack_from("<3q", data.ljust(24, b"\0")):
-            _read_both_ways(reader, offset % (2 * len(data) + 1) - 4)
+            size, place = divmod(offset, 2 * len(data) + 1)
+            _read_both_ways(reader, place - 4, size % 256)
         for _, payload in reader.scan():
             decode_record(payload, "x")
     except RecordError as error:
@@ -65,9 +66,9 @@ def recordio(data: bytes) -> str:
     return ""
 
 
-def _read_both_ways(reader: RecordReader, offset: int) -> None:
+def _read_both_ways(reader: RecordReader, offset: int, size: int) -> None:
     """Read a record in the quick way, which must find nothing but what the thorough one finds."""
-    quick = reader.picture_at(offset)
+    quick = reader.picture_at(offset, size)
     try:
         header, picture = decode_record(reader.read_at(offset), "x")
     except RecordError:
