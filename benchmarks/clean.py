@@ -1,4 +1,4 @@
-"""What `facetrain data clean` finds of faults planted into right labels: `python benchmarks/clean.py MODEL DATASET`.
+"""What `facetrain data clean` finds of faults planted into right labels: `python -m benchmarks.clean MODEL DATASET`.
 
 For each seed: pictures under another's name, people cut into two identities, pairs of people under one.
 """
