@@ -11,7 +11,7 @@ WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop survive soak bench clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,7 +47,7 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; keep what is wo
 interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
 	VENV=$(VENV) ./scripts/interop
 
-survive: $(READY)  ## lose ranks and hosts, cut networks, change ranks in all ways: six minutes
+long: $(READY)  ## tests that take minutes: lost ranks and hosts, cut networks, all changes of ranks, the memory of whole runs
 	$(BIN)/pytest -m long
 
 soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60

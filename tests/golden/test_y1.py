@@ -22,11 +22,8 @@ def some_faces(count):
     return torch.stack([torch.from_numpy(decode_rgb(data, where="")) for data in pairs.images[:count]])
 
 
-@pytest.mark.parametrize(
-    "name", ["model-symbol.json", pytest.param("y1_rgb_pm1.onnx", marks=pytest.mark.slow)]
-)
-def test_y1_scores_on_real_faces_as_measured_elsewhere(name):
-    faces, model = shared_path(FACES), shared_path(f"real/y1/{name}")
+def test_y1_scores_on_real_faces_as_measured_elsewhere():
+    faces, model = shared_path(FACES), shared_path("real/y1/model-symbol.json")
     options = Options(replicates=0)
     (found,) = evaluate(model, [str(faces)], faces.parent, device="cpu", options=options).results.values()
     assert found.metrics["accuracy"] == pytest.approx(0.995, abs=5e-4)

@@ -40,15 +40,18 @@ def test_a_whole_run_takes_what_its_forecast_says():
     assert train(values, 400) == pytest.approx(1, abs=0.05)
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "precision", "batch", "verified", "ranks"),
     [
         (NET, "bf16", 8, 128, 1),  # verification needs more than a step
         (NET, "fp32", 16, 16, 2),
-        ({"backbone": "r18"}, "bf16", 32, 16, 1),
-        ({"backbone": "mbf"}, "fp32", 32, 64, 1),
-        ({"backbone": "r50"}, "bf16", 16, 64, 1),
+        pytest.param({"backbone": "r18"}, "bf16", 32, 16, 1, marks=LONG),
+        pytest.param({"backbone": "mbf"}, "fp32", 32, 64, 1, marks=LONG),
+        pytest.param({"backbone": "r50"}, "bf16", 16, 64, 1, marks=LONG),
     ],
 )
 def test_so_do_whole_runs_of_other_networks_batches_and_ranks(model, precision, batch, verified, ranks):
@@ -60,12 +63,12 @@ def test_so_do_whole_runs_of_other_networks_batches_and_ranks(model, precision, 
 @pytest.mark.parametrize(
     ("backbone", "precision", "batch", "classes"),
     [
-        ("r18", "fp32", 16, 200_000),
         ("r18", "bf16", 32, 50_000),
-        ("r50", "fp32", 8, 10_000),
-        ("r50", "bf16", 16, 10_000),
         ("mbf", "fp32", 32, 10_000),
-        ("mbf", "bf16", 16, 20_000),
+        pytest.param("r18", "fp32", 16, 200_000, marks=LONG),
+        pytest.param("r50", "fp32", 8, 10_000, marks=LONG),
+        pytest.param("r50", "bf16", 16, 10_000, marks=LONG),
+        pytest.param("mbf", "bf16", 16, 20_000, marks=LONG),
     ],
 )
 def test_bare_steps_take_what_their_forecast_says(backbone, precision, batch, classes):
