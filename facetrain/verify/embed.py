@@ -88,7 +88,9 @@ class PictureEmbedder:
             plain = self.embed(image).float()
             return plain + self.embed(image.flip(3)).float() if flip else plain
 
-        return self._shared(pictures, chosen or range(len(pictures)), name, crop, embed)
+        if chosen is None:
+            chosen = range(len(pictures))
+        return self._shared(pictures, chosen, name, crop, embed)
 
     def _shared(
         self,
