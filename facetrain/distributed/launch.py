@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from facetrain.distributed.watchdog import last_words
 from facetrain.errors import LaunchError, LostRankError, UsageError
 
 GRACE_S = 300
@@ -103,10 +104,7 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
             atexit.register(error.with_traceback, error.__traceback__)
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
-            at = f" at {where.endpoint}" if where.endpoint else ""
-            raise LaunchError(
-                f"the processes could not meet{at}: {error}; is the port free and reachable?"
-            ) from error
+            raise LaunchError(_unmet(error, where.endpoint, Path(log_dir))) from error
     return 0
 
 
@@ -165,7 +163,20 @@ def _share_cores(processes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
 
 
+def _unmet(error: Exception, endpoint: str, log_dir: Path) -> str:
+    """Say why the processes did not meet: for the first time, or again after they had run."""
+    at = f" at {endpoint}" if endpoint else ""
+    attempts = sorted(log_dir.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime)
+    if not attempts:
+        return f"the processes could not meet{at}: {error}; is the port free and reachable?"
+    words = [last_words(path) for path in attempts[-1].glob("*/error.json")]
+    before = next(filter(None, words), "what ended it is said above, or by another machine")
+    return f"the run has ended here: {before}; the machines did not meet again{at} ({error})"
+
+
 def _explain(error: Any) -> int:
+    if any(last_words(Path(failure.error_file)) for failure in error.failures.values()):
+        return LaunchError.exit_code  # the rank's guard has said why it ended it
     codes = [failure.exitcode for failure in error.failures.values()]
     spoken = [code for code in codes if code > 0 and code != LostRankError.exit_code]
     if spoken:

@@ -12,6 +12,8 @@ from queue import Empty, SimpleQueue
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+CALLED = "roll_call"
+"""The key that is there when the ranks have lost each other."""
 _STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.1
 
@@ -46,7 +48,8 @@ def silent_ranks(life: str, rank: int, world_size: int, patience_s: float, keepe
 
 
 def _ask(life: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:
-    store = _store(life)
+    store = connect(life)
+    store.set(CALLED, "")
     store.set(f"here/{rank}", "")
     silent = [other for other in range(world_size) if other != rank]
     until = time.monotonic() + patience_s
@@ -62,7 +65,11 @@ def _place(store: Store, rank: int) -> str:
     return "nobody knows where"
 
 
-def _store(life: str) -> Store:
-    # A connection of its own: the group's may be in the hands of a thread that waits.
+def connect(life: str) -> Store:
+    """Return a connection of its own to a life's store: the group's may be in the hands of a thread that waits.
+
+    Raises:
+        RuntimeError: it does not answer, for ten seconds; one whose process is stopped is waited for without end.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return PrefixStore(f"facetrain/{life}", TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT))

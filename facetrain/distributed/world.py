@@ -6,7 +6,7 @@ import gc
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,12 +17,13 @@ import torch.distributed as dist
 from facetrain.distributed.allocator import give_back_freed_memory, keep_freed_memory
 from facetrain.distributed.meeting import meet
 from facetrain.distributed.parent import started_by_torchrun
+from facetrain.distributed.pulse import Pulse
 from facetrain.distributed.roll_call import sign_in
 from facetrain.distributed.watchdog import watched
 from facetrain.errors import RunError, UsageError
 
 _GIVING_UP_S = 30
-"""Until the others have given up a rank that hangs, and have said so."""
+"""Until the others have given up a rank that hangs, and have said so; and for it to notice."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,20 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
             restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
             keeper=keeper,
         )
-        with watched(rank, timeout_s + _GIVING_UP_S) if size > world.local_size else nullcontext():
+        with _watched(world, timeout_s) if size > world.local_size else nullcontext():
             yield world
-        # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.
-        dist.barrier()
+            # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.
+            dist.barrier()
     finally:
         # What still holds the group (DDP's reducer, in cycles) must go before it, not at exit.
         gc.collect()
         dist.destroy_process_group()
+
+
+def _watched(world: World, timeout_s: float) -> AbstractContextManager[None]:
+    patience_s = timeout_s + _GIVING_UP_S
+    pulse = Pulse(world.life, world.rank, world.size, patience_s=patience_s, grace_s=_GIVING_UP_S)
+    return watched(world.rank, patience_s, pulse.reason_to_end)
 
 
 def _agent() -> str:

@@ -13,11 +13,22 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.bin import write_bin
 from tests.runs.test_training import checked, metrics
-from tests.support.command import facetrain, start
+from tests.support.command import ROOT, facetrain, start
 from tests.support.datasets import picture
 from tests.support.processes import descendants, kill, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
+
+STUCK_BY_SIGUSR2 = """
+import signal, threading
+
+def wait_without_end(number, frame):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+signal.signal(signal.SIGUSR2, wait_without_end)
+"""
 
 
 def ranks_of(agent):
@@ -117,34 +128,59 @@ def test_a_rank_that_hangs_is_named_and_ended(begun):
     assert not wait_until_gone(ranks.values(), 5)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 1])
-def test_where_there_are_two_machines_a_rank_that_hangs_is_named_by_the_other_and_ended_by_its_guard(
-    describe, tmp_path, victim
-):
+@pytest.fixture
+def two_agents(describe, tmp_path):
+    """A run on two agents of one rank each that has come to its sixth step: the agents and the processes, by rank."""
+    (tmp_path / "sitecustomize.py").write_text(STUCK_BY_SIGUSR2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folder = tmp_path / "run"
-    agents = [
-        start(
-            "train", "--config", describe(), "--run-dir", folder, *LONG, "--nproc-per-node", 1, "--nnodes", 2,
-            "--rdzv-endpoint", f"127.0.0.1:{port}", "--set", "train.timeout_s=5",
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    try:
-        wait_for_step(folder, 6, agents[0])
-        owner = {rank: agent for agent in agents for rank in ranks_of(agent.pid)}
-        ranks = {rank: pid for agent in agents for rank, pid in ranks_of(agent.pid).items()}
-        os.kill(ranks[victim], signal.SIGSTOP)
-        said = {rank: agent.communicate(timeout=90)[1] for rank, agent in owner.items()}
-    finally:
-        kill(pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)])
-    assert [agent.returncode for agent in agents] == [1, 1]
+    started = []
+
+    def begin(*options):
+        folder = tmp_path / "run"
+        started.extend(
+            start(
+                "train", "--config", describe(), "--run-dir", folder, *LONG, "--nproc-per-node", 1,
+                "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--set", "train.timeout_s=5", *options,
+                PYTHONPATH=f"{tmp_path}:{ROOT}",
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        wait_for_step(folder, 6, started[0])
+        owner = {rank: agent for agent in started for rank in ranks_of(agent.pid)}
+        return owner, {rank: pid for agent in started for rank, pid in ranks_of(agent.pid).items()}
+
+    yield begin
+    kill(pid for agent in started for pid in [agent.pid, *descendants(agent.pid)])
+    for agent in started:
+        agent.communicate()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGSTOP, "has given no sign of life for 35 s and is ended"),
+        (
+            signal.SIGUSR2,
+            r"was still there 30 s after its group had broken, at \S+facetrain/\S+ .+, and is ended",
+        ),
+    ],
+    ids=["stopped", "stuck"],
+)
+def test_where_there_are_two_machines_a_rank_that_hangs_is_named_by_the_other_and_ended_by_its_guard(
+    two_agents, victim, number, reason
+):
+    owner, ranks = two_agents()
+    os.kill(ranks[victim], number)
+    said = {rank: agent.communicate(timeout=90)[1] for rank, agent in owner.items()}
+    assert [agent.returncode for agent in owner.values()] == [1, 1]
     named = rf"error: rank {victim} \(\S+, process {ranks[victim]}\) did not answer rank {1 - victim} for 5 s"
     assert re.search(named, said[1 - victim]), said
-    assert f"rank {victim} (process {ranks[victim]}) has not run for 35 s, and is ended" in said[victim]
+    last = said[victim].splitlines()[-1]
+    assert re.search(rf"rank {victim} \(process {ranks[victim]}\) {reason}", last), said
     assert "Traceback" not in "".join(said.values()) and not wait_until_gone(ranks.values(), 5)
 
 

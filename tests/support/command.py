@@ -51,9 +51,9 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
 
 
-def start(*arguments: object) -> subprocess.Popen:
-    """Start `facetrain ARGUMENTS`, to be met while it runs."""
+def start(*arguments: object, **variables: str) -> subprocess.Popen:
+    """Start `facetrain ARGUMENTS`, to be met while it runs, with more variables in its environment."""
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
