@@ -19,7 +19,7 @@ help:  ## list the targets
 setup: $(READY)  ## install everything that is pinned into .venv
 
 $(READY): requirements.lock pyproject.toml
-	PYTHON=$(PYTHON) VENV=$(VENV) ./scripts/setup
+	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
 	@touch $@
 
 quickstart: $(READY)  ## draw a synthetic dataset, train on it, show what was learned
