@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import nn
 
 from facetrain.errors import ConfigError
+from facetrain.optim.fused import FusedAdamW, FusedSGD, Optimizer
 
 
 def freeze(module: nn.Module, prefixes: Iterable[str]) -> None:
@@ -47,18 +47,11 @@ def build_optimizer(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-) -> torch.optim.Optimizer:
+) -> Optimizer:
     """Build SGD with momentum, or AdamW, in the fused form that can skip a step on the device.
 
     Weight decay applies to every parameter, as in the published recipes.
     """
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=True)
-    if momentum:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                # Zeros give the same first step as no buffer does. Without them fused SGD takes
-                # uninitialised memory for its momentum when the very first step is skipped.
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
+        return FusedAdamW(groups, betas=betas, eps=eps, weight_decay=weight_decay)
+    return FusedSGD(groups, momentum=momentum, weight_decay=weight_decay)

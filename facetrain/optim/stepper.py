@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.distributed import collectives
+from facetrain.optim.fused import Optimizer
 from facetrain.optim.scaler import LossScale
 
 
@@ -52,7 +53,7 @@ class Stepper:
     def __init__(
         self,
         backbone: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         head: RowUpdater,
         scale: LossScale,
         *,
@@ -86,10 +87,9 @@ class Stepper:
 
     def _step_backbone(self, norm: Tensor, skipped: Tensor) -> None:
         shrink = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
-        self.optimizer.grad_scale = self.scale.value * shrink  # type: ignore[attr-defined]
-        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(grad_scale=self.scale.value * shrink, skip=skipped)
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _step_head(self, skipped: Tensor) -> None:
         if self._head.fused:

@@ -87,6 +87,36 @@ def test_a_gradient_that_is_not_finite_changes_nothing_not_even_on_the_first_ste
     torch.testing.assert_close(net.weight, plain.weight, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gradient(name, momentum):
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
+    theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {"eps": 1e-6})
+    optimizer = build_optimizer(
+        [{"params": ours}],
+        name,
+        **{"momentum": 0.0, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.01} | rules,
+    )
+    if name == "sgd":
+        reference = torch.optim.SGD(theirs, lr=0.1, fused=True, **rules)
+    else:
+        reference = torch.optim.AdamW(theirs, lr=0.1, fused=True, betas=(0.8, 0.95), **rules)
+    optimizer.param_groups[0]["lr"] = 0.1
+    for step in range(4):
+        for one, other in zip(ours[step % 2 :], theirs[step % 2 :], strict=True):
+            one.grad = torch.randn(3, 4)
+            other.grad = one.grad.clone()
+        reference.grad_scale = torch.tensor(4.0)
+        reference.found_inf = torch.tensor(float(step == 2))
+        optimizer.step(reference.grad_scale, reference.found_inf)
+        reference.step()
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other)
+            one.grad = other.grad = None
+
+
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_streak():
     scale = LossScale(torch.device("cpu"), enabled=True, start=8.0, growth_interval=3)
     fine, overflow = torch.tensor(0.0), torch.tensor(1.0)
