@@ -115,9 +115,10 @@ class TrainState:
             parameter = parameters[parameter_name]
             if value.dim() and value.shape != parameter.shape:
                 raise ValueError(f"optimizer state {name} has the shape {list(value.shape)}")
-            like = self.stepper.optimizer.state[parameter].get(key)
-            device = parameter.device if like is None else like.device
-            self.stepper.optimizer.state[parameter][key] = value.to(device)
+            if value.dim():
+                # Laid out as the parameter is: fused kernels walk through both in the order of memory.
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            self.stepper.optimizer.state[parameter][key] = value.to(parameter.device)
 
     def _rank_state(self) -> dict[str, Tensor]:
         state = {"random.cpu": torch.get_rng_state()}

@@ -64,3 +64,21 @@ def test_what_no_run_saves_is_refused_and_nothing_outside_is_written(finished, t
     ):
         run.resume(finished[1], tmp_path / "run")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_moments_of_a_network_in_channels_last_go_on_as_they_were(dataset, tmp_path, optimizer):  # noqa: F811
+    described = (
+        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+        # Of 16 channels and more, which lie as channels_last also on a CPU.
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 16, 16], embedding_size: 16}\n"
+        f"optim: {{name: {optimizer}, lr: 0.01}}\n"
+        "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"
+        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false}\n"
+    )
+    (tmp_path / "tiny.yaml").write_text(described)
+    config = load_config(tmp_path / "tiny.yaml")
+    assert run.train(config, tmp_path / "run") == 0
+    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert run.resume(config, tmp_path / "run", 1) == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
