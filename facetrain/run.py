@@ -45,7 +45,7 @@ from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.train.hooks import RunHooks
 from facetrain.train.loop import fit
 from facetrain.train.profile import RECORDED, WARM_UP, Profile, profiled
-from facetrain.train.run_folder import claim_folder, open_folder, set_aside_later
+from facetrain.train.run_folder import claim_folder, open_folder, opened_before, set_aside_later
 from facetrain.train.state import TrainState, averaged_state
 from facetrain.train.step import TrainStep
 from facetrain.train.summary import summary
@@ -68,12 +68,10 @@ def train(config: Config, run_dir: Path | None = None, *, profile: bool = False)
 def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: bool = False) -> int:
     """Go on with a run from a checkpoint, the newest by default; return the exit code. Collective."""
     with _joined(config) as world:
+        # Workers that were started again have newer checkpoints than the one first asked for.
+        again = opened_before(run_dir, world)
         with one_voice(world):
-            # Workers that were started again have newer checkpoints than the one first asked for.
-            checkpoint = Checkpoint.open(run_dir, step if world.restarts == 0 else None)
-        if world.is_leader and world.restarts == 0:
-            set_aside_later(run_dir, checkpoint.step)
-        collectives.barrier()
+            checkpoint = Checkpoint.open(run_dir, None if again else step)
         return _run(config, world, run_dir, checkpoint, profile)
 
 
@@ -110,14 +108,17 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         plan = plan_steps(config, epoch_size(source), world.size)
         state = build_state(config, world, source.num_classes, plan, folder, source)
         state.head.check_labels(source.labels)
-        if world.is_leader:
-            open_folder(folder, world, dump_config(config))
     network = distribute(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
-    if checkpoint is not None:
-        with one_voice(world):
+    with one_voice(world):
+        if checkpoint is not None:
             state.restore(checkpoint)
+        if world.is_leader:
+            # Only now: where the config does not fit the checkpoint, the folder stays as it was.
+            if checkpoint is not None:
+                set_aside_later(folder, checkpoint.step)
+            open_folder(folder, world, dump_config(config))
     log = log_to(folder / "log.txt", world.rank)
     try:
         run = _Run(config, world, folder, source, sets, plan, state, since, profile)
@@ -184,8 +185,16 @@ def _conclude(run: _Run, skipped: list[str]) -> None:
         return
     save_model(run.folder / "model.safetensors", weights, describe(run.config))
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
-    seconds = time.perf_counter() - run.since
-    print(summary(run.folder, run.config.eval.targets, run.config.eval_dir, skipped, seconds))
+    whole_epochs = run.plan.steps_per_epoch * run.config.train.epochs
+    told = summary(
+        run.folder,
+        run.config.eval.targets,
+        run.config.eval_dir,
+        ended_by="train.max_steps" if run.plan.total_steps < whole_epochs else "train.epochs",
+        skipped=skipped,
+        seconds=time.perf_counter() - run.since,
+    )
+    print(told)
 
 
 def _build_loader(run: _Run, workers: int) -> Loader:

@@ -34,7 +34,7 @@ def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Pa
     Raises:
         UsageError: the folder that was given holds another run's checkpoints.
     """
-    agents = sorted({name for name in collectives.gather_json(world.agent) if name})
+    agents = _agents_of(world)
     folder = given or _free(default, agents)
     again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, agents))
     if given and _holds_run(folder) and not again:
@@ -45,6 +45,11 @@ def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Pa
         )
     chosen, again = collectives.broadcast_json([str(folder), again])
     return Path(chosen), again
+
+
+def opened_before(folder: Path, world: World) -> bool:
+    """Whether this command has opened the folder before, and its workers were started again. Collective."""
+    return bool(collectives.broadcast_json(_started_by(folder, _agents_of(world))))
 
 
 def open_folder(folder: Path, world: World, config_text: str) -> None:
@@ -95,6 +100,10 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _agents_of(world: World) -> list[str]:
+    return sorted({name for name in collectives.gather_json(world.agent) if name})
 
 
 def _agents(folder: Path) -> list[str]:

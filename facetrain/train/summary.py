@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,19 @@ from typing import Any
 from facetrain.telemetry.jsonl import read_jsonl
 
 
-def summary(folder: Path, targets: Sequence[str], eval_dir: str, skipped: list[str], seconds: float) -> str:
-    """Tell a run from its metrics: loss and accuracy from first to last, and the next commands."""
+def summary(
+    folder: Path,
+    targets: Sequence[str],
+    eval_dir: str,
+    *,
+    ended_by: str,
+    skipped: list[str],
+    seconds: float,
+) -> str:
+    """Tell a run from its metrics: loss and accuracy from first to last, and the next commands.
+
+    `ended_by` is the key of the config that ended the run.
+    """
     records = read_jsonl(folder / "metrics.jsonl")
     lines = ["", f"{folder}: finished; this command took {seconds:.0f} s"]
     losses = [record for record in records if "loss" in record]
@@ -28,7 +40,7 @@ def summary(folder: Path, targets: Sequence[str], eval_dir: str, skipped: list[s
             f"  {len(skipped)} images could not be read and gave way to others, listed in "
             f"{folder / 'skipped_images.txt'}; the first: {skipped[0]}"
         )
-    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir)])
+    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
 
 
 def _course(name: str, records: list[dict[str, Any]]) -> str:
@@ -40,12 +52,16 @@ def _course(name: str, records: list[dict[str, Any]]) -> str:
     return f"{line}, {last[f'{name}/pairs']:.0f} pairs"
 
 
-def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str) -> list[str]:
-    scored = [f"  facetrain eval {folder} --target {targets[0]} --data-dir {eval_dir}"] if targets else []
-    return [
-        "next:",
-        *scored,
-        f"  facetrain resume {folder} --set train.epochs=MORE",
-        f"  facetrain export {folder} --format onnx --output model.onnx",
-        f"  tensorboard --logdir {folder / 'tensorboard'}",
+def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
+    quoted, board = shlex.quote(str(folder)), folder / "tensorboard"
+    lines = ["next:"]
+    if targets:
+        data = shlex.quote(eval_dir)
+        lines.append(f"  facetrain eval {quoted} --target {shlex.quote(targets[0])} --data-dir {data}")
+    lines += [
+        f"  facetrain resume {quoted} --set {ended_by}=MORE",
+        f"  facetrain export {quoted} --format onnx --output model.onnx",
     ]
+    if board.is_dir():
+        lines.append(f"  tensorboard --logdir {shlex.quote(str(board))}")
+    return lines

@@ -70,6 +70,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert described[0] == described[1]
     assert described[0]["config"]["optim"]["lr"] == 0.05 and described[0]["preprocessing"]["mean"] == 127.5
     assert "facetrain eval" in process.stdout and "finished" in process.stdout
+    assert "--set train.max_steps=MORE" in process.stdout, "more epochs would change nothing"
     assert len(losses(folder)) == 12
     assert [r["step"] for r in metrics(folder) if "val/accuracy" in r] == [0, 6, 12]
     events = read_events(folder / "tensorboard")
@@ -78,6 +79,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert all([event.step for event in events.Images(name)] == [0, 6, 12] for name in drawn)
     again = checked(facetrain("train", "--config", describe()))
     assert "tiny_2" in again.stdout, "a second run must not touch the first one's folder"
+    assert "tensorboard --logdir" in process.stdout and "tensorboard --logdir" not in again.stdout
 
     scored = checked(facetrain("eval", folder, "--target", "val", "--json", "-"))
     found = json.loads(scored.stdout)["sets"]["val"]
@@ -151,6 +153,19 @@ def test_a_run_saved_on_two_ranks_goes_on_on_three_and_on_one(whole, describe, t
         assert losses(folder) == pytest.approx(alone, rel=2e-3)
     kept = {path.name for path in (folder / "checkpoints").iterdir()}
     assert "left_step_00000012" in kept, "checkpoints after the one gone on from are kept, aside"
+
+
+def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_path):
+    folder = whole(steps=8)
+
+    def kept():
+        files = [folder / "config.yaml", folder / "environment.json", *(folder / "checkpoints").rglob("*")]
+        return {str(path): path.is_file() and path.read_bytes() for path in files}
+
+    before = kept()
+    refused = facetrain("resume", folder, "--checkpoint", 4, "--set", "model.embedding_size=32")
+    assert refused.returncode == 1 and "another network" in refused.stderr
+    assert kept() == before, "neither the config nor the checkpoints behind step 4 may change"
 
 
 def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):
