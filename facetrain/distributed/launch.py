@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from facetrain.distributed.agent_folder import agent_folder
 from facetrain.distributed.watchdog import last_words
 from facetrain.errors import LaunchError, LostRankError, UsageError
 
@@ -92,8 +92,8 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
     from torch.distributed.launcher.api import elastic_launch
 
     _share_cores(where.nproc_per_node)
-    with tempfile.TemporaryDirectory(prefix="facetrain-") as log_dir:
-        signal.signal(signal.SIGINT, partial(_pass_on, Path(log_dir)))
+    with agent_folder() as log_dir:
+        signal.signal(signal.SIGINT, partial(_pass_on, log_dir))
         try:
             elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
         except ChildFailedError as error:
@@ -104,7 +104,7 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
             atexit.register(error.with_traceback, error.__traceback__)
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
-            raise LaunchError(_unmet(error, where.endpoint, Path(log_dir))) from error
+            raise LaunchError(_unmet(error, where.endpoint, log_dir)) from error
     return 0
 
 
@@ -123,7 +123,7 @@ def _end_at_once(log_dir: Path, number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def _config(where: Topology, run_id: str, log_dir: str) -> Any:
+def _config(where: Topology, run_id: str, log_dir: Path) -> Any:
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -141,7 +141,7 @@ def _config(where: Topology, run_id: str, log_dir: str) -> Any:
         rdzv_endpoint=where.endpoint or "localhost:0",
         max_restarts=where.max_restarts,
         local_addr=None if where.endpoint else "localhost",
-        logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
         # SIGUSR1 is how Slurm announces the end of an allocation.
         # Ctrl-C has a handler of its own.
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
