@@ -24,6 +24,8 @@ from facetrain.data.tools.work import Progress, new_folder, silent
 from facetrain.errors import DataError
 
 _ROUNDS = 3
+_COMPARED = 4096
+"""So many of an identity's pictures, evenly spread, are compared each with each."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,10 @@ def _part(embedding_ND: np.ndarray, label: np.ndarray, threshold: float) -> tupl
 
 def _two_groups(embedding_ND: np.ndarray) -> tuple[np.ndarray, float]:
     """Divide rows in two by spherical 2-means from the least similar two; return (N,) bool, and how alike they are."""
-    similar = embedding_ND @ embedding_ND.T
+    some = embedding_ND[:: -(-len(embedding_ND) // _COMPARED)]
+    similar = some @ some.T
     seeds = np.unravel_index(similar.argmin(), similar.shape)
-    centre = embedding_ND[list(seeds)]
+    centre = some[list(seeds)]
     second = np.zeros(len(embedding_ND), bool)
     for _ in range(10):
         now = embedding_ND @ centre[1] > embedding_ND @ centre[0]

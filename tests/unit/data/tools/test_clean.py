@@ -3,6 +3,7 @@ import pytest
 
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
+from facetrain.data.tools import clean as clean_module
 from facetrain.data.tools import likeness
 from facetrain.data.tools.clean import Cleaning, clean, write_cleaned
 from facetrain.data.tools.likeness import best_other, find_centres, own_similarity
@@ -53,6 +54,13 @@ def test_what_is_gone_through_in_stretches_is_what_is_held_at_once(faces, monkey
         vars(one) | {"similarity": 0} for one in whole.findings
     ]
     assert [one.picture for one in again[1]] == [one.picture for one in shared[1]] and len(shared[1]) == 36
+
+
+def test_an_identity_of_very_many_pictures_is_parted_by_some_of_them(faces, monkeypatch):
+    embedding, person = faces
+    label = np.where(person == 1, 0, person)
+    monkeypatch.setattr(clean_module, "_COMPARED", 6)
+    assert [finding.identity for finding in found(clean(embedding, label), "mixed")] == [0]
 
 
 def test_pictures_under_a_wrong_label_go_to_whom_they_show(faces):
