@@ -11,10 +11,10 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     from facetrain.cli.app import app
-    from facetrain.distributed.parent import end_with_agent
+    from facetrain.distributed.parent import end_with_launcher
     from facetrain.errors import FacetrainError, LostRankError
 
-    end_with_agent()
+    end_with_launcher()
     try:
         app(arguments)
     except LostRankError as error:

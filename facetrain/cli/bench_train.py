@@ -41,14 +41,14 @@ def train(
 ) -> None:
     """Measure steps of a run: images per second, share of the matrix peak, where the time goes."""
     from facetrain.distributed.launch import launch, topology
-    from facetrain.distributed.parent import started_by_torchrun
+    from facetrain.distributed.parent import is_worker
     from facetrain.errors import UsageError
 
     for name in inputs or ():
         if name not in ("synthetic", "records"):
             raise UsageError(f"--input {name}: there are synthetic and records")
     described = _described(config, set_)
-    if not started_by_torchrun():
+    if not is_worker():
         where = topology(nproc_per_node, "1", None, 0, described.train.device)
         sys.exit(launch(sys.argv[1:], where, run_id="facetrain-bench"))
     from facetrain.bench.train import INPUTS, measure_training

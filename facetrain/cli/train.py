@@ -42,10 +42,10 @@ def train(
 ) -> None:
     """Train a network and its head from a run description."""
     from facetrain.config.load import load_config
-    from facetrain.distributed.parent import started_by_torchrun
+    from facetrain.distributed.parent import is_worker
 
     described = load_config(config, set_ or ())
-    if started_by_torchrun():
+    if is_worker():
         from facetrain import run
 
         sys.exit(run.train(described, run_dir, profile=profile))
@@ -77,13 +77,13 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint, on any number of processes."""
     from facetrain.config.load import load_config
-    from facetrain.distributed.parent import started_by_torchrun
+    from facetrain.distributed.parent import is_worker
     from facetrain.errors import UsageError
 
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir}: is no folder of a run (it has no config.yaml)")
     described = load_config(run_dir / "config.yaml", set_ or ())
-    if started_by_torchrun():
+    if is_worker():
         from facetrain import run
 
         sys.exit(run.resume(described, run_dir, checkpoint, profile=profile))

@@ -1,8 +1,9 @@
-"""Start this program once per device under torchrun's elastic agent, and report how it ended."""
+"""Start this program once per device, several under torchrun's elastic agent, and report how it ended."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from facetrain.distributed.agent_folder import agent_folder
+from facetrain.distributed.supervisor import Supervisor
 from facetrain.distributed.watchdog import last_words
 from facetrain.errors import LaunchError, LostRankError, UsageError
 
@@ -67,35 +69,64 @@ def _node_range(nnodes: str) -> tuple[int, int]:
 
 def _processes(nproc_per_node: str, device: str) -> int:
     if nproc_per_node == "auto":
+        if device == "cpu" or not _has_driver():
+            return 1
         _quieten()
         import torch
 
-        return max(torch.cuda.device_count(), 1) if device != "cpu" else 1
+        return max(torch.cuda.device_count(), 1)
     if not nproc_per_node.isdigit() or int(nproc_per_node) == 0:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")
     return int(nproc_per_node)
+
+
+def _has_driver() -> bool:
+    """Whether the driver of a GPU is there. Where none is, torch need not be imported to count devices."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()  # AMD's
+    return True
 
 
 def launch(arguments: list[str], where: Topology, run_id: str) -> int:
     """Run `python -m facetrain ARGUMENTS` on every local rank; return the exit code of the whole.
 
     That is 0, the exit code of the first worker that failed, or 128 plus the number of the signal
-    that stopped the agent.
+    that stopped this process.
 
     Raises:
         LaunchError: the processes could not be started, or one of them died without a word.
     """
     _quieten()
+    _share_cores(where.nproc_per_node)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    command = [sys.executable, "-m", "facetrain", *arguments]
+    if where.nproc_per_node == where.max_nodes == 1:
+        return _supervise(command, where.max_restarts)
+    return _launch_elastic(command, where, run_id)
+
+
+def _supervise(command: list[str], max_restarts: int) -> int:
+    supervisor = Supervisor(int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]))
+    code = supervisor.run(command, max_restarts)
+    if supervisor.stopped_by:
+        return 128 + supervisor.stopped_by
+    if code < 0:
+        raise _ended_by(-code, rank=0, pid=supervisor.pid)
+    return code
+
+
+def _launch_elastic(command: list[str], where: Topology, run_id: str) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
-    _share_cores(where.nproc_per_node)
     with agent_folder() as log_dir:
         signal.signal(signal.SIGINT, partial(_pass_on, log_dir))
         try:
-            elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
+            elastic_launch(_config(where, run_id, log_dir), command[0])(*command[1:])
         except ChildFailedError as error:
             return _explain(error)
         except SignalException as error:
@@ -127,7 +158,6 @@ def _config(where: Topology, run_id: str, log_dir: Path) -> Any:
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     if where.max_nodes > 1:
         # With one store for all rounds, a node that comes later waits for an address that nobody tells again.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -185,7 +215,11 @@ def _explain(error: Any) -> int:
     for rank, failure in error.failures.items():
         # The agent ends the others by SIGTERM when it has noticed the first.
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-            name = signal.Signals(-failure.exitcode).name
-            hint = "; the kernel may have ended it for lack of memory" if name == "SIGKILL" else ""
-            raise LaunchError(f"rank {rank} (process {failure.pid}) was ended by {name}{hint}")
+            raise _ended_by(-failure.exitcode, rank=rank, pid=failure.pid)
     raise LaunchError("the ranks of this machine have lost another; it is said there what ended it")
+
+
+def _ended_by(number: int, *, rank: int, pid: int) -> LaunchError:
+    name = signal.Signals(number).name
+    hint = "; the kernel may have ended it for lack of memory" if name == "SIGKILL" else ""
+    return LaunchError(f"rank {rank} (process {pid}) was ended by {name}{hint}")

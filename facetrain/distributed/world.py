@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from facetrain.distributed.allocator import give_back_freed_memory, keep_freed_memory
 from facetrain.distributed.meeting import meet
-from facetrain.distributed.parent import started_by_torchrun
+from facetrain.distributed.parent import is_worker, started_by_torchrun
 from facetrain.distributed.pulse import Pulse
 from facetrain.distributed.roll_call import sign_in
 from facetrain.distributed.watchdog import watched
@@ -87,7 +87,7 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         treat_freed_memory = keep_freed_memory if keep_freed else give_back_freed_memory
         treat_freed_memory()
     if not started_by_torchrun():
-        yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
+        yield _alone(_use(pick_device(device, 0)))
         return
     environment = os.environ
     local_rank = int(environment.get("LOCAL_RANK", "0"))
@@ -113,7 +113,7 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
             device=chosen,
             agent=_agent(),
             life=life,
-            restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            restarts=_restarts(),
             keeper=keeper,
         )
         with _watched(world, timeout_s) if size > world.local_size else nullcontext():
@@ -130,6 +130,15 @@ def _watched(world: World, timeout_s: float) -> AbstractContextManager[None]:
     patience_s = timeout_s + _GIVING_UP_S
     pulse = Pulse(world.life, world.rank, world.size, patience_s=patience_s, grace_s=_GIVING_UP_S)
     return watched(world.rank, patience_s, pulse.reason_to_end)
+
+
+def _alone(device: torch.device) -> World:
+    agent = _agent() if is_worker() else ""
+    return World(rank=0, local_rank=0, size=1, local_size=1, device=device, agent=agent, restarts=_restarts())
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _agent() -> str:
