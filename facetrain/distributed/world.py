@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -104,6 +106,7 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         raise RunError(
             f"rank {environment.get('RANK')} could not join its group at {where}: {error}"
         ) from error
+    ended_well = False
     try:
         world = World(
             rank=rank,
@@ -120,10 +123,22 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
             yield world
             # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.
             dist.barrier()
+        ended_well = True
     finally:
         # What still holds the group (DDP's reducer, in cycles) must go before it, not at exit.
         gc.collect()
-        dist.destroy_process_group()
+        if ended_well or chosen.type != "cuda":
+            dist.destroy_process_group()
+        else:
+            # NCCL lets go when what is queued is done: with a rank gone, never. It would wait here, before
+            # the error is said, and again where Python ends.
+            atexit.register(_end_at_once, getattr(sys.exception(), "exit_code", 1))
+
+
+def _end_at_once(exit_code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _watched(world: World, timeout_s: float) -> AbstractContextManager[None]:
