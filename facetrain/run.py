@@ -21,6 +21,7 @@ from facetrain.build import (
     distribute,
     plan_steps,
 )
+from facetrain.checkpoint.agreed import open_together
 from facetrain.checkpoint.commit import write_whole
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.model_file import save_model
@@ -60,9 +61,8 @@ def train(config: Config, run_dir: Path | None = None, *, profile: bool = False)
     `profile` records some steps in the run's folder.
     """
     with _joined(config) as world:
-        with one_voice(world):
-            folder, again = claim_folder(world, given=run_dir, default=Path(config.run.dir) / config.run.name)
-        return _run(config, world, folder, Checkpoint.open(folder) if again else None, profile)
+        folder, again = claim_folder(world, given=run_dir, default=Path(config.run.dir) / config.run.name)
+        return _run(config, world, folder, open_together(world, folder) if again else None, profile)
 
 
 def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: bool = False) -> int:
@@ -70,8 +70,7 @@ def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: b
     with _joined(config) as world:
         # Workers that were started again have newer checkpoints than the one first asked for.
         again = opened_before(run_dir, world)
-        with one_voice(world):
-            checkpoint = Checkpoint.open(run_dir, None if again else step)
+        checkpoint = open_together(world, run_dir, None if again else step)
         return _run(config, world, run_dir, checkpoint, profile)
 
 

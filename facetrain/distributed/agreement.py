@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 from facetrain.distributed import collectives
 from facetrain.distributed.roll_call import silent_ranks
 from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 
+_T = TypeVar("_T")
 _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
 _PATIENCE_S = 3.0
@@ -69,6 +71,26 @@ def one_voice(world: World) -> Iterator[None]:
     if fault is not None and first == world.rank:
         raise fault
     raise _silent(f"rank {first} failed", failed[first])
+
+
+def decided_by_leader(world: World, decide: Callable[[], _T]) -> _T:
+    """Return on every rank what the leader finds, made of JSON; where it cannot, it says so alone. Collective.
+
+    What each rank finds for itself may differ: machines do not see shared storage change at the same moment.
+    """
+    found: _T | None = None
+    fault: FacetrainError | None = None
+    if world.is_leader:
+        try:
+            found = decide()
+        except FacetrainError as error:
+            fault = error
+    found, code = collectives.broadcast_json([found, fault.exit_code if fault else 0])
+    if fault is not None:
+        raise fault
+    if code:
+        raise _silent("rank 0 failed", code)
+    return cast("_T", found)
 
 
 def told_by_leader(world: World, error: FacetrainError) -> FacetrainError:

@@ -19,6 +19,7 @@ from facetrain.checkpoint.commit import (
     write_whole,
 )
 from facetrain.distributed import collectives
+from facetrain.distributed.agreement import decided_by_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 
@@ -35,16 +36,8 @@ def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Pa
         UsageError: the folder that was given holds another run's checkpoints.
     """
     agents = _agents_of(world)
-    folder = given or _free(default, agents)
-    again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, agents))
-    if given and _holds_run(folder) and not again:
-        steps = complete_steps(folder / "checkpoints")
-        raise UsageError(
-            f"{folder}: holds a run already, at step {steps[-1]}: `facetrain resume {folder}` goes on with it; "
-            "for a new run give another --run-dir"
-        )
-    chosen, again = collectives.broadcast_json([str(folder), again])
-    return Path(chosen), again
+    folder, again = decided_by_leader(world, lambda: _claim(world, agents, given, default))
+    return Path(folder), again
 
 
 def opened_before(folder: Path, world: World) -> bool:
@@ -79,6 +72,18 @@ def set_aside_later(folder: Path, step: int) -> None:
                 number += 1
             path.rename(target)
     point_latest(folder / "checkpoints")
+
+
+def _claim(world: World, agents: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
+    folder = given or _free(default, agents)
+    again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, agents))
+    if given and _holds_run(folder) and not again:
+        steps = complete_steps(folder / "checkpoints")
+        raise UsageError(
+            f"{folder}: holds a run already, at step {steps[-1]}: `facetrain resume {folder}` goes on with it; "
+            "for a new run give another --run-dir"
+        )
+    return str(folder), again
 
 
 def _environment(folder: Path, world: World) -> dict[str, Any]:

@@ -1,11 +1,17 @@
+import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from facetrain.checkpoint.agreed import open_together
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.distributed import collectives
+from facetrain.distributed.world import World
+from facetrain.errors import RunError
 from facetrain.head.shard import shard_classes
 from tests.support.faults import files_limited_to
 from tests.support.ranks import run_ranks
@@ -41,3 +47,31 @@ def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):
             parts.append(checkpoint.rows("weight", shard.start, shard.stop))
         assert torch.cat(parts)[:, 0].tolist() == [float(c + 1) for c in range(11)]
     assert [checkpoint.rank_state(rank)["cpu"].item() for rank in range(saved_on)] == list(range(saved_on))
+
+
+def open_where_machines_differ(folder):
+    """Open `run` and `other` on two machines whose storage is not the same; return the steps, or what was said."""
+    rank = collectives.rank()
+    os.chdir(folder / f"machine{rank}")
+    world = World(rank=rank, local_rank=0, size=2, local_size=1, device=torch.device("cpu"))
+    found = []
+    for path in (Path("run"), Path("other"), Path("none")):
+        try:
+            found.append(open_together(world, path).step)
+        except RunError as error:
+            found.append(str(error))
+    return found
+
+
+def test_all_ranks_open_the_checkpoint_that_the_leader_sees(tmp_path):
+    writer = CheckpointWriter(tmp_path / "machine1" / "run", asynchronous=False)
+    writer.save(snapshot(1))
+    shutil.copytree(tmp_path / "machine1", tmp_path / "machine0")
+    writer.save(snapshot(2))
+    for machine in (0, 1):
+        other = CheckpointWriter(tmp_path / f"machine{machine}" / "other", asynchronous=False)
+        other.save(snapshot(1, meta={"note": machine}))
+    leader, second = run_ranks(2, open_where_machines_differ, tmp_path)
+    assert leader[0] == second[0] == 1
+    assert leader[1] == "rank 1 failed" and "is another checkpoint here" in second[1]
+    assert leader[2] == "none: holds no checkpoint" and second[2] == "rank 0 failed"
