@@ -56,6 +56,7 @@ class RunHooks:
         self._signal, self._minutes_due = 0, False
         self.last_saved: int | None = None
         self._failed = ""
+        self._undrawn: tuple[int, dict[str, Result]] | None = None
 
     @property
     def signal(self) -> int:
@@ -70,6 +71,7 @@ class RunHooks:
         if state.unverified:
             self.save(state)
         elif resumed:
+            self._draw(state)
             self.save_now(state)  # it is done: no later resume has to
 
     def log(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
@@ -94,12 +96,14 @@ class RunHooks:
 
     def verify(self, state: TrainState) -> None:
         """Score the network on every set."""
+        self._draw(state)  # of a new run: its first step does not wait for a library that draws
         if state.step % self._verify_every and state.step != self._total:
             return
         self.verify_now(state)
+        self._draw(state)
 
     def verify_now(self, state: TrainState) -> None:
-        """Score the network on every set, and say and show so; where a signal comes first, leave it for later."""
+        """Score the network on every set, and say so; where a signal comes first, leave it for later."""
         try:
             with averaged_buffers(state.backbone):
                 results = dict(self._verifier(state.network))
@@ -114,7 +118,7 @@ class RunHooks:
                 for what, value in result.told.items()
             }
             self._recorder.write(state.step, state.metrics)
-            self._show(state.step, results)
+            self._undrawn = state.step, results
         state.meter.restart_clock()
 
     def save(self, state: TrainState) -> None:
@@ -172,16 +176,18 @@ class RunHooks:
                 + "; `facetrain data check --repair` writes a dataset without them"
             )
 
-    def _show(self, step: int, results: dict[str, Result]) -> None:
-        """Draw what the report draws, where somebody will see it."""
-        if not self._recorder.has_board:
+    def _draw(self, state: TrainState) -> None:
+        """Draw of a verification what the report draws, where somebody will see it."""
+        if self._undrawn is None or not self._recorder.has_board:
             return
+        (step, results), self._undrawn = self._undrawn, None
         try:
             for name, result in results.items():
                 pictures = result_pictures(result)
                 self._recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in pictures.items()})
         except Exception:  # whatever a library for drawing raises: days of training are worth more
             logger.warning("the figures of step %d were not drawn", step, exc_info=True)
+        state.meter.restart_clock()
 
     def _tell_spikes(self, state: TrainState) -> None:
         for spike in state.spikes.report() if state.spikes else []:

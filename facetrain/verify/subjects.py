@@ -17,13 +17,17 @@ def subjects_of_pairs(
     Two things are of one subject if a chain of genuine pairs leads from one to the other. A subject whose
     pictures no genuine pair connects counts as several; nobody is taken for another.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    edges = coo_array(
-        (np.ones(same_P.sum(), bool), (first_P[same_P], second_P[same_P])), shape=(count, count)
-    )
-    return connected_components(edges, directed=False)[1].astype(np.int64)
+    first, second = first_P[same_P], second_P[same_P]
+    lowest_N, before_N = np.arange(count), np.full(count, -1)
+    # Each thing learns the lowest number in its chain: from its pairs, and from the thing of the number it has.
+    while not np.array_equal(lowest_N, before_N):
+        before_N = lowest_N.copy()
+        lower = np.minimum(lowest_N[first], lowest_N[second])
+        for side in (first, second):
+            np.minimum.at(lowest_N, lowest_N[side], lower)
+            np.minimum.at(lowest_N, side, lower)
+        lowest_N = lowest_N[lowest_N]
+    return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
 
 
 def numbers_of(things: Sequence[Hashable]) -> np.ndarray:

@@ -46,14 +46,19 @@ def test_a_verification_is_recorded_and_drawn_and_a_drawing_that_fails_ends_no_r
     pairs = PairSet("lfw", [], same, subject=np.arange(40))
     embedding = np.random.default_rng(0).normal(size=(40, 8))
     result, _ = verification_result(embedding, embedding, pairs, replicates=0)
-    state = SimpleNamespace(step=3, backbone=nn.Linear(1, 1), network=None, metrics={}, meter=Meter())
+    state = SimpleNamespace(
+        step=3, backbone=nn.Linear(1, 1), network=None, metrics={}, meter=Meter(), unverified=False
+    )
     board = Board(broken=broken)
     monkeypatch.setattr(logger, "propagate", True)  # a run in this process has switched it off
-    hooks_of(board, [("lfw", result)]).verify_now(state)
-    assert board.written == [(3, state.metrics)]
+    hooks = hooks_of(board, [("lfw", result)])
+    hooks.begin(state, resumed=False)
+    assert board.written == [(3, state.metrics)] and not board.shown, "the first step need not wait"
+    hooks.verify(state)
+    assert board.written[0] == board.written[1]
     assert state.metrics["lfw/accuracy"] == result.metrics["accuracy"]
     assert "lfw/tar@1e-06" not in state.metrics, "what the set cannot tell is not recorded"
     if broken:
         assert "figures of step 3 were not drawn" in caplog.text
     else:
-        assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/folds"})]
+        assert board.shown == 2 * [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/folds"})]

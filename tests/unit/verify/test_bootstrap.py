@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from facetrain.verify import bootstrap
 from facetrain.verify.bootstrap import WeightedCurve, draw_subjects, interval
@@ -122,6 +124,17 @@ def test_no_error_in_any_draw_is_no_proof_that_there_is_none():
     assert high == 1 and 1 - low == pytest.approx(1 - 0.025 ** (1 / 50))
     assert interval(np.zeros(100), subjects=50)[1] == pytest.approx(1 - low)
     assert interval(np.array([np.nan]), subjects=5) is None
+
+
+@pytest.mark.parametrize("shape", ["random", "chain"])
+def test_subjects_are_the_connected_components_of_the_genuine_pairs(shape):
+    rng = np.random.default_rng(0)
+    order = rng.permutation(500)
+    first, second = (order[:-1], order[1:]) if shape == "chain" else rng.integers(500, size=(2, 499))
+    same = rng.random(499) < 0.6
+    edges = coo_array((np.ones(same.sum(), bool), (first[same], second[same])), shape=(500, 500))
+    expected = connected_components(edges, directed=False)[1]
+    assert np.array_equal(subjects_of_pairs(first, second, same, 500), expected)
 
 
 def test_people_are_known_by_their_genuine_pairs_and_equal_pictures():
