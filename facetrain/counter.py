@@ -2,13 +2,15 @@
 
 A generator's numbers depend on how many were drawn before. These depend on a key and a counter
 alone, so the same image is augmented alike, and the same classes are sampled, whatever the number
-of ranks, workers or restarts.
+of ranks, workers or restarts. To import this takes no torch, which the tools for datasets do without.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -43,6 +45,8 @@ def normal(counter: Tensor, key: int) -> Tensor:
 
     By the inverse of the distribution function, so that one counter gives one number.
     """
+    import torch
+
     # The middle of one of 2^52 cells: never 0 or 1, where the inverse is infinite.
     middle = (_shift_right(hash64(counter, key), 12).double() + 0.5) * 2.0**-52
     return torch.special.ndtri(middle)

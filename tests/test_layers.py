@@ -1,6 +1,8 @@
 """Who may import whom."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,10 @@ def test_nothing_that_is_loaded_can_run(path):
             assert "weights_only=True" in ast.unparse(node), path
         if called in {"np.load", "numpy.load"}:
             assert "allow_pickle=True" not in ast.unparse(node), path
+
+
+def test_reading_and_changing_datasets_takes_no_torch():
+    tools = [f"facetrain.data.tools.{path.stem}" for path in (ROOT / "data" / "tools").glob("[!_]*.py")]
+    loaded = "facetrain.data.worker", "facetrain.data.synthetic.write", *sorted(tools)
+    script = f"import sys, {', '.join(loaded)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

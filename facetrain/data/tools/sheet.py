@@ -6,19 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
-import torch
 
 from facetrain.counter import key_of
-from facetrain.data.augment import Augment
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.order import permute
 from facetrain.data.source import FaceSource
 from facetrain.data.tools.inspect import numbers_of
 from facetrain.errors import DataError
+
+if TYPE_CHECKING:
+    from facetrain.data.augment import Augment
 
 
 def identities_sheet(
@@ -61,6 +63,8 @@ def augmented_sheet(
     Raises:
         DataError: a picture cannot be decoded, or the PNG not be written.
     """
+    import torch
+
     source = open_source(folder)
     number_R = permute(np.arange(min(rows, source.num_images)), source.num_images, key_of(seed))
     plain_RSSC = np.stack([_picture(source, int(number), size) for number in number_R])
