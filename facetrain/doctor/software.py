@@ -89,7 +89,8 @@ def _driver_advice() -> str:
 
 def _driver_version() -> str | None:
     try:
-        match = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER_NOTE.read_text())
+        # The open one says for what: "Open Kernel Module for x86_64  580.95.05".
+        match = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", _DRIVER_NOTE.read_text())
     except OSError:
         return None
     return match[1] if match else "unknown"

@@ -27,6 +27,20 @@ def statuses(findings):
     return {finding.what: finding.status for finding in findings}
 
 
+NOTES = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n": "535.104.05",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n": "580.95.05",
+    "NVRM version: of another kind\n": "unknown",
+}
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_the_version_of_either_driver_is_found(note, tmp_path, monkeypatch):
+    (tmp_path / "version").write_text(note)
+    monkeypatch.setattr(software, "_DRIVER_NOTE", tmp_path / "version")
+    assert software._driver_version() == NOTES[note]
+
+
 def test_this_environment_fits_itself():
     findings = software.check_python() + software.check_torch_and_torchvision() + software.check_cuda()
     assert "failure" not in statuses(findings).values(), findings
