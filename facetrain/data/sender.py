@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -57,6 +58,10 @@ class CudaSender:
         self._address, size = slots.ctypes.data, slots.nbytes
         # Where the system forbids it, copies are slower and still right.
         self._is_locked = int(torch.cuda.cudart().cudaHostRegister(self._address, size, 0)) == 0
+        if not self._is_locked:
+            # CUDA remembers the refusal, and tells whoever launches a kernel next.
+            with suppress(RuntimeError):
+                torch.ones(1, device=device)
 
     def begin(self) -> None:
         """Wait for what was sent before: the slot that is filled next is that of an earlier step."""
@@ -84,9 +89,9 @@ class CudaSender:
         return True
 
     def close(self) -> None:
-        """Unlock the memory."""
+        """Unlock the memory, where no work is queued: that may wait for a rank that is gone, and unlocking for it."""
         self._stream.synchronize()
-        if self._is_locked:
+        if self._is_locked and torch.cuda.current_stream(self._device).query():
             torch.cuda.cudart().cudaHostUnregister(self._address)
             self._is_locked = False
 
