@@ -179,5 +179,6 @@ class Augment:
 
 
 def _luma(image: Tensor) -> Tensor:
-    weight = torch.tensor(_LUMA, device=image.device).view(1, 3, 1, 1)
+    # Made on the host: torch.tensor(device=…) would wait for the device.
+    weight = torch.tensor(_LUMA).to(image.device, non_blocking=True).view(1, 3, 1, 1)
     return (image * weight).sum(1, keepdim=True)

@@ -39,13 +39,14 @@ def recompress(image: Tensor, quality_S: Tensor) -> Tensor:
 
 
 def _recolour(image: Tensor, matrix: tuple[tuple[float, ...], ...]) -> Tensor:
-    return torch.einsum("schw,dc->sdhw", image, torch.tensor(matrix, device=image.device))
+    # Made on the host, here and below: torch.tensor(device=…) would wait for the device.
+    return torch.einsum("schw,dc->sdhw", image, torch.tensor(matrix).to(image.device, non_blocking=True))
 
 
 def _table(base: tuple[int, ...], quality_S: Tensor) -> Tensor:
     """Scale a table as libjpeg does: (S, 1, 1, 1, 8, 8)."""
     scale = torch.where(quality_S < 50, 5000 / quality_S, 200 - 2 * quality_S).floor()
-    table = torch.tensor(base, device=quality_S.device, dtype=torch.float32).view(8, 8)
+    table = torch.tensor(base, dtype=torch.float32).to(quality_S.device, non_blocking=True).view(8, 8)
     return ((table * scale.view(-1, 1, 1, 1, 1, 1) + 50) / 100).floor().clamp(1, 255)
 
 
