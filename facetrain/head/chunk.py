@@ -141,10 +141,14 @@ def fused_chunks_serve(
 ) -> bool:
     """Whether the kernels compute this head: products in 16 bits, and a margin that changes own classes alone.
 
-    They want tensor cores (compute capability 8.0) and Triton; float32 products are the matrix library's.
+    They want tensor cores (compute capability 8.0) and a Triton that can build them; float32 products are the matrix
+    library's.
     """
-    narrow = product_dtype is not None and product_dtype.itemsize == 2
     plain = type(margin).others_ is Margin.others_ and isinstance(objective, Softmax) and sub_centres == 1
-    if device.type != "cuda" or not (narrow and plain) or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not plain or product_dtype is None or product_dtype.itemsize != 2:
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    from facetrain.head.kernels.softmax import can_launch
+
+    return can_launch(device, product_dtype)

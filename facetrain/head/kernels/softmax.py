@@ -10,6 +10,7 @@ the two products of the backward pass, which the vendor's matrix library compute
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ from torch import Tensor
 _ROWS, _DEPTH = 128, 64
 """Of a program's tile: samples, and numbers of an embedding at a time."""
 _WARPS, _STAGES = 8, 3
+
+
+def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels can be built and started: Triton wants a C compiler and Python's headers besides the GPU.
+
+    Says why not, by a warning.
+    """
+    factor_CD = torch.ones(_ROWS, _DEPTH, dtype=dtype, device=device)
+    one_C, own_G = torch.ones(_ROWS, device=device), torch.arange(_ROWS, device=device)
+    options: dict[str, Any] = {"inverse_C": one_C, "own_G": own_G, "scale": 1.0, "threshold": 0.0}
+    try:
+        add_statistics(torch.stack([one_C, one_C]), factor_CD, factor_CD, **options)
+        slopes(one_C, factor_CD, factor_CD, **options)
+    except Exception as error:  # Triton's own, the compiler's, the driver's
+        said = " ".join(str(error).split())[:200]
+        warnings.warn(f"the head runs without its kernels, and slower: {said}", stacklevel=2)
+        return False
+    return True
 
 
 def add_statistics(

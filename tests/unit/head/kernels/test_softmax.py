@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.support.command import ROOT, environment
 
@@ -47,3 +48,9 @@ def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_and_h
     for name, found in json.loads(done.stdout).items():
         assert found["tensor_core_instructions"] > 0 and found["local_memory"] == 0, name
         assert found["shared_bytes"] <= found["shared_bytes_of_the_device"], name
+
+
+def test_where_the_kernels_cannot_be_launched_the_head_is_told_why():
+    kernels = pytest.importorskip("facetrain.head.kernels.softmax", reason="Triton is not installed")
+    with pytest.warns(UserWarning, match="without its kernels, and slower: ."):
+        assert not kernels.can_launch(torch.device("cpu"), torch.bfloat16)
