@@ -89,6 +89,7 @@ class MarginHead:
             self._device,
             placement=placement,
             folder=folder / f"rank_{rank:05d}" if folder else None,
+            in_stretches=sample_rate >= 1,
         )
         self._near = self._tables
         """Where the step's rows are: these, or a copy of some on the device."""

@@ -64,8 +64,11 @@ def place_tables(
     *,
     placement: str = "device",
     folder: Path | None = None,
+    in_stretches: bool = False,
 ) -> RowTables:
     """Make tables full of zeros on the device, in the `host`'s memory, or on `disk`, in a file in `folder`.
+
+    `in_stretches`: rows will be fetched from the host by stretches as they lie, not chosen ones.
 
     Raises:
         RunError: there is no room for the file.
@@ -76,8 +79,10 @@ def place_tables(
         file = RowFile(folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
     on_host = placement == "host"
-    # Pinned, so that the copy to a GPU runs beside the computation.
-    options: dict[str, Any] = {"pin_memory": device.type == "cuda"} if on_host else {"device": device}
+    # Pinned, so that the copy to a GPU runs beside the computation. Chosen rows are gathered elsewhere first, and torch
+    # rounds what it pins up to a power of two: of tables that fill a machine, half might be in vain.
+    pinned = in_stretches and device.type == "cuda"
+    options: dict[str, Any] = {"pin_memory": pinned} if on_host else {"device": device}
     return RowTables(
         {
             name: torch.zeros(num_rows, columns, dtype=dtype, **options)

@@ -35,8 +35,8 @@ class Stage:
 
     def __init__(self, home: RowTables, device: torch.device) -> None:
         self._home, self._device = home, device
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rows", initializer=self._use_device)
         self._ahead: tuple[Tensor, Future[_Rows]] | None = None
         self._behind: Future[None] | None = None
         self._here: _Rows | None = None
@@ -69,6 +69,11 @@ class Stage:
         if self._behind is not None:
             self._behind.result()
         self._here = self._ahead = self._behind = None
+
+    def _use_device(self) -> None:
+        # A thread begins on the first GPU of the machine, and would open a context there: half a gigabyte.
+        if self._stream is not None:
+            torch.cuda.set_device(self._stream.device)
 
     def _take(self, drawn: Tensor, room: int) -> _Rows:
         """Return the rows that were fetched ahead, or fetch them now."""
@@ -123,11 +128,20 @@ class Stage:
         near = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
         if self._stream is not None and done is not None:
             done.synchronize()
-            with torch.cuda.stream(self._stream):
-                near = {name: table.to("cpu") for name, table in near.items()}
+            near = self._bring_home(near)
         self._home.put(rows.index, near)
         if self._stream is None:
             self._spare.append(rows.tables)
+
+    def _bring_home(self, near: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy tables from the device to memory that it reaches without help of the processor."""
+        assert self._stream is not None, "only a device has a stream"
+        tables = self._new_tables(len(next(iter(near.values()))))
+        with torch.cuda.stream(self._stream):
+            for name, table in tables.items():
+                table.copy_(near[name], non_blocking=True)
+        self._stream.synchronize()
+        return tables
 
     def _mark(self) -> torch.cuda.Event | None:
         """Return an event that is reached when the work queued so far is done; None: it is."""
