@@ -1,7 +1,7 @@
 import pytest
 
 from facetrain.distributed import collectives
-from facetrain.distributed.launch import topology
+from facetrain.distributed.launch import _unmet, topology
 from facetrain.errors import UsageError
 
 
@@ -30,6 +30,17 @@ def test_launch_options_are_understood():
 def test_launch_options_that_make_no_sense_are_named(options, said):
     with pytest.raises(UsageError, match=said):
         topology(*options, 0, "cpu")
+
+
+def test_machines_that_do_not_meet_again_say_what_had_ended_the_run_before(tmp_path):
+    lost = RuntimeError("no connection")
+    assert "is the port free and reachable?" in _unmet(lost, "host:1", tmp_path)
+    (tmp_path / "run_x" / "attempt_0" / "0").mkdir(parents=True)
+    said = _unmet(lost, "host:1", tmp_path)
+    assert "the machines did not meet again at host:1 (no connection)" in said
+    assert "what ended it is said above, or by another machine" in said
+    (tmp_path / "run_x" / "attempt_0" / "0" / "error.json").write_text('{"message": "rank 1 was stuck"}')
+    assert "the run has ended here: rank 1 was stuck; the machines" in _unmet(lost, "host:1", tmp_path)
 
 
 def test_alone_every_collective_is_the_identity_that_it_should_be():
