@@ -10,6 +10,7 @@ begins with a dot is on its way in or out:
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ from pathlib import Path
 LATEST = "latest"
 STEP_NAME = re.compile(r"step_(\d{8,18})")
 _REPLACED = ".replaced"
+_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -61,11 +63,16 @@ def remove_unfinished(folder: Path) -> None:
 def publish(scratch: Path, target: Path) -> None:
     """Give a written folder its name, and let `latest` name it; `remove_replaced` is to follow."""
     sync_to_disk(scratch)
-    replaced = _hidden(target, _REPLACED)
-    if target.exists():
+    replaced, again = _hidden(target, _REPLACED), target.exists()
+    if again:
         # Saved before, and again after going back to an earlier step: move aside, never delete first.
         os.rename(target, replaced)
-    os.rename(scratch, target)
+    try:
+        os.rename(scratch, target)
+    except OSError:
+        if again:
+            os.rename(replaced, target)
+        raise
     sync_to_disk(target.parent)
     write_whole(target.parent / LATEST, target.name + "\n")
 
@@ -102,10 +109,14 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync_to_disk(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on the disk, where its file system knows how to."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Several network and user-space file systems sync files only, and keep names in order by themselves.
+        if error.errno not in _NO_SYNC_OF_FOLDERS:
+            raise
     finally:
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import shutil
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from facetrain.checkpoint.retention import remove_checkpoint, steps_to_remove
 from facetrain.checkpoint.snapshot import HostCopy, Snapshot
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
+from facetrain.telemetry.log import warn
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ class CheckpointWriter:
     def save(self, snapshot: Snapshot) -> Saved | SaveFailed | None:
         """Begin to save, after the save before has ended; return what became of the latter, if there was one.
 
-        Without `asynchronous` the save is finished on return, and its own outcome is returned. Tables
-        of which memory has no room for a copy are written before it returns in either case.
+        Without `asynchronous` the save is finished on return, and its own outcome is returned. What
+        memory has no room for a copy of is written before it returns in either case.
         """
         before, self.is_prepared = self.finish(), True
         self._stage, self._snapshot, self._reason, self._files = _Stage.WRITING, snapshot, "", []
@@ -94,7 +96,13 @@ class CheckpointWriter:
         if not snapshot.copy_rows:
             self._write(snapshot)
             return before
-        self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)
+        try:
+            self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)
+        except RuntimeError as error:  # torch's own, of the host's memory or of page-locked memory
+            warn(f"{self._told(error)}; training waits until the checkpoint is written without a copy")
+            self._host_copy = HostCopy()
+            self._write(snapshot)
+            return before
         self._thread = threading.Thread(
             target=self._write, args=(self._snapshot,), name="checkpoint", daemon=True
         )
@@ -200,8 +208,6 @@ class CheckpointWriter:
 
     def _remove_surplus(self, saved: int) -> None:
         commit.remove_replaced(commit.step_folder(self._folder, saved))
-        for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
-            try:
+        with suppress(OSError):  # it is tried again after the next save
+            for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
                 remove_checkpoint(self._folder, step)
-            except OSError:
-                return  # it is tried again after the next save

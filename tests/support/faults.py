@@ -23,6 +23,18 @@ def files_limited_to(size: int) -> Iterator[None]:
 
 
 @contextmanager
+def memory_limited_to(more: int) -> Iterator[None]:
+    """Within, the kernel gives this process no more than so many bytes beyond what it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
 def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
     """Mount a disk of a few KiB on a folder; skip the calling test where mounting is not allowed."""
     folder.mkdir(exist_ok=True)

@@ -4,19 +4,26 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from facetrain.checkpoint.commit import LATEST, complete_steps, remove_unfinished
+from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished, sync_to_disk
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
 from facetrain.checkpoint.snapshot import HostCopy
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
 from facetrain.head.row_file import RowFile
-from tests.support.faults import files_limited_to, make_read_only, make_writable, small_disk
+from tests.support.faults import (
+    files_limited_to,
+    make_read_only,
+    make_writable,
+    memory_limited_to,
+    small_disk,
+)
 from tests.support.snapshots import snapshot
 
 
@@ -139,6 +146,16 @@ def test_tables_that_memory_has_no_room_for_are_saved_as_they_were_and_not_copie
     ]
 
 
+def test_what_memory_has_no_room_for_a_copy_of_is_saved_without_one(tmp_path, capsys):
+    writer, rows = CheckpointWriter(tmp_path), {"weight": torch.full((1 << 14, 1 << 12), 7.0)}
+    large = replace(snapshot(1, num_classes=1 << 14), rows=rows)
+    with memory_limited_to(1 << 26):
+        assert writer.save(large) is None
+        assert isinstance(writer.poll(), Saved), "it was written at once"
+    assert "warning: rank 0: " in (said := capsys.readouterr().err) and "without a copy" in said
+    assert Checkpoint.open(tmp_path).rows("weight", 5, 6).unique().tolist() == [7.0]
+
+
 def test_two_saves_share_the_memory_of_their_copies(tmp_path):
     copy = HostCopy()
     first = copy.take(snapshot(1), leader=True)
@@ -189,6 +206,19 @@ def test_a_tensor_larger_than_a_piece_is_written_whole(tmp_path):
     tensor = torch.arange((1 << 22) + 5, dtype=torch.int64)
     write_tensors(tmp_path / "a.safetensors", {"a": tensor})
     assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], tensor)
+
+
+def test_a_rename_that_fails_leaves_what_stood_there(tmp_path):
+    saved(tmp_path)
+    scratch = tmp_path / ".step_00000001.tmp-12345678"
+    with small_disk(scratch, size_kib=16), pytest.raises(OSError, match="busy"):
+        publish(scratch, tmp_path / "step_00000001")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [scratch.name, "latest", "step_00000001"]
+    Checkpoint.open(tmp_path / LATEST).verify()
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_hindrance():
+    sync_to_disk(Path("/proc"))  # it says that the argument is invalid
 
 
 def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path):
