@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from typing import Any
+
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -10,13 +14,20 @@ def main() -> None:
     # --debug may stand anywhere on the line, also behind the command's own options.
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    import typer
+
     from facetrain.cli.app import app
     from facetrain.distributed.parent import end_with_launcher
     from facetrain.errors import FacetrainError, LostRankError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A result with a × or a name that the terminal's encoding lacks is no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     end_with_launcher()
     try:
-        app(arguments)
+        code = app(arguments, prog_name="facetrain", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
     except LostRankError as error:
         if debug:
             raise
@@ -25,15 +36,27 @@ def main() -> None:
         if debug:
             raise
         _end(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        _end("interrupted", 130)
     except Exception as error:
         if debug:
             raise
+        _refuse(error)
         said = " ".join(str(error).split())
         _end(f"{type(error).__name__}: {said} (not foreseen; --debug shows where it comes from)", 1)
+    if code == _INTERRUPTED:
+        _end("interrupted", code)
+    sys.exit(code)
+
+
+def _refuse(error: Any) -> None:
+    """End where the command line itself is wrong: what typer raises then has `format_message`, as in click."""
+    if not hasattr(error, "format_message"):
+        return
+    said = " ".join(error.format_message().split()).removesuffix(".")
+    if not said:  # no command was given, and the help has been printed
+        sys.exit(error.exit_code)
+    command = error.ctx.command_path if error.ctx else "facetrain"
+    advice = "" if said.endswith("?") else f"; see {command} --help"
+    _end(f"{command}: {said[0].lower()}{said[1:]}{advice}", error.exit_code)
 
 
 def _end(message: str, exit_code: int) -> None:

@@ -30,6 +30,20 @@ def test_what_cannot_be_followed_ends_with_2_and_one_line(describe, options, sai
     assert len(lines) == 1 and lines[0].startswith("error: ") and said in lines[0], process.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train", "facetrain train: missing option '--config'; see facetrain train --help"),
+        ("trian", "facetrain: no such command 'trian'. Did you mean 'train'?"),
+        ("eval m --target t --batch-size 0", "facetrain eval: invalid value for '--batch-size': "),
+    ],
+)
+def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, said):
+    process = facetrain(*line.split())
+    assert process.returncode == 2 and not process.stdout
+    assert process.stderr.startswith(f"error: {said}") and process.stderr.count("\n") == 1
+
+
 def test_on_several_ranks_one_of_them_says_it(describe):  # noqa: F811
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
     assert process.stderr.count("error: /nowhere: no such folder") == 1
