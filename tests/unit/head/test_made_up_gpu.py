@@ -1,0 +1,60 @@
+"""The head's way on CUDA, without a GPU: its devices, and that its host does not wait."""
+
+import pytest
+import torch
+
+from facetrain.head import sweep
+from facetrain.head.margin import build_margin
+from facetrain.head.margin_head import MarginHead
+from tests.support.made_up_gpu import GPU, Context, made_up_gpu
+
+OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
+OPTIONS = {
+    "softmax": {},
+    "products in bfloat16": {"product_dtype": torch.bfloat16},
+    "adamw": {"optimizer": "adamw"},
+    "few bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
+    "collected": {"fused": False},
+    "sub-centres": {"sub_centres": 3, "drop_from_step": 1},
+    "unified": {"loss": "unified", "fused": False},
+}
+CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
+
+
+class Noise:
+    """A random generator that does without a GPU."""
+
+    def __init__(self, seed, device):
+        self._device = device
+
+    def like(self, x):
+        assert x.device == self._device
+        return torch.zeros(x.shape, dtype=torch.int32, device=x.device)
+
+
+def step(head, number, patch):
+    """Go forward and backward through the head, and update it."""
+    context = Context()
+    patch.setattr(sweep._CrossEntropy, "apply", lambda *given: sweep._CrossEntropy.forward(context, *given))
+    head.begin_step(number)
+    loss = head(torch.empty(16, 32, device=GPU), torch.empty(16, dtype=torch.int64, device=GPU))
+    gradient = sweep._CrossEntropy.backward(context, torch.empty((), device=GPU))[0]
+    if not head.fused:
+        head.step(2.0)
+    return loss, gradient
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # only compared, in RowTable.store
+@pytest.mark.parametrize(("name", "margin"), CASES)
+def test_a_step_mixes_no_devices_and_waits_for_none(name, margin, monkeypatch):
+    monkeypatch.setattr("facetrain.head.rows.Noise", Noise)
+    with made_up_gpu(monkeypatch) as waiting:
+        head = MarginHead(
+            embedding_size=32, num_classes=500, margin=build_margin(margin), weight_decay=1e-4, device=GPU,
+            chunk_size=128, **OPTIONS[name],
+        )  # fmt: skip
+        step(head, 0, monkeypatch)  # averages come to the device with it
+        waiting.clear()
+        loss, gradient = step(head, 1, monkeypatch)
+    assert loss.device == gradient.device == GPU
+    assert not waiting
