@@ -17,7 +17,7 @@ _SLOW_S = 300
 
 
 def check_disk(folder: Path, *, checkpoint_bytes: int = 0, kept: int = 0) -> list[Finding]:
-    """Write and sync a file of 64 MiB, and compare the free space with the checkpoints that will stand there.
+    """Write and sync a file of 64 MiB, rename a folder, compare the free space with the checkpoints to come.
 
     Raises:
         OSError: nothing can be written there.
@@ -33,7 +33,7 @@ def check_disk(folder: Path, *, checkpoint_bytes: int = 0, kept: int = 0) -> lis
         return [
             failure("disk space", found, "free some, set run.dir to a larger disk, or lower checkpoint.keep")
         ]
-    return [ok("disk space", found), _speed(existing, checkpoint_bytes)]
+    return [ok("disk space", found), _speed(existing, checkpoint_bytes), _renaming(existing)]
 
 
 def _speed(folder: Path, checkpoint_bytes: int) -> Finding:
@@ -54,3 +54,20 @@ def _speed(folder: Path, checkpoint_bytes: int) -> Finding:
             "disk speed", found, "keep checkpoint.async on and checkpoint.every_steps well above that"
         )
     return ok("disk speed", found)
+
+
+def _renaming(folder: Path) -> Finding:
+    with tempfile.TemporaryDirectory(
+        dir=folder, prefix=".facetrain-doctor-", ignore_cleanup_errors=True
+    ) as name:
+        written, whole = Path(name, "written"), Path(name, "whole")
+        written.mkdir()
+        (written / "file").write_bytes(b"a")
+        try:
+            os.rename(written, whole)
+        except OSError as error:
+            found = f"{folder}: a folder that holds a file cannot be renamed ({error.strerror})"
+            return failure(
+                "disk renames", found, "set run.dir to a file system that can: so checkpoints appear"
+            )
+    return ok("disk renames", "a folder gets its name at once")

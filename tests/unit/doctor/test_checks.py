@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 
@@ -72,10 +73,20 @@ def test_code_runs_on_gpus_of_its_generation_and_intermediate_code_on_newer_ones
     assert machine._runs_on(arch, *capability) is runs
 
 
+def test_storage_that_renames_no_folder_is_a_failure(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("os.rename", refuse)  # as mounts of object stores do
+    found = check_disk(tmp_path)[-1]
+    assert (found.what, found.status) == ("disk renames", "failure") and "not implemented" in found.found
+
+
 def test_a_disk_with_room_is_measured_and_one_without_is_a_failure(tmp_path):
     there = check_disk(tmp_path / "runs" / "new", checkpoint_bytes=1000, kept=3)
-    assert statuses(there) == {"disk space": "ok", "disk speed": "ok"}
+    assert statuses(there) == {"disk space": "ok", "disk speed": "ok", "disk renames": "ok"}
     assert "4 checkpoints" in there[0].found and "MB/s" in there[1].found
+    assert list(tmp_path.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
     with small_disk(tmp_path / "disk", size_kib=100 << 10):
         (full,) = check_disk(tmp_path / "disk", checkpoint_bytes=30 << 20, kept=3)
