@@ -91,15 +91,15 @@ class RowOptimizer:
         lr: float,
         valid: Tensor,
     ) -> None:
-        # Without momentum there is no table of it; the kernel then only passes the gradient through.
-        direction = torch.zeros_like(gradient)
-        if self._momentum:
-            direction = tables["momentum"].fetch(rows).to(gradient.dtype).contiguous()
+        # Without momentum there is no table of it, and on a GPU the kernel refuses one.
+        directions = (
+            [tables["momentum"].fetch(rows).to(gradient.dtype).contiguous()] if self._momentum else []
+        )
         # What torch.optim.SGD calls with fused=True: one pass over the three instead of four.
         torch._fused_sgd_(
             [weight],
             [gradient.contiguous()],
-            [direction],
+            directions,
             weight_decay=self._decay,
             momentum=self._momentum,
             lr=lr,
@@ -109,7 +109,7 @@ class RowOptimizer:
             is_first_step=False,
             found_inf=None if valid.device.type == "cpu" else (~valid).float(),
         )
-        if self._momentum:
+        for direction in directions:
             tables["momentum"].store(rows, direction, self._noise)
 
     def _adamw_step(

@@ -60,10 +60,16 @@ def made_up_gpu(patch: Any) -> Iterator[list[str]]:
 
 
 def _step_alike(
-    *lists: Any, found_inf: Tensor | None = None, grad_scale: Tensor | None = None, **_: Any
+    *lists: Any,
+    momentum: float = 0.0,
+    found_inf: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    **_: Any,
 ) -> None:
-    """Ask of tensors what the fused kernels ask."""
-    for tensors in zip(*(each for each in lists if each and each[0].dim()), strict=True):
+    """Ask of tensors what the fused kernels ask on CUDA."""
+    moments = [each for each in lists[2:] if each and each[0].dim()]
+    assert len(moments) == (1 if momentum else 2 if len(lists) > 3 else 0)
+    for tensors in zip(*lists[:2], *moments, strict=True):
         assert {tensor.device for tensor in tensors} == {GPU}
         assert len({(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors}) == 1
     assert all(scalar is None or scalar.device == GPU for scalar in (found_inf, grad_scale))

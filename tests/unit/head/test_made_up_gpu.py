@@ -12,6 +12,7 @@ OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_co
 OPTIONS = {
     "softmax": {},
     "products in bfloat16": {"product_dtype": torch.bfloat16},
+    "no momentum": {"momentum": 0.0},
     "adamw": {"optimizer": "adamw"},
     "few bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "collected": {"fused": False},
