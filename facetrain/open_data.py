@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from facetrain.config.schema import Config
@@ -31,14 +32,18 @@ def open_data(config: Config, *, workers: int) -> tuple[FaceSource, list[PairSet
     return source, load_targets(config.eval.targets, Path(config.eval_dir), drawn)
 
 
-def written_meanwhile(config: Config, batches: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
-    """Pass the batches on, and have the drawn dataset written from the first to the last of them."""
-    from facetrain.data.synthetic.demand import writing_beside
+def written_meanwhile(
+    config: Config, source: FaceSource, batches: Iterable[tuple[Batch, ...]]
+) -> Iterator[tuple[Batch, ...]]:
+    """Pass the batches on, and have the drawn dataset written from the second to the last of them."""
+    from facetrain.data.synthetic.demand import DrawnSource, writing_beside
 
     wanted = config.data.synthetic
-    assert wanted is not None, "nothing is to be drawn"
+    assert wanted is not None and isinstance(source, DrawnSource), "nothing is to be drawn"
     folder, image_size = Path(config.data.train), config.data.image_size
-    with writing_beside(folder, image_size=image_size, **wanted.model_dump()) as wait:
+    batches = iter(batches)
+    yield from islice(batches, 1)  # the first step has the machine to itself
+    with writing_beside(source, folder, image_size=image_size, **wanted.model_dump()) as wait:
         yield from batches
         wait()
 

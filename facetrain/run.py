@@ -221,7 +221,7 @@ def _build_loader(run: _Run, workers: int) -> Loader:
 def _batches(run: _Run, loader: Loader, say: Callable[[str], None]) -> Iterable[tuple[Batch, ...]]:
     """Return the batches, with what is to be done beside them."""
     drawing = run.world.is_leader and is_to_be_drawn(run.config)
-    batches = written_meanwhile(run.config, loader) if drawing else loader
+    batches = written_meanwhile(run.config, run.source, loader) if drawing else loader
     return _recorded(run, batches, say) if run.profile else batches
 
 

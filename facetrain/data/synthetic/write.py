@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,10 +52,12 @@ def write_dataset(
     seed: int = 0,
     workers: int | None = None,
     progress: Progress = lambda done, total: None,
+    drawn: Callable[[int], bytes] | None = None,
 ) -> Drawn:
     """Draw a training set and `synth.bin`, whose people are others; the folder appears whole or not at all.
 
-    The same arguments draw the same bytes, whatever the number of workers.
+    The same arguments draw the same bytes, whatever the number of workers. `drawn` returns a training picture
+    by its number, where somebody has them already.
 
     Raises:
         DataError: the folder is there already, or its place cannot be written.
@@ -65,14 +68,17 @@ def write_dataset(
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         scratch.mkdir(parents=True)
-        total = identities + eval_identities
-        numbers = [*range(identities), *range(_FIRST_EVAL_IDENTITY, _FIRST_EVAL_IDENTITY + eval_identities)]
-        counts = [images_per_identity] * identities + [_EVAL_IMAGES] * eval_identities
-        drawn = _draw_all(seed, numbers, counts, image_size, workers or os.cpu_count() or 1)
-        drawn = _counted(drawn, total, progress)
-        trained = ((label, picture) for label in range(identities) for picture in next(drawn))
-        write_identities(scratch, [images_per_identity] * identities, trained, image_size)
-        images, same = _pairs(list(drawn), eval_pairs, np.random.default_rng([seed, 3]))
+        trained = [(number, images_per_identity) for number in range(identities)]
+        strangers = [(_FIRST_EVAL_IDENTITY + number, _EVAL_IMAGES) for number in range(eval_identities)]
+        count = workers or os.cpu_count() or 1
+        if drawn is None:
+            people = _draw_all(seed, trained + strangers, image_size, count)
+        else:
+            people = chain(_lend(drawn, trained), _draw_all(seed, strangers, image_size, count))
+        people = _counted(people, identities + eval_identities, progress)
+        labelled = ((label, picture) for label in range(identities) for picture in next(people))
+        write_identities(scratch, [images_per_identity] * identities, labelled, image_size)
+        images, same = _pairs(list(people), eval_pairs, np.random.default_rng([seed, 3]))
         write_bin(scratch / f"{NAME}.bin", images, same)
         os.replace(scratch, folder)
     except OSError as error:
@@ -87,8 +93,8 @@ def draw_pairs(
 ) -> tuple[list[bytes], np.ndarray]:
     """Return what `read_bin` reads from such a dataset's `synth.bin`."""
     _check_pairs(eval_pairs)
-    numbers = [_FIRST_EVAL_IDENTITY + number for number in range(eval_identities)]
-    people = _draw_all(seed, numbers, [_EVAL_IMAGES] * eval_identities, image_size, workers)
+    strangers = [(_FIRST_EVAL_IDENTITY + number, _EVAL_IMAGES) for number in range(eval_identities)]
+    people = _draw_all(seed, strangers, image_size, workers)
     images, same = _pairs(list(people), eval_pairs, np.random.default_rng([seed, 3]))
     return images, np.array(same)
 
@@ -104,16 +110,21 @@ def _draw_person(seed: int, identity: int, count: int, size: int) -> list[bytes]
     return [draw_picture(seed, identity, number, size) for number in range(count)]
 
 
-def _draw_all(
-    seed: int, numbers: list[int], counts: list[int], size: int, workers: int
-) -> Iterator[list[bytes]]:
-    arguments = ([seed] * len(numbers), numbers, counts, [size] * len(numbers))
+def _draw_all(seed: int, people: list[tuple[int, int]], size: int, workers: int) -> Iterator[list[bytes]]:
+    """Yield the pictures of each of some people, given as (identity, how many pictures)."""
+    numbers, counts = [number for number, _ in people], [count for _, count in people]
+    arguments = ([seed] * len(people), numbers, counts, [size] * len(people))
     if workers == 1:
         yield from map(_draw_person, *arguments)
         return
     # Not forked: the process that asks may have threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield from pool.map(_draw_person, *arguments, chunksize=4)
+
+
+def _lend(drawn: Callable[[int], bytes], people: list[tuple[int, int]]) -> Iterator[list[bytes]]:
+    for identity, count in people:
+        yield [drawn(identity * count + number) for number in range(count)]
 
 
 def _check_pairs(eval_pairs: int) -> None:

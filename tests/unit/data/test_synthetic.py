@@ -1,4 +1,3 @@
-import pickle
 import time
 
 import cv2
@@ -9,6 +8,7 @@ from facetrain.data.bin import read_bin
 from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
 from facetrain.data.synthetic import write_dataset
+from facetrain.data.synthetic.album import Album
 from facetrain.data.synthetic.conditions import draw_conditions
 from facetrain.data.synthetic.demand import DrawnSource, writing_beside
 from facetrain.data.synthetic.draw import draw_face
@@ -53,12 +53,16 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
 
 
+def on_demand(folder, **changes):
+    sizes = {name: (SMALL | changes)[name] for name in ("identities", "images_per_identity", "image_size")}
+    return DrawnSource(folder, seed=0, **sizes)
+
+
 def test_pictures_drawn_on_demand_are_those_of_the_files_and_come_from_them_once_they_stand(tmp_path):
     folder = tmp_path / "data"
-    sizes = {name: SMALL[name] for name in ("identities", "images_per_identity", "image_size")}
-    source = pickle.loads(pickle.dumps(DrawnSource(folder, seed=0, **sizes)))
+    source = on_demand(folder)
     drawn = [source.read(number) for number in range(source.num_images)]
-    with writing_beside(folder, seed=0, **SMALL) as wait:
+    with writing_beside(source, folder, seed=0, **SMALL) as wait:
         wait()
     written = open_source(folder)
     assert drawn == [written.read(number) for number in range(12)] == [source.read(n) for n in range(12)]
@@ -66,7 +70,27 @@ def test_pictures_drawn_on_demand_are_those_of_the_files_and_come_from_them_once
     assert source.where(5).endswith("data: picture 1 of drawn person 1")
     (folder / "train.rec").write_bytes(b"")
     with pytest.raises(DataError):
-        pickle.loads(pickle.dumps(source)).read(0)
+        on_demand(folder).read(0)
+
+
+def test_what_one_process_has_drawn_no_other_draws_again(tmp_path):
+    source = on_demand(tmp_path / "data")
+    source._album.put(5, b"drawn before")
+    with writing_beside(source, tmp_path / "data", seed=0, **SMALL) as wait:
+        wait()
+    written = open_source(tmp_path / "data")
+    assert written.read(5) == b"drawn before" and source._album.get(4) == written.read(4)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"], "the album has no name"
+
+
+def test_an_album_keeps_what_fits_and_is_done_without_where_there_is_no_room_for_it(tmp_path):
+    album = Album.beside(tmp_path / "new" / "data", place=20)
+    album.put(7, b"sixteen letters.")
+    album.put(3, b"seventeen letters")
+    assert [album.get(number) for number in (7, 3, 0, 9)] == [b"sixteen letters.", None, None, None]
+    (tmp_path / "file").write_text("in the way")
+    assert Album.beside(tmp_path / "file" / "data", place=20) is None
+    assert on_demand(tmp_path / "file" / "data").read(1) == on_demand(tmp_path / "data").read(1)
 
 
 def test_pairs_drawn_at_once_are_those_of_the_file(tmp_path):
@@ -78,12 +102,14 @@ def test_pairs_drawn_at_once_are_those_of_the_file(tmp_path):
 
 
 def test_a_writer_that_is_not_waited_for_leaves_nothing_and_one_that_fails_says_so(tmp_path, capfd):
-    with writing_beside(tmp_path / "data", seed=0, **SMALL | {"identities": 10**6}):
+    many = {"identities": 10**6}
+    with writing_beside(on_demand(tmp_path / "data", **many), tmp_path / "data", seed=0, **SMALL | many):
         while not list(tmp_path.iterdir()):
             time.sleep(0.01)
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("in the way")
-    with writing_beside(tmp_path / "file" / "data", seed=0, **SMALL) as wait:
+    blocked = tmp_path / "file" / "data"
+    with writing_beside(on_demand(blocked), blocked, seed=0, **SMALL) as wait:
         wait()
     assert "warning: the drawn pictures were not kept" in capfd.readouterr().err
 
