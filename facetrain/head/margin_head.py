@@ -42,7 +42,7 @@ class MarginHead:
 
     With `accumulate=1` and no loss scale the centres are updated inside the backward pass, chunk by
     chunk, and no gradient of all of them ever exists. Otherwise the gradient of the step's rows is
-    collected, and `step` or `discard` ends it.
+    collected, and `step` ends it.
     """
 
     def __init__(
@@ -165,19 +165,16 @@ class MarginHead:
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
 
-    def step(self, grad_scale: float = 1.0) -> None:
-        """Update the centres by the gradient collected since the last step, `grad_scale` times too large."""
-        valid = torch.ones((), dtype=torch.bool, device=self._device)
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
+        """Update the centres by the gradient collected since the last step, `grad_scale` times too large.
+
+        Where the scalar `skip` is 1, nothing changes, and the gradient is forgotten. Both are on the device.
+        """
+        valid = skip == 0
         for rows, gradient in self._gradient.take():
             self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self.lr, valid)
         if self._threshold:
             self._threshold.step(self.lr, valid, grad_scale)
-
-    def discard(self) -> None:
-        """Forget the gradient collected since the last step."""
-        self._gradient.take()
-        if self._threshold:
-            self._threshold.discard()
 
     def check_labels(self, labels: np.ndarray) -> None:
         """Make sure that every label is a class.

@@ -30,15 +30,14 @@ class LearnedThreshold:
         threshold = self._tables["weight"].data.fill_(start)
         self.objective = UnifiedThreshold(threshold.view(()), negative_weight)
 
-    def step(self, lr: float, valid: Tensor, grad_scale: float = 1.0) -> None:
-        """Move the threshold by the gradient collected since the last step, `grad_scale` times too large."""
+    def step(self, lr: float, valid: Tensor, grad_scale: float | Tensor = 1.0) -> None:
+        """Move the threshold by the gradient collected since the last step, `grad_scale` times too large.
+
+        Where `valid` is not set, the gradient is only forgotten.
+        """
         if self.objective.gradient is not None:
             gradient = self.objective.gradient.view(1, 1) / grad_scale
             self._optimizer.update(self._tables, slice(0, 1), gradient, lr, valid)
-        self.discard()
-
-    def discard(self) -> None:
-        """Forget the gradient collected since the last step."""
         self.objective.gradient = None
 
     def state(self) -> dict[str, Tensor]:

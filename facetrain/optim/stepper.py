@@ -26,11 +26,8 @@ class RowUpdater(Protocol):
     def begin_step(self, step: int) -> None:
         """Choose the step's sample."""
 
-    def step(self, grad_scale: float = 1.0) -> None:
-        """Update the centres by the gradient that was accumulated."""
-
-    def discard(self) -> None:
-        """Forget the gradient that was accumulated."""
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
+        """Update the centres by what was accumulated, divided by a scalar; where the scalar `skip` is 1, forget it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,8 @@ class Stepper:
         norm = _total_norm(p.grad for p in self._parameters if p.grad is not None) / self.scale.value
         skipped = collectives.max_((~torch.isfinite(norm)).float())
         self._step_backbone(norm, skipped)
-        self._step_head(skipped)
+        if not self._head.fused:
+            self._head.step(self.scale.value, skipped)
         self.scale.update(skipped)
         return Stepped(grad_norm=norm, skipped=skipped)
 
@@ -90,15 +88,6 @@ class Stepper:
         self.optimizer.step(grad_scale=self.scale.value * shrink, skip=skipped)
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _step_head(self, skipped: Tensor) -> None:
-        if self._head.fused:
-            return
-        # Only here must the host know: the head's rows are chosen by the host.
-        if skipped.item():
-            self._head.discard()
-        else:
-            self._head.step(float(self.scale.value))
 
 
 def _total_norm(gradients: Iterable[Tensor]) -> Tensor:

@@ -72,16 +72,16 @@ def test_a_step_in_parts_with_a_loss_scale_equals_one_in_the_backward_pass(rate)
         whole(embedding, label).backward()
         for half in (slice(0, 6), slice(6, 12)):
             (parts(embedding[half], label[half]) / 2 * 1024).backward()
-        parts.step(1024.0)
+        parts.step(torch.tensor(1024.0), torch.tensor(0.0))
     torch.testing.assert_close(parts.weight.data, whole.weight.data)
 
 
-def test_a_discarded_step_changes_nothing():
+def test_a_skipped_step_changes_nothing():
     head = make_head(fused=False)
     before = head.weight.data.clone()
     head(*batch()).backward()
-    head.discard()
-    head.step()
+    head.step(torch.tensor(1.0), torch.tensor(1.0))
+    head.step(torch.tensor(1.0), torch.tensor(0.0))
     assert torch.equal(head.weight.data, before)
 
 

@@ -94,18 +94,18 @@ def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
         whole(embedding, label).backward()
         for half in (slice(0, 6), slice(6, 12)):
             (parts(embedding[half], label[half]) / 2 * 1024).backward()
-        parts.step(1024.0)
+        parts.step(torch.tensor(1024.0), torch.tensor(0.0))
     torch.testing.assert_close(parts.weight.data, whole.weight.data)
     for key, tensor in whole.state().items():
         torch.testing.assert_close(parts.state()[key], tensor)
 
 
-def test_a_discarded_step_leaves_the_threshold_where_it_was():
+def test_a_skipped_step_leaves_the_threshold_where_it_was():
     head = make_head("uniface", fused=False)
     before = head.state()["threshold"].clone()
     head(*batch(0)).backward()
-    head.discard()
-    head.step()
+    head.step(torch.tensor(1.0), torch.tensor(1.0))
+    head.step(torch.tensor(1.0), torch.tensor(0.0))
     assert torch.equal(head.state()["threshold"], before)
 
 

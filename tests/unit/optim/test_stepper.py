@@ -15,16 +15,13 @@ class CountingHead:
 
     def __init__(self):
         self.lr = 0.0
-        self.began, self.scales, self.discarded = [], [], 0
+        self.began, self.stepped = [], []
 
     def begin_step(self, step):
         self.began.append(step)
 
-    def step(self, grad_scale=1.0):
-        self.scales.append(grad_scale)
-
-    def discard(self):
-        self.discarded += 1
+    def step(self, grad_scale, skip):
+        self.stepped.append((grad_scale.item(), skip.item()))
 
 
 def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
@@ -76,7 +73,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_not_even_on_the_first_ste
     (net(torch.full((2, 5), float("inf"))).sum()).backward()
     assert stepper.finish().skipped == 1
     torch.testing.assert_close(net.weight, plain.weight, rtol=0, atol=0)
-    assert stepper._head.discarded == 1
+    assert stepper._head.stepped == [(1.0, 1.0)]
 
     other = make_stepper(plain, name=name)
     x = torch.randn(2, 5)
@@ -146,7 +143,7 @@ def test_the_head_is_told_the_rate_the_step_and_the_factor_on_its_gradient():
     stepper.finish()
     assert stepper._head.lr == 0.1
     assert stepper._head.began == [7]
-    assert stepper._head.scales == [65536.0]
+    assert stepper._head.stepped == [(65536.0, 0.0)]
 
 
 def test_frozen_parameters_stay_and_factors_set_the_rate_of_the_longest_prefix():

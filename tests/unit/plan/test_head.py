@@ -51,7 +51,7 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
     with LiveBytes() as live:
         head.begin_step(0)
         head(embedding, label).backward()
-        head.step()
+        head.step(torch.tensor(1.0), torch.tensor(0.0))
     forecast = head_bytes(shape)
     # The sample is drawn, so its size is known on average alone.
     assert max(forecast.work, forecast.update) == pytest.approx(live.peak, rel=0.05)
