@@ -1,4 +1,4 @@
-"""The option --device of what measures."""
+"""The option --device."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import typer
 
 from facetrain.errors import UsageError
 
-Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU where there is one.")]
+
+def _known(name: str) -> str:
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {name}: there are auto, cpu and cuda")
+    return name
+
+
+Device = Annotated[
+    str, typer.Option(callback=_known, help="cpu or cuda; auto takes a GPU where there is one.")
+]
 
 
 def chosen_device(name: str) -> str:
-    """Return cpu or cuda.
-
-    Raises:
-        UsageError: it is none of auto, cpu and cuda.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {name}: there are auto, cpu and cuda")
+    """Return cpu or cuda."""
     if name != "auto":
         return name
     import torch

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from facetrain.cli.devices import Device
 from facetrain.cli.evaluation_text import evaluation_lines
+from facetrain.cli.outputs import require_writable, write_text
 
 Model = Annotated[
     Path,
@@ -16,7 +18,6 @@ Model = Annotated[
         help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, .onnx, MXNet's -symbol.json."
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at a time.")]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="Embed in bfloat16.")]
 
@@ -54,7 +55,7 @@ def evaluate(
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Draws of subjects for the 95 % intervals; 0 for none.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(help="Of those draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of those draws.")] = 0,
     flip: Annotated[
         bool, typer.Option(help="Add mirror images; sets of pairs are always scored both ways.")
     ] = True,
@@ -79,6 +80,12 @@ def evaluate(
     from facetrain.verify.evaluate import evaluate as score
     from facetrain.verify.protocols import Options
 
+    for_scripts = str(json_file) == "-"
+    require_writable(None if for_scripts else json_file)
+    if report is not None:
+        from facetrain.verify.report import require_report
+
+        require_report(report)
     with progress_bar("embedding") as progress:
         found = score(
             model,
@@ -100,7 +107,7 @@ def evaluate(
 
         page = write_report(report, found, model=str(model))
     result = json.dumps({"model": str(model)} | found.as_json(), indent=1)
-    if json_file is not None and str(json_file) == "-":
+    if for_scripts:
         typer.echo(result)
         return
     typer.echo(f"{model}: {found.description}")
@@ -109,7 +116,7 @@ def evaluate(
     if page is not None:
         typer.echo(f"report: {page}")
     if json_file is not None:
-        _write(json_file, result)
+        write_text(json_file, result + "\n")
 
 
 def embed(
@@ -126,10 +133,16 @@ def embed(
     bf16: Bf16 = False,
 ) -> None:
     """Embed pictures; the rows have length 1."""
-    from facetrain.verify.embeddings import save_embeddings
+    from facetrain.cli.progress import progress_bar
+    from facetrain.verify.embeddings import require_format, save_embeddings
     from facetrain.verify.gallery import embed_input
 
-    found = embed_input(model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16)
+    require_format(output)
+    require_writable(output)
+    with progress_bar("embedding") as told:
+        found = embed_input(
+            model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, told=told
+        )
     save_embeddings(output, found)
     typer.echo(f"{output}: {len(found.embedding):,} embeddings of {found.embedding.shape[1]} numbers")
 
@@ -168,12 +181,3 @@ def _tables(slices: list[str], targets: list[str]) -> dict[str, Path]:
             raise UsageError(f"--slices {given}: there are {len(targets)} sets; say which as SET={given}")
         tables[name if equals else Path(targets[0]).stem] = Path(path if equals else given)
     return tables
-
-
-def _write(path: Path, text: str) -> None:
-    from facetrain.errors import UsageError
-
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from facetrain.cli.evaluate import Model
+from facetrain.cli.outputs import require_writable, write_text
 
 if TYPE_CHECKING:
     from facetrain.checkpoint.model_file import EmbeddingModel
@@ -67,6 +68,7 @@ def export(
         raise UsageError("--int8 goes with --format onnx, without --from-pixels and --unit")
     if (int8 is Int8.static) != (calibrate is not None):
         raise UsageError("--int8 static needs the faces of --calibrate INPUT, and nothing else does")
+    require_writable(output, model_card)
     opened = open_model(model, torch.device("cpu"))
     found: dict[str, Any] = {"output": str(output), "description": opened.description}
     written: Path | EmbeddingModel = output
@@ -133,13 +135,9 @@ def _accuracies(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict
 
 
 def _write_card(path: Path, opened: EmbeddingModel, name: str, scored: dict[str, Any]) -> None:
-    from facetrain.errors import RunError
     from facetrain.export.model_card import model_card
 
-    try:
-        path.write_text(model_card(opened, name, results=scored), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path}: the model card cannot be written: {error.strerror or error}") from error
+    write_text(path, model_card(opened, name, results=scored))
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from facetrain.cli.devices import Device
+from facetrain.cli.outputs import require_writable, write_text
+
 if TYPE_CHECKING:
     from facetrain.verify.embeddings import Embeddings
 
@@ -28,7 +31,7 @@ def search(
         Path | None,
         typer.Option(metavar="CSV", help="Write probe, rank, entry and cosine here, a line for each."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    device: Device = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
     ] = False,
@@ -37,6 +40,7 @@ def search(
     from facetrain.errors import DataError
     from facetrain.verify.nearest import nearest
 
+    require_writable(output)
     among, sought = _embeddings(gallery, model, device), _embeddings(probe, model, device)
     if among.embedding.shape[1] != sought.embedding.shape[1]:
         raise DataError(
@@ -66,6 +70,7 @@ def search(
 
 
 def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
+    from facetrain.cli.progress import progress_bar
     from facetrain.errors import UsageError
     from facetrain.verify.embeddings import SUFFIXES, load_embeddings
     from facetrain.verify.gallery import embed_input
@@ -76,7 +81,8 @@ def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
         raise UsageError(
             f"{path}: is no file of embeddings ({', '.join(SUFFIXES)}); --model says what embeds it"
         )
-    return embed_input(model, path, device=device)
+    with progress_bar(f"embedding {path}") as told:
+        return embed_input(model, path, device=device, told=told)
 
 
 def _lines(one: dict[str, Any]) -> list[str]:
@@ -85,15 +91,10 @@ def _lines(one: dict[str, Any]) -> list[str]:
 
 
 def _write(path: Path, found: list[dict[str, Any]]) -> None:
-    from facetrain.errors import UsageError
-
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["probe", "rank", "name", "label", "cosine"])
     for one in found:
         for rank, entry in enumerate(one["found"], start=1):
             writer.writerow([one["probe"], rank, entry["name"], entry["label"], f"{entry['cosine']:.6f}"])
-    try:
-        path.write_text(table.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
+    write_text(path, table.getvalue())

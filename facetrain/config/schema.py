@@ -66,7 +66,7 @@ class SyntheticConfig(Section):
     """Further people, whom training never sees, for the verification set."""
     eval_pairs: Annotated[int, Field(ge=20, multiple_of=20)] = 1000
     """Pairs in the verification set, half of them of the same person."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Another seed draws other people."""
 
 

@@ -45,6 +45,15 @@ def save_embeddings(path: Path, found: Embeddings) -> None:
         scratch.unlink(missing_ok=True)
 
 
+def require_format(path: Path) -> None:
+    """Refuse a name whose end says no format that can be written here.
+
+    Raises:
+        DataError: it is neither .npz nor .parquet, or pyarrow is not installed.
+    """
+    _writer(path)
+
+
 def load_embeddings(path: Path) -> Embeddings:
     """Read what `save_embeddings` wrote, and bring the embeddings to length 1.
 

@@ -79,6 +79,7 @@ def evaluate(
         UsageError: a table is given for a set that is not evaluated, or has no pairs of its own.
     """
     with join(device) as world:
+        models = [_opened(each, world) for each in (model, against) if each is not None]
         sets = {found.name: found for found in open_targets(targets, data_dir)}
         read = _read_tables(sets, tables or {})
         score = partial(
@@ -92,12 +93,16 @@ def evaluate(
             bf16=bf16,
             told=told if world.is_leader else None,
         )
-        description, results = score(model)
+        description, results = score(models[0])
         if against is None:
             return Evaluation(description, results, sets, world.is_leader)
-        other, others = score(against)
+        other, others = score(models[1])
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
         return Evaluation(description, results, sets, world.is_leader, other, differences)
+
+
+def _opened(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
+    return open_model(model, world.device) if isinstance(model, Path) else model
 
 
 def _score(
@@ -105,14 +110,13 @@ def _score(
     tables: dict[str, Table],
     options: Options,
     world: World,
-    model: Path | EmbeddingModel,
+    opened: EmbeddingModel,
     *,
     batch_size: int,
     workers: int,
     bf16: bool,
     told: Progress | None,
 ) -> tuple[str, dict[str, Result]]:
-    opened = open_model(model, world.device) if isinstance(model, Path) else model
     embedder = PictureEmbedder(
         opened.network,
         image_size=opened.image_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,16 +23,25 @@ _OF_SEARCHES = tuple(
 )
 
 
+def require_matplotlib() -> None:
+    """Refuse to draw where nothing can be drawn with.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise UsageError("figures need matplotlib: install facetrain[plot]")
+
+
 def result_figures(result: Result) -> dict[str, Figure]:
     """Draw what a result has: `roc`, `det`, `scores`, `folds`.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("figures need matplotlib: install facetrain[plot]") from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     wrong, right, missed = _OF_SEARCHES if result.protocol == "identification" else _OF_PAIRS
     drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
         "roc": (result.curve, lambda axes, found: _draw_roc(axes, found, wrong, right)),

@@ -14,9 +14,9 @@ import cv2
 import numpy as np
 
 from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.errors import ImageError, PairsError, RunError
+from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.verify.evaluate import Evaluation
-from facetrain.verify.figures import result_figures
+from facetrain.verify.figures import require_matplotlib, result_figures
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.result import Group, HardPair, Result
@@ -40,6 +40,17 @@ td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #eee}
 .pairs{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0}figure img{width:84px;height:84px}
 figcaption{font-size:.8rem;color:#555;text-align:center}
 """
+
+
+def require_report(folder: Path) -> None:
+    """Refuse, before the sets are scored, a report that could not be written.
+
+    Raises:
+        UsageError: matplotlib is not installed, or a file has the folder's name.
+    """
+    require_matplotlib()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: is no folder; name one for the report, there or not")
 
 
 def write_report(folder: Path, found: Evaluation, *, model: str) -> Path:

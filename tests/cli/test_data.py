@@ -58,7 +58,9 @@ def test_a_check_ends_with_2_where_a_dataset_is_damaged_and_repairs_it(data, tmp
 def test_what_a_tool_cannot_do_is_said_in_one_line(data, tmp_path):
     for arguments, message in (
         (("merge", data, tmp_path / "none", "--output", tmp_path / "out"), "no such folder"),
+        (("merge", data, "--output", tmp_path / "out"), "two datasets or more"),
         (("shuffle", data, "--output", data), "is there already"),
+        (("pairs", data, "--output", tmp_path / "x.bin", "--seed", -1), "greater than or equal to 0"),
         (("index", data / "train.rec"), "--overwrite replaces it"),
         (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
     ):

@@ -81,11 +81,17 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
         (["--target", "pairs", "--slices", "absent.csv"], "No such file"),
         (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "there are 2 sets; say which"),
         (["--target", "empty"], "a folder that is none of IJB"),
+        (["--target", "pairs", "--against", "absent"], "absent: no such file"),
+        (["--target", "pairs", "--device", "tpu"], "there are auto, cpu and cuda"),
+        (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
+        (["--target", "pairs", "--json", "."], "is a folder; give the name of a file"),
+        (["--target", "pairs", "--report", "pairs.bin"], "is no folder; name one for the report"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_in_one_line(model, tmp_path, options, message):
+def test_what_cannot_be_evaluated_is_said_in_one_line(model, tmp_path, monkeypatch, options, message):
     write_bin(tmp_path / "pairs.bin", [face(n) for n in range(20)], [n % 2 == 0 for n in range(10)])
     (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
     refused = refusal("eval", model, "--data-dir", tmp_path, *options)
     assert message in str(refused) and refused.exit_code == 2 and "\n" not in str(refused)
 

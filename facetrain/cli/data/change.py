@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import Dataset, Json, Output, Seed, Workers
+from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.data.tools.rewrite import Written
@@ -24,6 +25,8 @@ def merge(
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
+    if len(datasets) < 2:
+        raise UsageError(f"{datasets[0]}: merge takes two datasets or more; `facetrain data pack` copies one")
     with progress_bar("merging") as progress:
         written = rewrite.merge(datasets, output, workers=workers, progress=progress)
     _say([written], as_json)

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Json, Workers, write_text
+from facetrain.cli.data.options import Dataset, Json, Workers
+from facetrain.cli.devices import Device
+from facetrain.cli.outputs import require_absent, require_writable, write_text
 
 Model = Annotated[Path, typer.Argument(help="A run folder, a model file, or an .onnx.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at once.")]
 Threshold = Annotated[
     float | None,
@@ -49,6 +50,7 @@ def overlap(
     from facetrain.data.tools.overlap import draw_pairs, overlap
     from facetrain.verify.gallery import embed_input, read_input
 
+    require_writable(output, sheet)
     with progress_bar("embedding the dataset") as told:
         trained = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
     with progress_bar("embedding the test set") as told:
@@ -87,6 +89,8 @@ def clean(
     from facetrain.data.tools import clean as tool
     from facetrain.verify.gallery import embed_input
 
+    require_absent(output)
+    require_writable(report)
     with progress_bar("embedding") as told:
         embedded = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
     cleaning = tool.clean(embedded.embedding, embedded.label, threshold=threshold)

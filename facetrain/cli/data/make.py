@@ -33,7 +33,7 @@ def synth(
     ] = 100,
     eval_pairs: Annotated[int, typer.Option(min=20, help="Pairs in synth.bin, a multiple of 20.")] = 1000,
     image_size: Annotated[int, typer.Option(min=16, help="Pixels a side.")] = 112,
-    seed: Annotated[int, typer.Option(help="Another seed draws other people.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other people.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ def pack(
     ] = 95,
     min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer pictures.")] = 1,
     shuffle: Annotated[bool, typer.Option(help="Mix the images of all identities.")] = False,
-    seed: Annotated[int, typer.Option(help="Another seed mixes otherwise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed mixes otherwise.")] = 0,
     skip_bad: Annotated[
         bool, typer.Option(help="Leave out pictures that cannot be decoded or have no face; list them.")
     ] = False,

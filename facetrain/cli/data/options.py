@@ -12,15 +12,5 @@ Dataset = Annotated[
     Path, typer.Argument(help="A dataset: records, a folder per identity, shards, or a mixture's YAML.")
 ]
 Output = Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")]
-Seed = Annotated[int, typer.Option(help="Another seed chooses otherwise.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another seed chooses otherwise.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads; by default one per core.")]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file that the user asked for."""
-    from facetrain.errors import UsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
