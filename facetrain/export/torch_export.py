@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,10 @@ def export_program(model: EmbeddingModel, path: Path) -> tuple[float, EmbeddingM
     try:
         torch.export.save(program, scratch)
         # Only what was written a moment ago is loaded so: a .pt2 from elsewhere may run code.
-        written = replace(model, network=_Program(torch.export.load(scratch)))
+        with warnings.catch_warnings():
+            # torch 2.11 warns of a buffer of its own, into which nobody writes.
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            written = replace(model, network=_Program(torch.export.load(scratch)))
         difference = _difference(written, model)
         if not difference < _TOLERANCE:
             raise RunError(f"{path}: gives embeddings that differ by {difference:.2g} of their size")

@@ -14,6 +14,7 @@ from facetrain.train.precision import InPrecision
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"),
 ]
 
 
