@@ -42,12 +42,13 @@ class DaliDecoder:
         """
         # A pipeline in which something went wrong cannot be used again: it is let go unless all goes well.
         pipeline, self._pipeline = self._pipeline or self._build(), None
-        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        # As NumPy's arrays: for tensors of the host, too, DALI asks torch for a stream of CUDA.
-        (image,) = pipeline.run(stream, jpeg=[each.numpy() for each in encoded])
+        # As NumPy's arrays: for tensors of the host, too, DALI asks torch for a stream of CUDA. It is given none here
+        # either: only pipelines that run ahead take one. So it has done when this returns.
+        (image,) = pipeline.run(jpeg=[each.numpy() for each in encoded])
         image_BHWC = from_dlpack(image.as_tensor()).clone()
-        if stream is not None:
-            stream.synchronize()  # DALI's own memory is free again when this function is left
+        if self._device.type == "cuda":
+            # DALI's own memory is free again when this function is left.
+            torch.cuda.current_stream(self._device).synchronize()
         self._pipeline = pipeline
         return image_BHWC
 
