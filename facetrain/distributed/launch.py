@@ -221,5 +221,9 @@ def _explain(error: Any) -> int:
 
 def _ended_by(number: int, *, rank: int, pid: int) -> LaunchError:
     name = signal.Signals(number).name
-    hint = "; the kernel may have ended it for lack of memory" if name == "SIGKILL" else ""
+    hints = {
+        "SIGKILL": "; the kernel may have ended it for lack of memory",
+        "SIGABRT": "; on GPUs NCCL does so a minute after another rank has been waited for in vain for train.timeout_s",
+    }
+    hint = hints.get(name, "")
     return LaunchError(f"rank {rank} (process {pid}) was ended by {name}{hint}")
