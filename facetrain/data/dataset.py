@@ -9,7 +9,7 @@ import numpy as np
 from facetrain.data.archive import TarSource
 from facetrain.data.index import load_catalogue
 from facetrain.data.listing import LIST_SUFFIXES, ListSource
-from facetrain.data.mixture import open_mixture
+from facetrain.data.mixture import MIXTURE_SUFFIXES, open_mixture
 from facetrain.data.parquet import ParquetSource
 from facetrain.data.recordio import RecordReader, decode_record
 from facetrain.data.source import PICTURE_SUFFIXES, FaceSource, SubsetSource
@@ -128,9 +128,9 @@ def open_source(path: Path, *, min_images_per_identity: int = 1, root: Path | No
         DataError: there is no such folder, it holds no dataset, or the dataset contradicts itself.
     """
     path = Path(path)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.suffix in MIXTURE_SUFFIXES and path.is_file():
         return open_mixture(
-            path, lambda folder: open_source(folder, min_images_per_identity=min_images_per_identity)
+            path, open_source, lambda part, where: with_enough(part, where, min_images_per_identity)
         )
     source = ListSource(path, root) if _is_list(path) else _open_folder(path)
     return with_enough(source, path, min_images_per_identity)

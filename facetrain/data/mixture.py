@@ -19,6 +19,7 @@ import yaml
 from facetrain.data.source import FaceSource, SubsetSource, prefetch_from
 from facetrain.errors import DataError
 
+MIXTURE_SUFFIXES = (".yaml", ".yml")
 _KEYS = {"path", "weight", "identities", "without"}
 
 
@@ -63,8 +64,14 @@ class MixedSource:
         return self.sources[part], int(number - self._ends[part] + self.counts[part])
 
 
-def open_mixture(path: Path, open_folder: Callable[[Path], FaceSource]) -> MixedSource:
-    """Open what a YAML file names.
+def open_mixture(
+    path: Path,
+    open_part: Callable[[Path], FaceSource],
+    with_enough: Callable[[FaceSource, Path], FaceSource],
+) -> MixedSource:
+    """Open what a YAML file names; `with_enough` leaves out identities with too few images.
+
+    It comes last: the numbers that `identities:` and `without:` list are the dataset's own.
 
     Raises:
         DataError: the file is not as described above, or one of its datasets cannot be opened.
@@ -86,7 +93,10 @@ def open_mixture(path: Path, open_folder: Callable[[Path], FaceSource]) -> Mixed
         weight = part.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
             raise DataError(f"{path}: weight of {part['path']} is {weight!r}, not a number above 0")
-        sources.append(_part(open_folder(path.parent / part["path"]), part, path))
+        where = path.parent / part["path"]
+        if where.suffix in MIXTURE_SUFFIXES:
+            raise DataError(f"{path}: {part['path']} is a mixture itself; name its datasets here")
+        sources.append(with_enough(_part(open_part(where), part, path), where))
         weights.append(float(weight))
     return MixedSource(sources, weights)
 

@@ -100,6 +100,14 @@ def test_a_mixture_keeps_identities_apart_and_can_leave_some_out(tmp_path):
     assert "two" in source.where(3) and "key 2" in source.where(3)
 
 
+def test_lists_of_a_mixture_number_the_dataset_as_it_is_whatever_images_an_identity_must_have(tmp_path):
+    write_records(tmp_path / "three", [0, 1, 1, 2, 2, 2])
+    (tmp_path / "drop.txt").write_text("1\n")
+    path = mixture(tmp_path, "datasets: [{path: three, without: drop.txt}]")
+    left = open_source(path, min_images_per_identity=2)
+    assert [data for _, data in seen(left)] == [picture(n) for n in (3, 4, 5)]
+
+
 def test_weights_say_how_often_an_epoch_shows_a_dataset(tmp_path):
     source = open_source(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(source) == 11
@@ -183,6 +191,7 @@ def test_a_mixed_batch_depends_on_seed_and_step_alone():
         ("datasets: 3", "needs a list"),
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
         ("datasets: [{path: one, wait: 1}]", "it may have"),
+        ("datasets: [{path: mix.yaml}]", "is a mixture itself"),
         ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
         ("datasets: [{path: one, identities: none.txt}]", "not a list of identities"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
