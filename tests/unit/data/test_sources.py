@@ -105,7 +105,7 @@ def test_lists_of_a_mixture_number_the_dataset_as_it_is_whatever_images_an_ident
     (tmp_path / "drop.txt").write_text("1\n")
     path = mixture(tmp_path, "datasets: [{path: three, without: drop.txt}]")
     left = open_source(path, min_images_per_identity=2)
-    assert [data for _, data in seen(left)] == [picture(n) for n in (3, 4, 5)]
+    assert [data for _, data in seen(left)] == [picture(n) for n in (4, 5, 6)]
 
 
 def test_weights_say_how_often_an_epoch_shows_a_dataset(tmp_path):
