@@ -90,7 +90,7 @@ def evaluate(
         found = score(
             model,
             target,
-            data_dir or _data_dir(model),
+            data_dir or data_dir_of(model),
             against=against,
             tables=_tables(slices or [], target),
             options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
@@ -164,7 +164,8 @@ def compare(
     typer.echo(json.dumps({"cosine": cosine}) if as_json else f"cosine similarity {cosine:.4f}")
 
 
-def _data_dir(model: Path) -> Path:
+def data_dir_of(model: Path) -> Path:
+    """Return the folder of a run's verification sets; of a model that is no run, this folder."""
     from facetrain.config.load import load_config
 
     config = model / "config.yaml"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.evaluate import Model
+from facetrain.cli.evaluate import Model, data_dir_of
 from facetrain.cli.outputs import require_writable, write_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def export(
     target: Annotated[
         list[str] | None, typer.Option(help="Sets on which model and file are scored; may be repeated.")
     ] = None,
-    data_dir: Annotated[Path, typer.Option(help="Folder of the sets.")] = Path(),
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the sets; by default the one of the run.")
+    ] = None,
     model_card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a model card too, Markdown.")
     ] = None,
@@ -62,14 +64,11 @@ def export(
     import torch
 
     from facetrain.checkpoint.model_file import open_model
-    from facetrain.errors import UsageError
 
-    if int8 and (format is not Format.onnx or from_pixels or unit):
-        raise UsageError("--int8 goes with --format onnx, without --from-pixels and --unit")
-    if (int8 is Int8.static) != (calibrate is not None):
-        raise UsageError("--int8 static needs the faces of --calibrate INPUT, and nothing else does")
+    _refuse_contradictions(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
     require_writable(output, model_card)
-    opened = open_model(model, torch.device("cpu"))
+    opened, sets = open_model(model, torch.device("cpu")), data_dir or data_dir_of(model)
+    scored = _scored(opened, target, sets)
     found: dict[str, Any] = {"output": str(output), "description": opened.description}
     written: Path | EmbeddingModel = output
     if int8:
@@ -87,14 +86,26 @@ def export(
         found["difference"], written = export_program(opened, output)
     else:
         _save(opened, model, output)
-    scored = _scored(opened, target, data_dir)
     if scored and format is not Format.safetensors:
-        ours, scored = scored, _scored(written, target, data_dir)
+        ours, scored = scored, _scored(written, target, sets)
         found["accuracy"] = _accuracies(ours, scored)
     if model_card:
         # Of the file that was written: in eight bits its numbers are not the model's.
         _write_card(model_card, opened, output.name, scored)
     typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
+
+
+def _refuse_contradictions(
+    format: Format, int8: Int8 | None, calibrate: Path | None, *, from_pixels: bool, unit: bool
+) -> None:
+    from facetrain.errors import UsageError
+
+    if (from_pixels or unit) and format is not Format.onnx:
+        raise UsageError("--from-pixels and --unit go with --format onnx")
+    if int8 and (format is not Format.onnx or from_pixels or unit):
+        raise UsageError("--int8 goes with --format onnx, without --from-pixels and --unit")
+    if (int8 is Int8.static) != (calibrate is not None):
+        raise UsageError("--int8 static needs the faces of --calibrate INPUT, and nothing else does")
 
 
 def _save(opened: EmbeddingModel, model: Path, output: Path) -> None:

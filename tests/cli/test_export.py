@@ -64,6 +64,7 @@ def test_options_that_do_not_go_together_are_refused(model, tmp_path):
     to = ["export", model, "--output", tmp_path / "m"]
     for options, said in (
         ("safetensors --int8 dynamic", "--format onnx"),
+        ("torch_export --unit", "--from-pixels and --unit go with --format onnx"),
         ("onnx --int8 static", "--calibrate"),
     ):
         refused = refusal(*to, "--format", *options.split())
