@@ -41,7 +41,9 @@ _WITHOUT_EQUIVALENT = {
     "num_workers": "data.workers is set to auto",
     "dali": "facetrain's own reader is used",
     "dali_aug": "written as data.augment",
+    "output": "run.dir and run.name say where a run lies",
 }
+_TRANSLATED = DEFAULTS.keys() | {"rec", "num_classes", "num_image"}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -72,6 +74,8 @@ def convert(path: Path) -> str:
         raise ConfigError(f"{path}: a value is not of the kind that arcface_torch takes ({error})") from error
     build_config(described, str(path))  # what comes out must be a config that facetrain takes
     notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
+    unknown = values.keys() - _TRANSLATED - _WITHOUT_EQUIVALENT.keys()
+    notes += [f"# {name}: nothing here corresponds to it" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
     return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False)])
 
@@ -141,7 +145,9 @@ def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
 
 def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     m1, m2, m3 = (float(value) for value in values["margin_list"])
-    kind = "cosface" if m3 > 0 and m2 == 0 else "arcface" if m3 == 0 else "combined"
+    kind = "combined"
+    if m1 == 1 and 0 in (m2, m3):
+        kind = "arcface" if m3 == 0 else "cosface"
     described: dict[str, Any] = {
         "recipe": "head",
         "seed": values["seed"],

@@ -86,6 +86,25 @@ def test_the_peers_config_becomes_the_same_run(tmp_path):
     assert "# momentum: the peer's code ignores it" in (tmp_path / "wf42m.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("margins", "kind"),
+    [
+        ((1.0, 0.5, 0.0), "arcface"),
+        ((1.0, 0.0, 0.4), "cosface"),
+        ((1.35, 0.0, 0.0), "combined"),
+        ((1.0, 0.3, 0.2), "combined"),
+    ],
+)
+def test_no_margin_of_the_peers_config_is_lost(tmp_path, margins, kind):
+    margin = converted(tmp_path, f"{PEER}config.margin_list = {margins}\n").head.margin
+    assert margin.type == kind and (margin.m1, margin.m2, margin.m3) == margins
+
+
+def test_what_a_converted_config_leaves_out_is_named_in_it(tmp_path):
+    converted(tmp_path, PEER + "config.using_wandb = True\n")
+    assert "# using_wandb: nothing here corresponds to it" in (tmp_path / "wf42m.yaml").read_text()
+
+
 def test_a_base_beside_it_and_sums_are_understood(tmp_path):
     (tmp_path / "base.py").write_text("config = edict()\nconfig.weight_decay = 1e-4\nconfig.lr = 0.3\n")
     config = converted(tmp_path, PEER.replace("config.lr = 0.4", "config.lr = 0.1 * 512 / 128"))
