@@ -12,6 +12,7 @@ import yaml
 from facetrain.errors import ConfigError
 
 MAX_BYTES = 1 << 20
+_SAID = {list: "list", bool: "yes or no", int: "number", float: "number"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,8 +84,10 @@ def read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     value = parse(text, str(path))
+    if value is None:
+        raise ConfigError(f"{path}: is empty; a run description has `key: value` lines, data.train at least")
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds {type(value).__name__}, not `key: value` lines")
+        raise ConfigError(f"{path}: holds a {_SAID.get(type(value), 'word')}, not `key: value` lines")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +34,7 @@ def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Pa
     folder that was not given by name gets a number if others have run there. Collective.
 
     Raises:
-        UsageError: the folder that was given holds another run's checkpoints.
+        UsageError: the folder that was given holds another run's checkpoints, or cannot be made.
     """
     agents = _agents_of(world)
     folder, again = decided_by_leader(world, lambda: _claim(world, agents, given, default))
@@ -83,7 +84,18 @@ def _claim(world: World, agents: list[str], given: Path | None, default: Path) -
             f"{folder}: holds a run already, at step {steps[-1]}: `facetrain resume {folder}` goes on with it; "
             "for a new run give another --run-dir"
         )
+    _require_room(folder)
     return str(folder), again
+
+
+def _require_room(folder: Path) -> None:
+    """Refuse a folder that could not be made, before dataset and network are built."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    advice = "give another --run-dir or run.dir"
+    if not there.is_dir():
+        raise UsageError(f"{folder}: cannot hold a run, {there} is a file; {advice}")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{folder}: cannot hold a run, {there} may not be written to; {advice}")
 
 
 def _environment(folder: Path, world: World) -> dict[str, Any]:

@@ -26,8 +26,10 @@ def open_target(target: str, folder: Path) -> Target:
     Raises:
         PairsError: there is none, or it is not what its layout says.
     """
+    # A name means a set of the folder: pictures that lie in ./lfw do not stand in the way of lfw.bin.
+    named = Path(target).name == target and (folder / f"{target}.bin").is_file()
     for path in (Path(target), folder / target, folder / target.upper()):
-        if not path.is_dir():
+        if named or not path.is_dir():
             continue
         name = path.name.lower()
         if is_ijb(path):

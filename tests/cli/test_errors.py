@@ -16,6 +16,7 @@ WRONG = [
         "did you mean r50?",
     ),
     (["--set", "eval.targets=[lfw]"], "no such verification set; there are val"),
+    (["--run-dir", __file__], "is a file; give another --run-dir or run.dir"),
     (["--set", "data.decode=gpu"], "data.decode: gpu is for CUDA, and this run is on cpu"),
     (["--nproc-per-node", "none"], "give a number of processes, or auto"),
     (["--nnodes", "2"], "needs --rdzv-endpoint"),

@@ -113,6 +113,15 @@ def test_ijb_b_has_its_own_names_and_no_need_of_the_one_to_many_lists(tmp_path):
     assert assess(open_target("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
 
 
+def test_a_name_means_the_bin_set_even_where_a_folder_of_pictures_has_it_too(tmp_path, monkeypatch):
+    write_bin(tmp_path / "lfw.bin", [face(n) for n in range(4)], [True, False])
+    (tmp_path / "lfw").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert open_target("lfw", tmp_path).images
+    with pytest.raises(PairsError, match="none of IJB"):
+        open_target("./lfw/", tmp_path / "lfw")
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "said"),
     [
