@@ -66,7 +66,10 @@ def _keep_until(path: Path, step: int) -> set[bytes]:
     """Forget later records, and return the lines of the step itself."""
     kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
     scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(b"".join(map(_line, kept)))
+    with scratch.open("wb") as file:
+        file.writelines(map(_line, kept))
+        file.flush()
+        os.fsync(file.fileno())  # a machine that goes down now must not leave an empty file under the name
     os.replace(scratch, path)
     return {_line(record) for record in kept if record.get("step", 0) == step}
 
