@@ -1,0 +1,121 @@
+"""Whole runs on GPUs against the same runs on the CPU, and a step whose host does not wait."""
+
+import math
+from itertools import islice
+
+import pytest
+import torch
+
+from facetrain import run
+from facetrain.bench.train import open_loader, prepare, same_batch
+from facetrain.config.load import load_config
+from facetrain.data.dataset import open_source
+from facetrain.distributed.world import join
+from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.runs.test_training import checked, losses
+from tests.support.command import facetrain, torchrun
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand"),
+    pytest.mark.filterwarnings("default"),  # the compiler's own are not ours
+]
+DEVICE = "cuda"
+AUGMENTED = (
+    "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5, jpeg: 0.5}"
+)
+HEADS = {
+    "on the device": {},
+    "sampled": {"sample_rate": 0.3},
+    "on the host": {"head": "placement: host"},
+    "sampled on the host": {"sample_rate": 0.3, "head": "placement: host"},
+    "sampled on a disk": {"sample_rate": 0.3, "head": "placement: disk"},
+    "in micro-batches": {"accumulate": 2, "sample_rate": 0.3},
+    "sub-centres": {"margin": "adaface", "head": "loss: unified, sub_centres: 2"},
+}
+
+
+def trained(config, folder, *changes):
+    """Return the losses of a run in this process."""
+    assert run.train(load_config(config, ["eval.targets=[]", *changes]), folder) == 0
+    return losses(folder)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_losses_are_those_of_the_cpu(name, describe, tmp_path):  # noqa: F811
+    config = describe(steps=6, **HEADS[name])
+    expected = trained(config, tmp_path / "cpu")
+    found = trained(config, tmp_path / "gpu", f"train.device={DEVICE}")
+    assert found[:2] == pytest.approx(expected[:2], rel=1e-3)
+    assert found == pytest.approx(expected, rel=2e-2)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_losses_in_16_bits_are_near_those_in_32(precision, describe, tmp_path):  # noqa: F811
+    expected = trained(describe(steps=4), tmp_path / "cpu")
+    changes = f"train.device={DEVICE}", "train.compile=true"
+    found = trained(describe(steps=4, precision=precision), tmp_path / "gpu", *changes)
+    assert found[:2] == pytest.approx(expected[:2], rel=5e-2)
+    assert all(map(math.isfinite, found))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_path, optimizer, placement):  # noqa: F811
+    config = describe(
+        steps=6, sample_rate=0.3, head=f"placement: {placement}", checkpoint="every_steps: 2, keep: 9"
+    )
+    changes = (
+        f"train.device={DEVICE}",
+        f"optim.name={optimizer}",
+        "optim.lr=0.01",
+        "model.widths=[16, 16, 16, 16]",
+    )
+    expected = trained(config, tmp_path / "run", *changes)
+    assert run.resume(load_config(tmp_path / "run" / "config.yaml"), tmp_path / "run", 2) == 0
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+@pytest.mark.parametrize("name", HEADS)
+def test_two_gpus_lose_what_one_does(name, describe, tmp_path):  # noqa: F811
+    config = describe(steps=6, **HEADS[name])
+    alone = trained(config, tmp_path / "one", f"train.device={DEVICE}")
+    command = "train", "--config", config, "--set", f"train.device={DEVICE}", "--set", "eval.targets=[]"
+    checked(torchrun(2, *command, "--run-dir", tmp_path / "two"))
+    assert losses(tmp_path / "two") == pytest.approx(alone, rel=2e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_said(describe, dataset, tmp_path):  # noqa: F811
+    config, records = describe(), tmp_path / "data"
+    records.mkdir()
+    for path in (dataset / "data").iterdir():
+        (records / path.name).write_bytes(path.read_bytes())
+    whole = (records / "train.rec").read_bytes()
+    (records / "train.rec").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+    command = "--set", f"data.train={records}", "--set", f"train.device={DEVICE}", "--set", "eval.targets=[]"
+    done = facetrain(
+        "train", "--config", config, *command, "--nproc-per-node", 2, "--run-dir", tmp_path / "run"
+    )
+    assert done.returncode == 2 and "train.rec" in done.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"accumulate": 2}])
+def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, options):  # noqa: F811
+    config = load_config(describe(**options), [f"train.device={DEVICE}", "train.loss_spike=10", AUGMENTED])
+    source = open_source(dataset / "data")
+    with join(DEVICE) as world:
+        training = prepare(config, world, source.num_classes, tmp_path, source)
+        training.take(
+            islice(same_batch(training, source.num_classes), 2)
+        )  # kernels are built, averages begin
+        loader = open_loader(training, source)
+        try:
+            batches = list(islice(loader, 2))
+            if world.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("error")
+            training.take(iter(batches))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            loader.close()
