@@ -13,6 +13,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.head.shard import shard_classes
+from facetrain.train.run_folder import claim_folder
 from tests.support.faults import files_limited_to
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
@@ -60,10 +61,11 @@ def open_where_machines_differ(folder):
             found.append(open_together(world, path).step)
         except RunError as error:
             found.append(str(error))
-    return found
+    claimed, again = claim_folder(world, given=Path("seen_by_one"), default=Path("runs"))
+    return [*found, str(claimed), again]
 
 
-def test_all_ranks_open_the_checkpoint_that_the_leader_sees(tmp_path):
+def test_all_ranks_open_the_checkpoint_that_the_leader_sees_and_take_its_word_for_a_folder(tmp_path):
     writer = CheckpointWriter(tmp_path / "machine1" / "run", asynchronous=False)
     writer.save(snapshot(1))
     shutil.copytree(tmp_path / "machine1", tmp_path / "machine0")
@@ -71,7 +73,11 @@ def test_all_ranks_open_the_checkpoint_that_the_leader_sees(tmp_path):
     for machine in (0, 1):
         other = CheckpointWriter(tmp_path / f"machine{machine}" / "other", asynchronous=False)
         other.save(snapshot(1, meta={"note": machine}))
+    CheckpointWriter(tmp_path / "machine1" / "seen_by_one" / "checkpoints", asynchronous=False).save(
+        snapshot(1)
+    )
     leader, second = run_ranks(2, open_where_machines_differ, tmp_path)
     assert leader[0] == second[0] == 1
     assert leader[1] == "rank 1 failed" and "is another checkpoint here" in second[1]
     assert leader[2] == "none: holds no checkpoint" and second[2] == "rank 0 failed"
+    assert leader[3:] == second[3:] == ["seen_by_one", False]
