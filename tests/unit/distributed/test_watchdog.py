@@ -18,7 +18,7 @@ from facetrain.distributed.watchdog import watched
 with watched(3, {}, lambda: "is of no use" if Path("enough").exists() else ""):
     print("there", flush=True); {}
 """
-STUCK = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+STUCK = "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=60)"
 
 
 def guarded(folder, patience_s, work):
