@@ -153,7 +153,7 @@ def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives()
 def test_labels_up_to_two_to_the_31_find_their_own_centres():
     ranks = 2**27
     head = MarginHead(
-        embedding_size=SIZE, num_classes=2**31, margin=Margin(m2=0.5), rank=ranks - 1, world_size=ranks,
+        embedding_size=SIZE, num_classes=2**31, margin=Margin(scale=4, m2=0.5), rank=ranks - 1, world_size=ranks,
         sample_rate=0.0,
     )  # fmt: skip
     head.lr = 0.1
