@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,26 +56,49 @@ def _record(kind: str, tensor: Tensor) -> None:
         counter[kind] += tensor.numel() * tensor.element_size()
 
 
-def gather_rows(x_BD: Tensor) -> Tensor:
-    """Stack every rank's rows in rank order, with gradient: (B, D) -> (G, D).
+class GatheredRows:
+    """Every rank's rows, stacked in rank order, with gradient: (B, D) -> (G, D); on their way while other work goes on.
 
-    All ranks must call it with the same B. The gradient of a row comes back summed over the ranks
+    All ranks must make one with the same B. The gradient of a row comes back summed over the ranks
     and times the world size, because DDP will divide by it.
     """
-    return _GatherRows.apply(x_BD) if world_size() > 1 else x_BD
+
+    def __init__(self, x_BD: Tensor) -> None:
+        """Send this rank's rows."""
+        self._x_BD = x_BD
+        if world_size() > 1:
+            self._sent_BD = x_BD.detach().contiguous()  # kept: it is read until the others have it
+            _record("all_gather", self._sent_BD)
+            self._stacked_WBD = self._sent_BD.new_empty((world_size(), *self._sent_BD.shape))
+            self._work = _all_gather(self._stacked_WBD.view(-1), self._sent_BD.view(-1), async_op=True)
+
+    def wait(self) -> Tensor:
+        """Return the rows of all ranks, once they are there."""
+        return _Arrived.apply(self._x_BD, self._arrive) if world_size() > 1 else self._x_BD
+
+    def _arrive(self) -> Tensor:
+        """Wait for the rows, and return them without gradient: (W, B, D)."""
+        with part("collectives"):
+            self._work.wait()
+        return self._stacked_WBD
 
 
-class _GatherRows(torch.autograd.Function):
+def gather_rows(x_BD: Tensor) -> Tensor:
+    """Gather rows and wait for them, as `GatheredRows` does: (B, D) -> (G, D)."""
+    return GatheredRows(x_BD).wait()
+
+
+class _Arrived(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BD: Tensor) -> Tensor:
-        return gather(x_BD).flatten(0, 1)
+    def forward(ctx: Any, x_BD: Tensor, arrive: Callable[[], Tensor]) -> Tensor:
+        return arrive().flatten(0, 1)
 
     @staticmethod
-    def backward(ctx: Any, grad_GD: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_GD: Tensor) -> tuple[Tensor, None]:
         grad_BD = reduce_scatter_rows(grad_GD)
         # The loss is one number for all ranks, not a mean of per-rank losses. DDP averages the
         # backbone's gradients over the ranks as if it were the latter; this factor undoes that.
-        return grad_BD * world_size()
+        return grad_BD * world_size(), None
 
 
 def gather(x: Tensor) -> Tensor:

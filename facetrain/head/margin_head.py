@@ -144,9 +144,12 @@ class MarginHead:
         """
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
-        unit_GD, norm_G = self._gather(embedding_BD)
-        chosen = self._chooser.choose(collectives.gather(label_B).flatten(), self._step)
+        label_G = collectives.gather(label_B).flatten()
+        coming = self._send(embedding_BD)
+        # Needs no embeddings: the sample is drawn, and its rows are fetched, while those travel.
+        chosen = self._chooser.choose(label_G, self._step)
         self._near = chosen.tables
+        unit_GD, norm_G = self._parted(coming.wait())
         width = self.weight.data.shape[1]
         sweep = Sweep(
             weight=chosen.tables.by_name["weight"],
@@ -212,15 +215,18 @@ class MarginHead:
             if name in saved:
                 tensor.copy_(saved[name])
 
-    def _gather(self, embedding_BD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the unit embeddings of all ranks, and their lengths where the margin sees them."""
+    def _send(self, embedding_BD: Tensor) -> collectives.GatheredRows:
+        """Send unit embeddings to all ranks, followed by their lengths where the margin sees them."""
         embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
         unit_BD = F.normalize(embedding_BD)
         if not self._margin.sees_norms:
-            return collectives.gather_rows(unit_BD), None
+            return collectives.GatheredRows(unit_BD)
         norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
-        both_GX = collectives.gather_rows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
-        return both_GX[:, :-1], both_GX[:, -1]
+        return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
+
+    def _parted(self, sent_GX: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the embeddings and the lengths of what was sent."""
+        return (sent_GX[:, :-1], sent_GX[:, -1]) if self._margin.sees_norms else (sent_GX, None)
 
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
         self._optimizer.update(self._near.by_name, rows, gradient, self.lr, finite)
