@@ -41,5 +41,7 @@ CONTEXT_BYTES = 600 << 20
 """CUDA's context, kernels and the libraries' workspaces, on each GPU."""
 NCCL_BYTES = 300 << 20
 """NCCL's buffers, on each of several GPUs."""
-PROCESS_BYTES = 715 << 20
+PROCESS_BYTES = 585 << 20
 """Of a training process on a CPU: Python, torch 2.13 without CUDA, its kernels. Measured on Linux, x86-64."""
+TRACER_BYTES = 130 << 20
+"""Of torch.compile's tracer, which DDP imports in each of several processes."""

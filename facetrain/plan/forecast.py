@@ -8,7 +8,7 @@ from typing import Any
 
 from facetrain.config.schema import Config
 from facetrain.plan.backbone import BackboneCost, forward_bytes, measure_backbone
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, TRACER_BYTES
 from facetrain.plan.head import HeadBytes, HeadShape, head_bytes
 
 _MOMENTS = {"sgd": 1, "adamw": 2}
@@ -148,9 +148,14 @@ def forecast(
         work=work,
         verification=max(_verification(config) - images - cost.kept(batch) - work, 0),
         saving=0 if cuda or not config.checkpoint.asynchronous else saved,
-        runtime=(CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)) if cuda else PROCESS_BYTES,
+        runtime=_runtime(gpus, cuda=cuda),
         elsewhere=head.elsewhere,
     )
+
+
+def _runtime(gpus: int, *, cuda: bool) -> int:
+    alone, together = (CONTEXT_BYTES, NCCL_BYTES) if cuda else (PROCESS_BYTES, TRACER_BYTES)
+    return alone + (together if gpus > 1 else 0)
 
 
 def _verification(config: Config) -> int:
