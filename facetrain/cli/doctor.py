@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-_COLORS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "failure": typer.colors.RED}
+_COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 def doctor(
@@ -61,15 +61,20 @@ def _merged(reports: list[list[dict[str, str]]]) -> list[dict[str, Any]]:
 
 
 def _print(findings: list[dict[str, Any]], failures: int, *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     from facetrain.doctor.finding import count
 
     if as_json:
         typer.echo(json.dumps({"failures": failures, "findings": findings}, indent=1))
         return
+    terminal = Console(highlight=False)  # knows NO_COLOR, and what is no terminal
     for finding in findings:
-        status = typer.style(f"{finding['status']:8}", fg=_COLORS[finding["status"]])
+        status = f"{finding['status']:8}", _COLORS[finding["status"]]
         where = f" (rank {finding['rank']})" if finding["rank"] else ""
-        typer.echo(f"{status} {finding['what']}{where}: {finding['found']}")
+        said = f" {finding['what']}{where}: {finding['found']}"
+        terminal.print(Text.assemble(status, said), soft_wrap=True)
         if finding["do"]:
             typer.echo(f"{'':8} → {finding['do']}")
     warnings = sum(finding["status"] == "warning" for finding in findings)
