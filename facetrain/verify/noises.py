@@ -17,7 +17,7 @@ _FOLDERS = 2
 
 
 def read_noises(path: Path) -> set[str]:
-    """Return the pictures of a list, in a spelling that `is_noise` knows; of a list that is not there, none.
+    """Return the pictures of a list, in the spelling of `without_noises`; of a list that is not there, none.
 
     Lines that begin with # are remarks; of lines with tabs the second column counts.
 
