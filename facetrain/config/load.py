@@ -29,14 +29,16 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> Config:
     """Check values that came from anywhere, with the recipe's defaults beneath them and overrides above."""
-    for override in overrides:
-        _merge(values, _parse_override(override))
+    changes = [_parse_override(override) for override in overrides]
+    for change in changes:
+        _merge(values, change)
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
     beneath = json.loads(json.dumps(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}))
     _merge(beneath, values)
     try:
         return Config.model_validate(beneath)
     except ValidationError as error:
+        where += " with --set" if changes else ""
         raise ConfigError(f"{where}: {'; '.join(_explain(fault) for fault in error.errors())}") from error
 
 

@@ -84,7 +84,7 @@ def test_a_device_is_not_read_to_its_end(tmp_path):
 
 def test_a_wrong_override_is_named(tmp_path):
     path = write(tmp_path, "data: {train: x}")
-    for override in ("optim.lr", "=3", "optim..lr=3", "optim.lr=[1"):
+    for override in ("optim.lr", "=3", "optim..lr=3", "optim.lr=[1", "optim.lr=-1", "optim.rate=1"):
         with pytest.raises(ConfigError, match="--set"):
             load_config(path, [override])
 
