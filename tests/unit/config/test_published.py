@@ -42,6 +42,20 @@ def test_steps_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, d
     )
 
 
+def test_the_recipes_quote_the_results_that_the_configs_do():
+    said = {
+        path.stem: line.rsplit(": ", 1)[1].rstrip(".\n")
+        for path in CONFIGS
+        for line in path.read_text().splitlines()
+        if "last evaluation, LFW" in line
+    }
+    rows = [
+        line.strip("| ").split(" | ") for line in (ROOT / "recipes" / "README.md").read_text().splitlines()
+    ]
+    listed = {row[0].strip("`"): row[-1] for row in rows if row[0].strip("`") in said}
+    assert len(listed) > 10 and listed == {name: said[name] for name in listed}
+
+
 PEER = """
 from easydict import EasyDict as edict
 
