@@ -21,6 +21,7 @@ from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pairs import PairSet
 from facetrain.verify.result import Group, HardPair, Result
 from facetrain.verify.targets import Target
+from facetrain.verify.wording import COUNTS, interval_text, number_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +30,6 @@ PAGE = "report.html"
 _SHOWN = 12
 """Hardest pairs of either kind on the page; the JSON has more."""
 _SIZE = 112
-_COUNTS = {"pairs", "genuine", "impostors", "probes", "mated", "searches", "distractors", "noises"}
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}
 h1{font-size:1.5rem}h2{border-top:2px solid #ddd;padding-top:1rem;margin-top:2.5rem}
@@ -95,11 +95,11 @@ def _page(found: Evaluation, figures: dict[str, dict[str, Figure]], model: str) 
 
 
 def _numbers(result: Result) -> Iterator[str]:
-    counts = [f"{value:,.0f} {name}" for name, value in result.metrics.items() if name in _COUNTS and value]
+    counts = [f"{value:,.0f} {name}" for name, value in result.metrics.items() if name in COUNTS and value]
     yield f"<p>{', '.join(counts)}; {result.subjects:,} subjects</p>"
     yield "<table><tr><th>number</th><th>value</th><th>95 % interval</th><th>threshold (cosine)</th></tr>"
     for name, value in result.metrics.items():
-        if name in _COUNTS:
+        if name in COUNTS:
             continue
         if value is None:
             needs = escape(result.needs.get(name, "not told"))
@@ -185,18 +185,6 @@ def _svg(figure: Figure, salt: str) -> str:
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def number_text(name: str, value: float | None) -> str:
-    """Return a number as a reader wants it: shares in per cent, the rest as it is."""
-    if value is None:
-        return "–"
-    return f"{value:.5f}" if name in ("threshold", "xnorm", "auc") else f"{value:.3%}"
-
-
-def interval_text(name: str, interval: tuple[float, float] | None) -> str:
-    """Return an interval as a reader wants it."""
-    return f"[{number_text(name, interval[0])}, {number_text(name, interval[1])}]" if interval else ""
 
 
 def _row(*cells: str) -> str:
