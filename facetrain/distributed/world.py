@@ -169,4 +169,6 @@ def _agent() -> str:
 def _use(device: torch.device) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # Every step has the same shapes: cuDNN may measure, once, which of its ways is the fastest.
+        torch.backends.cudnn.benchmark = True
     return device
