@@ -166,6 +166,9 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
     refused = facetrain("resume", folder, "--checkpoint", 4, "--set", "model.embedding_size=32")
     assert refused.returncode == 1 and "another network" in refused.stderr
     assert kept() == before, "neither the config nor the checkpoints behind step 4 may change"
+    overrun = facetrain("resume", folder, "--set", "train.max_steps=6")
+    assert overrun.returncode == 2 and "the run is past step 6" in overrun.stderr
+    assert kept() == before
 
 
 def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):
