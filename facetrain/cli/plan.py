@@ -71,6 +71,7 @@ def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: f
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
         "compiled": config.train.compile,
+        "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,
         "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
         "most_identities": limits.most_identities(config, gpus, memory, cuda=cuda),
@@ -123,7 +124,11 @@ def _told(report: dict[str, Any]) -> str:
         f"largest batch per {each} {report['largest_batch']:,}; most identities {report['most_identities']:,}"
     )
     if each == "process":
-        lines.append("memory with train.keep_freed_memory: false; `facetrain bench train` measures the speed")
+        if report["keeps_freed_memory"]:
+            lines.append(
+                "that is what is in use; with train.keep_freed_memory: true, as here, up to twice as much is held"
+            )
+        lines.append("`facetrain bench train` measures the speed")
         return "\n".join(lines)
     days = f"; {report['days']:.1f} days" if report["days"] else ""
     lines.append(f"about {report['images_per_second']:,} images/s{days} (an estimate: docs/performance.md)")

@@ -27,7 +27,7 @@ def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
     assert done.returncode == 0, done.stderr
     assert "2 × cpu" in done.stdout and "saving" in done.stdout and "largest batch per process" in done.stdout
     assert "compiled (train.compile), it is not forecast" in done.stdout
-    assert "images/s" not in done.stdout and "train.keep_freed_memory: false" in done.stdout
+    assert "images/s" not in done.stdout and "up to twice as much is held" in done.stdout
     assert "say with --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
 
 
