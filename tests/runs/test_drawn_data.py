@@ -1,8 +1,13 @@
 """Data that is drawn: a run does not wait for its files, and learns the same from them."""
 
-from facetrain.telemetry.jsonl import read_jsonl
-from tests.support.command import facetrain
+import re
+import subprocess
+import sys
 
+from facetrain.telemetry.jsonl import read_jsonl
+from tests.support.command import environment
+
+SLOW_TO_IMPORT = {"torch._dynamo", "sympy", "scipy", "sklearn", "onnx", "tensorboard"}
 CONFIG = """
 data:
   train: {folder}/drawn
@@ -21,8 +26,23 @@ def test_a_first_start_learns_from_pictures_drawn_on_demand_what_the_next_learns
     config.write_text(CONFIG.format(folder=tmp_path))
     found = []
     for name in ("first", "second"):
-        done = facetrain("train", "--config", config, "--run-dir", tmp_path / name)
+        command = [
+            sys.executable,
+            "-m",
+            "facetrain",
+            "train",
+            "--config",
+            config,
+            "--run-dir",
+            tmp_path / name,
+        ]
+        every_import = environment(PYTHONPROFILEIMPORTTIME="1")
+        done = subprocess.run(command, env=every_import, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
+        imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.M))
+        assert "torch" in imported and not imported & SLOW_TO_IMPORT, (
+            "each takes a part of a second from the start"
+        )
         records = list(read_jsonl(tmp_path / name / "metrics.jsonl"))
         found.append([(r["step"], r.get("loss"), r.get("synth/accuracy")) for r in records])
         there = {path.name for path in (tmp_path / "drawn").iterdir()}
