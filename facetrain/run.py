@@ -35,8 +35,9 @@ from facetrain.distributed import collectives
 from facetrain.distributed.agreement import naming_failures, one_voice, told_by_leader
 from facetrain.distributed.signals import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
+from facetrain.errors import CheckpointError, DivergedError, SkippedError
 from facetrain.open_data import is_to_be_drawn, open_data, written_meanwhile
+from facetrain.resumable import require_resumable
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
@@ -106,7 +107,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         source, sets = open_data(config, workers=count_workers(config, world))
         plan = plan_steps(config, epoch_size(source), world.size)
         if checkpoint is not None:
-            _require_no_overrun(checkpoint, plan)
+            require_resumable(checkpoint, config, plan)
         state = build_state(config, world, source.num_classes, plan, folder, source)
         state.head.check_labels(source.labels)
     network = distribute(
@@ -126,15 +127,6 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         return _train(run, network, resumed=checkpoint is not None)
     finally:
         stop_logging(log)
-
-
-def _require_no_overrun(checkpoint: Checkpoint, plan: Plan) -> None:
-    # Nothing would end such a run: it ends where it comes to its last step.
-    if checkpoint.step > plan.total_steps:
-        raise ConfigError(
-            f"{checkpoint.folder}: the run is past step {plan.total_steps:,}, at which train.epochs, train.max_steps "
-            f"and batches of {plan.global_batch_size:,} end it; raise them, or go on from an earlier --checkpoint"
-        )
 
 
 def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:

@@ -16,11 +16,12 @@ LAYERS = [
     {"checkpoint", "verify", "export"},
     {"train"},
     {"build", "open_data"},
+    {"resumable"},
     {"run", "doctor", "plan", "bench"},
     {"cli"},
 ]
 # `config` stands beside: it knows the errors, and whoever builds from it, examines it or reads it.
-CONFIG_KNOWN_BY = {"build", "open_data", "run", "doctor", "plan", "bench", "cli", "config"}
+CONFIG_KNOWN_BY = {"build", "open_data", "resumable", "run", "doctor", "plan", "bench", "cli", "config"}
 # Siblings that know each other, and why.
 SIBLINGS = {
     ("verify", "checkpoint"),  # a model to score comes from a checkpoint or a model file

@@ -184,6 +184,10 @@ class MarginConfig(Section):
     def _margins_belong_to_the_type(self) -> Self:
         if self.type == "cosface" and self.m3 == 0:
             raise ValueError("cosface needs m3 > 0 (0.4 in the published configs)")
+        if self.type != "combined" and self.m1 != 1:
+            raise ValueError(
+                f"{self.type} does not multiply the angle: with m1 {self.m1:g}, take type combined"
+            )
         if self.type == "curricularface" and self.filter_threshold:
             raise ValueError("filter_threshold and curricularface both change hard negatives; take one")
         if self.norms[0] >= self.norms[1]:

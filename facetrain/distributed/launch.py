@@ -196,12 +196,13 @@ def _share_cores(processes: int) -> None:
 def _unmet(error: Exception, endpoint: str, log_dir: Path) -> str:
     """Say why the processes did not meet: for the first time, or again after they had run."""
     at = f" at {endpoint}" if endpoint else ""
+    reason = str(error.__cause__ or error).rstrip(".")  # torch's own errors only say that there is a cause
     attempts = sorted(log_dir.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime)
     if not attempts:
-        return f"the processes could not meet{at}: {error}; is the port free and reachable?"
+        return f"the processes could not meet{at}: {reason}; is the port free and reachable?"
     words = [last_words(path) for path in attempts[-1].glob("*/error.json")]
     before = next(filter(None, words), "what ended it is said above, or by another machine")
-    return f"the run has ended here: {before}; the machines did not meet again{at} ({error})"
+    return f"the run has ended here: {before}; the machines did not meet again{at} ({reason})"
 
 
 def _explain(error: Any) -> int:

@@ -69,7 +69,8 @@ def pick_device(name: str, local_rank: int) -> torch.device:
     if local_rank >= count:
         raise UsageError(
             f"local rank {local_rank} has no GPU: this machine shows {count}; "
-            f"start at most {count} processes on it, or choose --device cpu"
+            f"start {f'at most {count} processes on it' if count else 'it where there is one'}, or set "
+            "train.device to cpu"
         )
     return torch.device("cuda", local_rank)
 

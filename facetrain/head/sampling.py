@@ -9,16 +9,6 @@ from facetrain.counter import key_of, uniform
 from facetrain.head.shard import ClassShard
 
 
-def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:
-    """Choose this rank's classes for a step: ascending, counted from the shard's start, int64 (S,).
-
-    `positive` holds classes of this shard, counted from its start: those of the batch, which are
-    always in. Any other class is in with probability `rate`: see `drawn_classes`.
-    """
-    drawn = drawn_classes(shard, rate, seed=seed, step=step, device=positive.device) - shard.start
-    return torch.cat([drawn, positive]).unique()
-
-
 def drawn_classes(
     shard: ClassShard,
     rate: float,

@@ -32,7 +32,8 @@ def verification_result(
     alone = score_pairs(plain_ND, pairs.same, subject_N)
     found, replicate = folded(alone, replicates=replicates, seed=seed)
     result.metrics["accuracy_no_flip"] = found.mean
-    norm_N = np.linalg.norm(plain_ND, axis=1)
+    # Of both, as InsightFace's XNorm.
+    norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
     if replicates:
         drawn = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)

@@ -8,9 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.distributed import collectives
 from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.sampling import sample_classes
 from facetrain.head.shard import ClassShard
-from tests.support.dense_head import MARGINS, dense_loss
+from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.dense_variants import VARIANTS
 from tests.support.ranks import run_ranks
 

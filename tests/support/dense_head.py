@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from facetrain.head.sampling import drawn_classes
+from facetrain.head.shard import ClassShard
+
 
 def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
     """Logits (G, K) from cosines, written from the papers' equations for autograd to differentiate."""
@@ -32,6 +35,11 @@ def dense_loss(
         weight, label = weight[sample], torch.searchsorted(sample, label)
     unit, centre = torch.nn.functional.normalize(embedding), torch.nn.functional.normalize(weight)
     return torch.nn.functional.cross_entropy(margin_logits(unit @ centre.T, label, margin), label)
+
+
+def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:
+    """Classes of a shard that take part in a step: the batch's (`positive`), and those drawn; ascending."""
+    return torch.cat([drawn_classes(shard, rate, seed=seed, step=step) - shard.start, positive]).unique()
 
 
 MARGINS = {

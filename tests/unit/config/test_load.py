@@ -59,6 +59,7 @@ def test_every_fault_is_told_at_once_with_what_was_given(tmp_path):
         ("seed: 3", "data is missing"),
         ("data: {train: x}\nmodel: {backbone: iresnet}", "needs layers and widths"),
         ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
+        ("data: {train: x}\nhead: {margin: {type: arcface, m1: 1.35}}", "take type combined"),
         ("extends: run.yaml", "extends itself"),
         ("extends: none.yaml", "No such file"),
         ("extends: .", "is no file"),

@@ -33,8 +33,9 @@ def test_launch_options_that_make_no_sense_are_named(options, said):
 
 
 def test_machines_that_do_not_meet_again_say_what_had_ended_the_run_before(tmp_path):
-    lost = RuntimeError("no connection")
-    assert "is the port free and reachable?" in _unmet(lost, "host:1", tmp_path)
+    lost = RuntimeError("See inner exception.")
+    lost.__cause__ = OSError("no connection.")
+    assert "at host:1: no connection; is the port free and reachable?" in _unmet(lost, "host:1", tmp_path)
     (tmp_path / "run_x" / "attempt_0" / "0").mkdir(parents=True)
     said = _unmet(lost, "host:1", tmp_path)
     assert "the machines did not meet again at host:1 (no connection)" in said

@@ -7,9 +7,9 @@ import torch
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.sampling import drawn_classes, sample_classes
+from facetrain.head.sampling import drawn_classes
 from facetrain.head.shard import ClassShard, shard_classes
-from tests.support.dense_head import MARGINS, dense_loss
+from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 
 CLASSES, SIZE, BATCH = 23, 8, 12
 

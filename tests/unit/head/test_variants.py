@@ -6,8 +6,8 @@ import torch
 from facetrain.errors import ConfigError
 from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.sampling import sample_classes
 from facetrain.head.shard import ClassShard
+from tests.support.dense_head import sample_classes
 from tests.support.dense_variants import VARIANTS
 
 CLASSES, SIZE, BATCH = 23, 8, 12

@@ -8,6 +8,7 @@ from facetrain.errors import ImageError, PairsError
 from facetrain.verify.embed import PictureEmbedder
 from facetrain.verify.figures import result_pictures
 from facetrain.verify.pairs import PairSet, load_targets
+from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import picture
 
@@ -44,6 +45,12 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
     assert net.training and not net.norm.training
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_mean_length_is_that_of_pictures_and_mirrors_as_insightface_prints_it():
+    plain, mirrored = np.eye(4), 3 * np.eye(4)
+    result, _ = verification_result(plain, mirrored, PairSet("set", [b""] * 4, np.array([True, False])))
+    assert result.metrics["xnorm"] == 2
 
 
 def test_a_picture_of_several_pairs_is_embedded_once_and_stands_in_each():
