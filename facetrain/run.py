@@ -47,7 +47,7 @@ from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.train.hooks import RunHooks
 from facetrain.train.loop import fit
 from facetrain.train.profile import RECORDED, WARM_UP, Profile, profiled
-from facetrain.train.run_folder import claim_folder, open_folder, opened_before, set_aside_later
+from facetrain.train.run_folder import claim_folder, leave_unused, open_folder, opened_before, set_aside_later
 from facetrain.train.state import TrainState, averaged_state
 from facetrain.train.step import TrainStep
 from facetrain.train.summary import summary
@@ -63,7 +63,11 @@ def train(config: Config, run_dir: Path | None = None, *, profile: bool = False)
     """
     with _joined(config) as world:
         folder, again = claim_folder(world, given=run_dir, default=Path(config.run.dir) / config.run.name)
-        return _run(config, world, folder, open_together(world, folder) if again else None, profile)
+        try:
+            return _run(config, world, folder, open_together(world, folder) if again else None, profile)
+        finally:
+            if run_dir is None:
+                leave_unused(folder, world)
 
 
 def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: bool = False) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Pa
     """Return the folder for a new run, and whether to go on in it because this run was started again.
 
     An elastic agent starts its workers again after a failure; the folder remembers its agents. A
-    folder that was not given by name gets a number if others have run there. Collective.
+    folder that was not given by name gets a number if there is one already, and is made at once: of runs
+    that start together, each has its own. `leave_unused` takes it away again. Collective.
 
     Raises:
         UsageError: the folder that was given holds another run's checkpoints, or cannot be made.
@@ -39,6 +41,13 @@ def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Pa
     agents = _agents_of(world)
     folder, again = decided_by_leader(world, lambda: _claim(world, agents, given, default))
     return Path(folder), again
+
+
+def leave_unused(folder: Path, world: World) -> None:
+    """Remove the folder of a run that ended before anything was written there."""
+    if world.is_leader:
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
 
 
 def opened_before(folder: Path, world: World) -> bool:
@@ -76,7 +85,8 @@ def set_aside_later(folder: Path, step: int) -> None:
 
 
 def _claim(world: World, agents: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
-    folder = given or _free(default, agents)
+    _require_room(given or default)
+    folder = given or _own(default, agents)
     again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, agents))
     if given and _holds_run(folder) and not again:
         steps = complete_steps(folder / "checkpoints")
@@ -84,7 +94,6 @@ def _claim(world: World, agents: list[str], given: Path | None, default: Path) -
             f"{folder}: holds a run already, at step {steps[-1]}: `facetrain resume {folder}` goes on with it; "
             "for a new run give another --run-dir"
         )
-    _require_room(folder)
     return str(folder), again
 
 
@@ -138,9 +147,16 @@ def _holds_run(folder: Path) -> bool:
     return bool(complete_steps(folder / "checkpoints"))
 
 
-def _free(default: Path, agents: list[str]) -> Path:
+def _own(default: Path, agents: list[str]) -> Path:
+    """Return the folder in which these agents have run, or make one."""
     folder, number = default, 1
-    while folder.exists() and not _started_by(folder, agents):
-        number += 1
-        folder = default.with_name(f"{default.name}_{number}")
+    while not _started_by(folder, agents):
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            number += 1
+            folder = default.with_name(f"{default.name}_{number}")
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror or error}; give another run.dir") from error
     return folder
