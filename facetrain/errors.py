@@ -10,6 +10,7 @@
     │   └── ModelError                2   weights, a backbone's name, a model file
     └── RunError                      1   what was given was right, and the run failed
         ├── CheckpointError           1   a save that failed, or a checkpoint that is not whole
+        │   └── NoCheckpointError     2   none is where the user says
         ├── DivergedError             1   loss or gradients are not finite, step after step
         ├── SkippedError              1   more images could not be read than the run allows
         ├── RankError                 1   another rank does not answer
@@ -63,6 +64,12 @@ class RunError(FacetrainError):
 
 class CheckpointError(RunError):
     """A checkpoint could not be written, or is not whole."""
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint where one was asked for."""
+
+    exit_code = 2
 
 
 class DivergedError(RunError):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from facetrain.checkpoint.commit import LATEST, STEP_NAME, complete_steps, step_folder
 from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, is_plain_file, read_manifest, sha256_of
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, NoCheckpointError
 
 _HASHING_THREADS = 4
 _ADVICE = "the checkpoint is damaged: go on from an older one, facetrain resume RUN_DIR --checkpoint STEP"
@@ -40,7 +40,7 @@ class Checkpoint:
         which that appeared and the one at which `latest` would have named it.
 
         Raises:
-            CheckpointError: there is none.
+            NoCheckpointError: there is none.
         """
         path = Path(path)
         if path.name == LATEST and is_plain_file(path):
@@ -50,9 +50,9 @@ class Checkpoint:
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         steps = complete_steps(folder)
         if not steps:
-            raise CheckpointError(f"{path}: holds no checkpoint")
+            raise NoCheckpointError(f"{path}: holds no checkpoint")
         if step is not None and step not in steps:
-            raise CheckpointError(
+            raise NoCheckpointError(
                 f"{path}: has no checkpoint of step {step}; there are {', '.join(map(str, steps))}"
             )
         return cls(step_folder(folder, step if step is not None else steps[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,8 +53,12 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
 
 
 def start(*arguments: object, **variables: str) -> subprocess.Popen:
-    """Start `facetrain ARGUMENTS`, to be met while it runs, with more variables in its environment."""
+    """Start `facetrain ARGUMENTS`, to be met while it runs, with more variables in its environment.
+
+    It hears Ctrl-C also where the tests do not, as in a script's background.
+    """
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     return subprocess.Popen(
-        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
