@@ -53,7 +53,7 @@ long: $(READY)  ## tests that take minutes: lost ranks and hosts, cut networks, 
 soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60
 	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)
 
-bench: $(READY)  ## every measurement in a short form, some ten minutes; docs/benchmarks.md has the long ones
+bench: $(READY)  ## every measurement in a short form, a quarter of an hour; docs/benchmarks.md has the long ones
 	VENV=$(VENV) ./scripts/bench
 
 check: $(READY)  ## formatting, lint, types, who may import whom
