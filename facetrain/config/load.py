@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -101,7 +102,12 @@ def _explain(fault: Any) -> str:
     said = said[:1].lower() + said[1:]
     if isinstance(fault["input"], dict):
         return f"{where}: {said}" if where else said
-    return f"{where}: {said}, not {json.dumps(fault['input'], default=str)}"
+    given = json.dumps(fault["input"], default=str)
+    if fault["type"] == "literal_error" and isinstance(fault["input"], str):
+        known = re.findall("'([^']+)'", fault["ctx"]["expected"])
+        if close := difflib.get_close_matches(fault["input"], known, n=1):
+            return f"{where}: {given} does not exist; did you mean {close[0]}?"
+    return f"{where}: {said}, not {given}"
 
 
 def _did_you_mean(location: tuple[str | int, ...]) -> str:

@@ -10,6 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+BackboneName = Literal[
+    "r18", "r34", "r50", "r100", "r200", "r2060",
+    "mbf_small", "mbf", "mbf_large",
+    "vit_t", "vit_s", "vit_b", "vit_l", "vit_h",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+    "iresnet",
+]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -100,7 +107,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The network that turns a face into an embedding."""
 
-    backbone: str = "r50"
+    backbone: BackboneName = "r50"
     """r18 r34 r50 r100 r200, mbf_small mbf mbf_large, vit_t …, torchvision's resnet18 …, or iresnet with layers and
     widths."""
     embedding_size: Positive = 512

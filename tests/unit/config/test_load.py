@@ -1,9 +1,13 @@
+from typing import get_args
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from facetrain.backbone.zoo import names
 from facetrain.config import yaml
 from facetrain.config.load import build_config, dump_config, load_config
+from facetrain.config.schema import BackboneName
 from facetrain.errors import ConfigError
 
 
@@ -60,6 +64,8 @@ def test_every_fault_is_told_at_once_with_what_was_given(tmp_path):
         ("data: {train: x}\nmodel: {backbone: iresnet}", "needs layers and widths"),
         ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
         ("data: {train: x}\nhead: {margin: {type: arcface, m1: 1.35}}", "take type combined"),
+        ("data: {train: x}\nmodel: {backbone: r51}", 'backbone: "r51" does not exist; did you mean r50?'),
+        ("data: {train: x}\nmodel: {backbone: swin}", "'resnet152' or 'iresnet', not \"swin\""),
         ("extends: run.yaml", "extends itself"),
         ("extends: none.yaml", "No such file"),
         ("extends: .", "is no file"),
@@ -70,6 +76,10 @@ def test_a_wrong_file_gives_one_line_that_says_where(tmp_path, text, said):
         load_config(write(tmp_path, text))
     assert said in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_the_backbones_that_a_config_may_name_are_those_that_can_be_built():
+    assert list(get_args(BackboneName)) == names()
 
 
 def test_a_file_that_is_not_there_is_told_with_those_of_like_names(tmp_path):

@@ -134,16 +134,13 @@ def test_a_base_beside_it_and_sums_are_understood(tmp_path):
         ("config.lr = 1 / 0", "division by zero"),
         ("config.margin_list = (1.0, 0.5)", "not of the kind that arcface_torch takes"),
         ("config.network = 50", "not of the kind that arcface_torch takes"),
-        ("config.network = 'r51'", None),
+        ("config.network = 'r51'", "did you mean r50"),
         ("def f(: pass", "is not Python"),
     ],
 )
 def test_what_is_not_a_plain_assignment_is_refused_and_never_run(tmp_path, line, said):
     path = tmp_path / "evil.py"
     path.write_text(PEER + line + "\n")
-    if said is None:
-        assert "r51" in convert(path)
-        return
     with pytest.raises(ConfigError, match=said):
         convert(path)
     assert not Path("/tmp/facetrain-ran").exists()
