@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.bin import write_bin
 from tests.runs.test_training import checked, metrics
@@ -54,6 +55,12 @@ def wait_for_step(folder, step, process):
         time.sleep(0.01)
 
 
+def wait_for_checkpoint(folder):
+    """Wait until one stands: it is saved in the background."""
+    while not complete_steps(folder / "checkpoints"):
+        time.sleep(0.01)
+
+
 def wait_for_handlers(process):
     """Wait until both ranks heed signals: they begin by verifying."""
     deadline = time.monotonic() + 120
@@ -93,9 +100,10 @@ def test_a_rank_that_dies_is_started_again_and_the_run_records_what_it_would_hav
     describe, tmp_path, begun, ranks
 ):
     whole, count = tmp_path / "whole", ("--nproc-per-node", ranks)
-    checked(facetrain("train", "--config", describe(steps=20), "--run-dir", whole, *count))
-    folder, process = begun("--max-restarts", 1, *count, steps=20)
+    checked(facetrain("train", "--config", describe(steps=40), "--run-dir", whole, *count))
+    folder, process = begun("--max-restarts", 1, *count, steps=40)
     before = list(ranks_of(process.pid).values()) or descendants(process.pid)[:1]
+    wait_for_checkpoint(folder)
     kill([before[-1]])
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0 and "going on from step" in said, said
@@ -110,6 +118,7 @@ def test_nothing_outlives_what_it_belongs_to(begun, victim):
     there = descendants(process.pid)
     ranks = ranks_of(process.pid)
     assert len(there) > len(ranks) == 2, "there must be reading processes too"
+    wait_for_checkpoint(folder)
     kill([process.pid if victim == "agent" else ranks[1]])
     assert not wait_until_gone(there, 40)
     _, said = process.communicate(timeout=40)
