@@ -61,6 +61,8 @@ def test_an_identity_of_very_many_pictures_is_parted_by_some_of_them(faces, monk
     label = np.where(person == 1, 0, person)
     monkeypatch.setattr(clean_module, "_COMPARED", 6)
     assert [finding.identity for finding in found(clean(embedding, label), "mixed")] == [0]
+    monkeypatch.setattr(clean_module, "_COMPARED", 1)
+    assert not found(clean(embedding, label), "mixed"), "one alone can be compared with none"
 
 
 def test_pictures_under_a_wrong_label_go_to_whom_they_show(faces):
