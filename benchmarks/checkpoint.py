@@ -26,7 +26,7 @@ _PREPARED_WITHIN_S = 10
 
 
 def state(step: int, gigabytes: float, device: str) -> Snapshot:
-    """Return a state like a run's: nearly all of it is class centres and their momentum."""
+    """Return a state like a run's: nearly all of it is class centers and their momentum."""
     classes = round(gigabytes * 1e9 / (2 * 4 * _EMBEDDING))
     rows = {name: torch.randn(classes, _EMBEDDING, device=device) for name in ("weight", "momentum")}
     replicated = {"backbone.weight": torch.randn(1 << 20, device=device)}

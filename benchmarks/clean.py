@@ -1,6 +1,6 @@
 """What `facetrain data clean` finds of faults planted into right labels: `python -m benchmarks.clean MODEL DATASET`.
 
-For each seed: pictures under another's name, people cut into two identities, pairs of people under one.
+For each seed: images under another's name, people cut into two identities, pairs of people under one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Planted:
 
     label_N: np.ndarray
     wrong: set[int]
-    """Pictures under another's name."""
+    """Images under another's name."""
     cut: set[tuple[int, int]]
     """Identities that are one person."""
     joined: set[int]
@@ -32,31 +32,31 @@ class Planted:
 
 
 def plant(person_N: np.ndarray, seed: int, *, wrong: int, people: int) -> Planted:
-    """Plant `wrong` pictures under other names, cut `people` people in two, and join as many pairs."""
+    """Plant `wrong` images under other names, cut `people` people in two, and join as many pairs."""
     rng = np.random.default_rng(seed)
     count, label = int(person_N.max()) + 1, person_N.copy()
     chosen = rng.permutation(count)
     halved, first, second, others = np.split(chosen, np.arange(1, 4) * people)
     cut = set()
     for fresh, person in enumerate(halved.tolist(), start=count):
-        pictures = rng.permutation(np.flatnonzero(person_N == person))
-        label[pictures[: len(pictures) // 2]] = fresh
+        images = rng.permutation(np.flatnonzero(person_N == person))
+        label[images[: len(images) // 2]] = fresh
         cut.add((person, fresh))
     for one, other in zip(first.tolist(), second.tolist(), strict=True):
         label[person_N == other] = one
     moved = rng.choice(np.flatnonzero(np.isin(person_N, others)), wrong, replace=False)
-    for picture in moved.tolist():
-        label[picture] = rng.choice(others[others != person_N[picture]])
+    for image in moved.tolist():
+        label[image] = rng.choice(others[others != person_N[image]])
     return Planted(label, set(moved.tolist()), cut, set(first.tolist()))
 
 
 def judge(planted: Planted, cleaning: Cleaning, person_N: np.ndarray) -> dict[str, Any]:
     """Count what was found of what was planted, and what was found beside it."""
-    pictures = {one.picture for one in cleaning.findings if one.kind in ("moved", "stranger")}
+    images = {one.image for one in cleaning.findings if one.kind in ("moved", "stranger")}
     same = {(one.identity, one.other) for one in cleaning.findings if one.kind == "same"}
     mixed = {one.identity for one in cleaning.findings if one.kind == "mixed"}
     return {
-        "wrong": [len(pictures & planted.wrong), len(pictures - planted.wrong)],
+        "wrong": [len(images & planted.wrong), len(images - planted.wrong)],
         "cut": [len(same & planted.cut), len(same - planted.cut)],
         "joined": [len(mixed & planted.joined), len(mixed - planted.joined)],
         "right_before": _right(planted.label_N, person_N),
@@ -66,7 +66,7 @@ def judge(planted: Planted, cleaning: Cleaning, person_N: np.ndarray) -> dict[st
 
 
 def _right(label_N: np.ndarray, person_N: np.ndarray) -> float:
-    """Return the share of pictures, of those kept, that are of the person of whom their identity has most."""
+    """Return the share of images, of those kept, that are of the person of whom their identity has most."""
     kept = label_N >= 0
     table = np.zeros((label_N.max() + 1, person_N.max() + 1), np.int64)
     np.add.at(table, (label_N[kept], person_N[kept]), 1)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("dataset", type=Path, help="with right labels")
-    parser.add_argument("--wrong", type=int, default=60, help="pictures under another's name")
+    parser.add_argument("--wrong", type=int, default=60, help="images under another's name")
     parser.add_argument("--people", type=int, default=15, help="people cut in two, and pairs joined")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(argv)

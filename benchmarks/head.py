@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from facetrain.bench.head import USUAL, WAYS, OurHead, measure_ways, with_ratios
 from facetrain.distributed import collectives
-from facetrain.head.bench import USUAL, WAYS, OurHead, measure_ways, with_ratios
 from tests.support.ranks import run_ranks
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--embedding-size", type=int, default=512)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--disk", type=Path, help="folder on the disk to measure, for centres on disk")
+    parser.add_argument("--disk", type=Path, help="folder on the disk to measure, for centers on disk")
     parser.add_argument(
         "--ranks", type=int, help="measure the traffic between so many gloo processes instead"
     )

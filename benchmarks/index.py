@@ -1,6 +1,6 @@
 """Open a dataset of WebFace42M's size: time and memory, without and with the kept catalogue.
 
-The .rec has real headers and 4 bytes for each picture (1.8 GB); nothing else depends on the pictures.
+The .rec has real headers and 4 bytes for each image (1.8 GB); nothing else depends on the images.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.headers import _RAW
-from facetrain.data.recordio import MAGIC
+from facetrain.data.formats.record_headers import _RAW
+from facetrain.data.formats.recordio import MAGIC
 
 _STRETCH = 1 << 20
 
@@ -31,7 +31,7 @@ def write(folder: Path, images: int, identities: int) -> None:
         for start in range(1, past, _STRETCH):
             key = np.arange(start, min(start + _STRETCH, past))
             label = np.searchsorted(starts, key, side="right") - 1
-            file.write(_records(len(key), picture=True, id=key, label=label))
+            file.write(_records(len(key), image=True, id=key, label=label))
         file.write(_records(identities, first=starts[:-1], second=starts[1:]))
     with (folder / "train.idx").open("w") as file:
         for start in range(0, past + identities, _STRETCH):
@@ -39,19 +39,19 @@ def write(folder: Path, images: int, identities: int) -> None:
             file.write("".join(f"{key}\t{key * _RAW.itemsize}\n" for key in keys))
 
 
-def _records(count: int, *, picture: bool = False, **columns: object) -> bytes:
+def _records(count: int, *, image: bool = False, **columns: object) -> bytes:
     records = np.zeros(count, dtype=_RAW)
-    records["magic"], records["word"], records["flag"] = MAGIC, _RAW.itemsize - 8, 0 if picture else 2
+    records["magic"], records["word"], records["flag"] = MAGIC, _RAW.itemsize - 8, 0 if image else 2
     for name, values in columns.items():
         records[name] = values
     return records.tobytes()
 
 
 def open_once(folder: Path) -> None:
-    from facetrain.data.dataset import open_source
+    from facetrain.data.open_dataset import open_dataset
 
     before, since = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    source = open_source(folder)
+    source = open_dataset(folder)
     seconds = time.perf_counter() - since
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report = {

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from facetrain.data.bench import measure_loader
+from facetrain.bench.loader import measure_loader
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="a dataset; generated pictures of about 8 kB if left out")
+    parser.add_argument("--data", type=Path, help="a dataset; generated images of about 8 kB if left out")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each way and round")

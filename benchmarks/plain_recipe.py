@@ -1,7 +1,7 @@
 """The training step of arcface_torch, written from its published description: what others start from.
 
 NCHW, autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once in float32, the
-margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and centres, the
+margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and centers, the
 loss read by the host in every step. Sources: the repository's documents and configs (insightface, recognition/
 arcface_torch) and An et al., Partial FC, arXiv 2203.15565.
 """
@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import use_torchs_backward
-from facetrain.build import OWN_BUFFERS
 from facetrain.distributed import collectives
-from facetrain.head.shard import shard_classes
+from facetrain.head.class_shard import shard_classes
+from facetrain.run.build import OWN_BUFFERS
 
 _SCALE, _MARGIN, _MOMENTUM, _DECAY, _CLIP, _LR = 64.0, 0.5, 0.9, 5e-4, 5.0, 1e-6
 
@@ -78,19 +78,19 @@ def _over_ranks(network: nn.Module, device: torch.device) -> nn.Module:
 
 
 class PlainRecipe:
-    """Backbone, centres and optimizer of one rank."""
+    """Backbone, centers and optimizer of one rank."""
 
     def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
         use_torchs_backward(backbone)
         self._backbone = backbone.to(device)
         self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
-        self.centres = nn.Parameter(
+        self.centers = nn.Parameter(
             torch.empty(self._shard.size, backbone.embedding_size, device=device).normal_(0, 0.01)
         )
         self._network = _over_ranks(_Autocast(self._backbone, precision, device.type), device)
         self._scaler = torch.amp.GradScaler(device.type, growth_interval=100, enabled=precision == "fp16")
         self.optimizer = torch.optim.SGD(
-            [{"params": [p for p in backbone.parameters() if p.requires_grad]}, {"params": [self.centres]}],
+            [{"params": [p for p in backbone.parameters() if p.requires_grad]}, {"params": [self.centers]}],
             lr=_LR,
             momentum=_MOMENTUM,
             weight_decay=_DECAY,
@@ -112,7 +112,7 @@ class PlainRecipe:
         embedding_GD = collectives.gather_rows(embedding_BD)
         label_G = collectives.gather(label_B).flatten() - self._shard.start
         label_G[(label_G < 0) | (label_G >= self._shard.size)] = -1
-        cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centres)).clamp(-1, 1)
+        cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centers)).clamp(-1, 1)
         here = (label_G >= 0).nonzero()[:, 0]
         with torch.no_grad():
             cos_GK[here, label_G[here]] = (cos_GK[here, label_G[here]].arccos() + _MARGIN).cos()

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from facetrain.data.order import GlobalOrder
+from facetrain.data.sampler import GlobalSampler
 
 
 def measure(images: int, per_identity: int, batch_size: int, mode: str, steps: int) -> dict[str, float]:
     """Mean over batches: identities met, same-identity pairs, identities shared with the batch before."""
-    order = GlobalOrder(images, seed=1, global_batch_size=batch_size, mode=mode)
+    order = GlobalSampler(images, seed=1, global_batch_size=batch_size, mode=mode)
     met, pairs, shared, before = [], [], [], None
     for step in np.linspace(0, order.steps_per_epoch - 2, steps).astype(int).tolist():
         before = np.unique(order.batch(step) // per_identity)

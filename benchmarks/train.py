@@ -7,7 +7,7 @@
 
 Images per second of the plain recipe and of ours on one batch that lies on the device, and of ours on RecordIO
 input; MFU, and on CUDA each one's own peak of memory. The plain recipe (benchmarks/plain_recipe.py) is given
-normalised images, so that it is spared the augmentation which ours does, and on the CPU profits from our
+normalized images, so that it is spared the augmentation which ours does, and on the CPU profits from our
 allocator's settings, which are the whole process's. --gpu stands for --backbones r50 r100
 --batch-sizes 256 512 --identities 360232 2059906 --steps 20.
 """
@@ -28,13 +28,13 @@ import torch
 
 from benchmarks.plain_recipe import PlainRecipe
 from facetrain.backbone.zoo import build_backbone
+from facetrain.bench.loader import bench_source
 from facetrain.bench.machine import measure_machine
 from facetrain.bench.train import Batches, Training, open_loader, prepare, rate_of, same_batch
-from facetrain.config.load import build_config
+from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
-from facetrain.data.augment import normalise
-from facetrain.data.bench import bench_source
-from facetrain.data.dataset import FaceSource
+from facetrain.data.augment import normalize
+from facetrain.data.open_dataset import FaceDataset
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
 
@@ -91,7 +91,7 @@ def plain(config: Config, world: World, classes: int, batch: int) -> Work:
     recipe = PlainRecipe(
         build_backbone(config.model.backbone, image_size=side), classes, config.train.precision, world.device
     )
-    image_BCHW = normalise(torch.randint(256, (batch, side, side, 3), dtype=torch.uint8).to(world.device))
+    image_BCHW = normalize(torch.randint(256, (batch, side, side, 3), dtype=torch.uint8).to(world.device))
     label_B = torch.randint(classes, (batch,)).to(world.device)
 
     def take(steps: int) -> None:
@@ -107,7 +107,7 @@ def taking(training: Training, batches: Batches) -> Work:
 
 
 def measure(
-    config: Config, world: World, source: FaceSource, classes: int, options: argparse.Namespace
+    config: Config, world: World, source: FaceDataset, classes: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure one combination. Collective."""
     classes = max(classes, source.num_classes)
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--compile", action="store_true", help="compile our network")
     parser.add_argument("--image-size", type=int, default=112)
-    parser.add_argument("--data", type=Path, help="a dataset; generated pictures of about 8 kB if left out")
+    parser.add_argument("--data", type=Path, help="a dataset; generated images of about 8 kB if left out")
     parser.add_argument("--steps", type=int, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.verify.folds import THRESHOLDS, FoldAccuracy, fold_accuracy
+from facetrain.verify.fold_accuracy import THRESHOLDS, FoldAccuracy, fold_accuracy
 from facetrain.verify.ijb import read_pair_list
-from facetrain.verify.scored import ScoredPairs, assess_pairs
+from facetrain.verify.scored_pairs import ScoredPairs, assess_pairs
 from facetrain.verify.templates import pool_templates, score_pairs
 
-# IJB-C: pictures, templates, enrolled templates, subjects, pairs and those of one person.
-PICTURES, TEMPLATES, ENROLLED, SUBJECTS = 469_375, 23_124, 3_531, 3_531
+# IJB-C: images, templates, enrolled templates, subjects, pairs and those of one person.
+IMAGES, TEMPLATES, ENROLLED, SUBJECTS = 469_375, 23_124, 3_531, 3_531
 PAIRS, GENUINE = 15_658_489, 19_557
 
 
@@ -70,9 +70,9 @@ def folds(pairs: int, rounds: int) -> dict[str, float | bool]:
 
 def templates(replicates: int) -> dict[str, float]:
     random = np.random.default_rng(0)
-    embedding = random.standard_normal((PICTURES, 512), dtype=np.float32)
-    template = np.append(np.arange(TEMPLATES), random.integers(0, TEMPLATES, PICTURES - TEMPLATES))
-    medium, weight = random.integers(0, 40, PICTURES), random.random(PICTURES)
+    embedding = random.standard_normal((IMAGES, 512), dtype=np.float32)
+    template = np.append(np.arange(TEMPLATES), random.integers(0, TEMPLATES, IMAGES - TEMPLATES))
+    medium, weight = random.integers(0, 40, IMAGES), random.random(IMAGES)
     subject = np.arange(TEMPLATES) % SUBJECTS
     first, second = random.integers(0, ENROLLED, PAIRS), random.integers(ENROLLED, TEMPLATES, PAIRS)
     same = subject[first] == subject[second]

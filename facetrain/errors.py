@@ -5,7 +5,7 @@
     │   ├── ConfigError               2   a run description: unknown key, value out of range, parts that disagree
     │   ├── DataError                 2   a dataset or verification set
     │   │   ├── RecordError           2   a RecordIO file: framing, header, index
-    │   │   ├── ImageError            2   bytes that are no picture, or not one that we accept
+    │   │   ├── ImageError            2   bytes that are no image, or not one that we accept
     │   │   └── PairsError            2   a .bin verification set or a list of pairs
     │   └── ModelError                2   weights, a backbone's name, a model file
     └── RunError                      1   what was given was right, and the run failed
@@ -23,7 +23,7 @@ prints it after `error: `, and a traceback only with `--debug`.
 
 
 class FacetrainError(Exception):
-    """The root: anything that facetrain itself has recognised as wrong."""
+    """The root: anything that facetrain itself has recognized as wrong."""
 
     exit_code = 1
 
@@ -47,7 +47,7 @@ class RecordError(DataError):
 
 
 class ImageError(DataError):
-    """Bytes that do not decode to a picture that facetrain accepts."""
+    """Bytes that do not decode to an image that facetrain accepts."""
 
 
 class PairsError(DataError):

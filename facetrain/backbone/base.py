@@ -20,7 +20,7 @@ class Backbone(nn.Module):
     embedding_size: int
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to features."""
+        """Map normalized images (B, 3, H, W) to features."""
         raise NotImplementedError
 
     def neck(self, feature: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to embeddings (B, D)."""
+        """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW))
 
 

@@ -85,14 +85,14 @@ class IResNet(Backbone):
                 nn.init.normal_(module.weight, 0, 0.1)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to flat features."""
+        """Map normalized images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
         for block in self._blocks():
             x = run_block(block, x, again=self._again)
         return self.dropout(self.bn2(x).flatten(1))
 
     def stem(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to (B, C, H, W)."""
+        """Map normalized images (B, 3, H, W) to (B, C, H, W)."""
         return self.prelu(self.bn1(self.conv1(image_BCHW)))
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:

@@ -36,7 +36,7 @@ class ConvBlock(nn.Module):
 
 
 class DepthWise(nn.Module):
-    """Widen, look at each channel's neighbourhood, narrow; with a shortcut where asked."""
+    """Widen, look at each channel's neighborhood, narrow; with a shortcut where asked."""
 
     def __init__(self, channels_in: int, channels: int, inner: int, stride: int, *, residual: bool) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class MobileFaceNet(Backbone):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to (B, channels, H / 16, W / 16)."""
+        """Map normalized images (B, 3, H, W) to (B, channels, H / 16, W / 16)."""
         x = image_BCHW
         for layer in self.layers:
             x = run_block(layer, x, again=self._again)

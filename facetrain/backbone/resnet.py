@@ -38,7 +38,7 @@ class TorchvisionResNet(Backbone):
         self.features.weight.requires_grad_(False)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to flat features."""
+        """Map normalized images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
         for block in self._blocks():
             x = run_block(block, x, again=self._again)

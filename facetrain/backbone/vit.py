@@ -127,7 +127,7 @@ class VisionTransformer(Backbone):
                     nn.init.zeros_(module.bias)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to the tokens of each, flat."""
+        """Map normalized images (B, 3, H, W) to the tokens of each, flat."""
         x = self.dropout(self.patch_embed(image_BCHW) + self.pos_embed)
         for block in self.blocks:
             x = run_block(block, x, again=self._again)

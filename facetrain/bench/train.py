@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
+from facetrain.bench.loader import bench_source
 from facetrain.bench.machine import Machine, measure_machine, wait_for
-from facetrain.build import Plan, build_augment, build_state, count_workers, distribute, plan_steps
 from facetrain.config.schema import Config
-from facetrain.data.bench import bench_source
-from facetrain.data.dataset import FaceSource
 from facetrain.data.loader import Batch, Loader
-from facetrain.data.order import order_of
+from facetrain.data.open_dataset import FaceDataset
+from facetrain.data.sampler import build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
+from facetrain.run.build import Plan, build_augment, build_state, count_workers, distribute, plan_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.train.profile import RECORDED, Profile, profiled
 from facetrain.train.state import TrainState
@@ -86,7 +86,7 @@ def measure_training(
         return _report(training, num_classes, machine, rates, profiles) if world.is_leader else None
 
 
-def prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceSource) -> Training:
+def prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceDataset) -> Training:
     """Build a run as a config describes it, with so many identities."""
     plan = plan_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, plan, scratch, source)
@@ -109,12 +109,12 @@ def same_batch(training: Training, num_classes: int) -> Batches:
         yield (batch,) * training.config.optim.accumulate
 
 
-def open_loader(training: Training, source: FaceSource) -> Loader:
+def open_loader(training: Training, source: FaceDataset) -> Loader:
     """Read batches of this rank as the run does."""
     config, plan, world = training.config, training.plan, training.world
     return Loader(
         source,
-        order_of(source, seed=0, global_batch_size=plan.global_batch_size, mode=config.data.shuffle),
+        build_sampler(source, seed=0, global_batch_size=plan.global_batch_size, mode=config.data.shuffle),
         rank=world.rank,
         world_size=world.size,
         local_batch_size=plan.local_batch_size,

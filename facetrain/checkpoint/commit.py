@@ -74,7 +74,7 @@ def publish(scratch: Path, target: Path) -> None:
             os.rename(replaced, target)
         raise
     sync_to_disk(target.parent)
-    write_whole(target.parent / LATEST, target.name + "\n")
+    write_atomically(target.parent / LATEST, target.name + "\n")
 
 
 def remove_replaced(target: Path) -> None:
@@ -86,7 +86,7 @@ def point_latest(folder: Path) -> None:
     """Let `latest` name the newest whole checkpoint, after others were taken out of the way."""
     steps = complete_steps(folder)
     if steps:
-        write_whole(folder / LATEST, step_folder(folder, steps[-1]).name + "\n")
+        write_atomically(folder / LATEST, step_folder(folder, steps[-1]).name + "\n")
 
 
 def take_away(target: Path) -> None:
@@ -97,7 +97,7 @@ def take_away(target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a small text file: after a crash there is the old one or the new one."""
     scratch = path.with_name(f".{path.name}.writing")
     with scratch.open("w", encoding="utf-8") as file:

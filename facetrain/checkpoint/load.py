@@ -12,6 +12,8 @@ from torch import Tensor
 
 from facetrain.checkpoint.commit import LATEST, STEP_NAME, complete_steps, step_folder
 from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, is_plain_file, read_manifest, sha256_of
+from facetrain.distributed.agreement import decided_by_leader, one_voice
+from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, NoCheckpointError
 
 _HASHING_THREADS = 4
@@ -143,3 +145,25 @@ def _named_by(latest: Path) -> str:
     if not STEP_NAME.fullmatch(name):
         raise CheckpointError(f"{latest}: names no checkpoint")
     return name
+
+
+def open_together(world: World, path: Path, step: int | None = None) -> Checkpoint:
+    """Open on every rank the checkpoint that the leader finds, as `Checkpoint.open` does. Collective.
+
+    Raises:
+        CheckpointError: there is none, or another machine sees none or another one in its place.
+    """
+
+    def newest() -> list[str]:
+        found = Checkpoint.open(path, step)
+        return [str(found.folder), found.manifest.dump()]
+
+    folder, content = decided_by_leader(world, newest)
+    with one_voice(world):
+        checkpoint = Checkpoint(Path(folder))
+        if checkpoint.manifest.dump() != content:
+            raise CheckpointError(
+                f"rank {world.rank}: {folder}: is another checkpoint here than rank 0 has there; "
+                "all machines of a run need one folder that they share"
+            )
+    return checkpoint

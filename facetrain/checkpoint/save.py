@@ -7,6 +7,7 @@ read. Here tensors are safetensors files and all else is JSON.
 from __future__ import annotations
 
 import enum
+import math
 import shutil
 import threading
 from contextlib import suppress
@@ -16,11 +17,12 @@ from pathlib import Path
 from torch import Tensor
 
 from facetrain.checkpoint import commit
-from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest
-from facetrain.checkpoint.retention import remove_checkpoint, steps_to_remove
+from facetrain.checkpoint.commit import complete_steps, step_folder, take_away
+from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, read_manifest
 from facetrain.checkpoint.snapshot import HostCopy, Snapshot
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
+from facetrain.errors import CheckpointError
 from facetrain.telemetry.log import warn
 
 
@@ -195,7 +197,7 @@ class CheckpointWriter:
             metrics=snapshot.metrics,
         )
         try:
-            commit.write_whole(self._scratch / NAME, manifest.dump())
+            commit.write_atomically(self._scratch / NAME, manifest.dump())
             commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
         except OSError as error:
             return self._told(error)
@@ -211,3 +213,29 @@ class CheckpointWriter:
         with suppress(OSError):  # it is tried again after the next save
             for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
                 remove_checkpoint(self._folder, step)
+
+
+def steps_to_remove(folder: Path, *, keep: int, best_metric: str | None) -> list[int]:
+    """Return the steps beyond the last `keep` (1 or more), but for the best by a metric."""
+    steps = complete_steps(folder)
+    old = steps[:-keep]
+    best = _best(folder, steps, best_metric) if best_metric else None
+    return [step for step in old if step != best]
+
+
+def remove_checkpoint(folder: Path, step: int) -> None:
+    """Remove the checkpoint of a step."""
+    take_away(step_folder(folder, step))
+
+
+def _best(folder: Path, steps: list[int], metric: str) -> int | None:
+    values: dict[int, float] = {}
+    for step in steps:
+        try:
+            value = read_manifest(step_folder(folder, step)).metrics[metric]
+        except (CheckpointError, KeyError):
+            continue
+        if math.isfinite(value):
+            values[step] = value
+    # Of equals the newest: it has seen more.
+    return max(values, key=lambda step: (values[step], step), default=None)

@@ -17,7 +17,7 @@ def main() -> None:
     import typer
 
     from facetrain.cli.app import app
-    from facetrain.distributed.parent import end_with_launcher
+    from facetrain.distributed.process_lifetime import end_with_launcher
     from facetrain.errors import FacetrainError, LostRankError
 
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -21,7 +21,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, a
 @app.command("loader")
 def loader(
     data: Annotated[
-        Path | None, typer.Option(help="A dataset; generated pictures of about 8 kB if left out.")
+        Path | None, typer.Option(help="A dataset; generated images of about 8 kB if left out.")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Reader processes; by default, the cores.")
@@ -37,7 +37,7 @@ def loader(
 
     import torch
 
-    from facetrain.data.bench import measure_loader
+    from facetrain.bench.loader import measure_loader
 
     report = measure_loader(
         data,
@@ -54,14 +54,14 @@ def loader(
     for name in ("bare_decoder", "loader", "augmented", "usual_way"):
         typer.echo(f"  {name.replace('_', ' '):14}{report[name]:10,.0f}")
     typer.echo(
-        f"with flip and normalisation: {report['augmented_per_bare']:.0%} of the bare decoder, "
+        f"with flip and normalization: {report['augmented_per_bare']:.0%} of the bare decoder, "
         f"{report['augmented_per_usual']:.1f} x the usual way"
     )
 
 
 @app.command("head")
 def head(
-    identities: Annotated[float, typer.Option(min=1, help="Class centres; 1e6 needs 14 GB.")] = 1e6,
+    identities: Annotated[float, typer.Option(min=1, help="Class centers; 1e6 needs 14 GB.")] = 1e6,
     ways: Annotated[
         list[str] | None,
         typer.Option("--way", help="One to measure; may be given again. All usual ones if left out."),
@@ -71,13 +71,13 @@ def head(
     steps: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 5,
     device: Device = "auto",
     disk: Annotated[
-        Path | None, typer.Option(help="Folder on the disk to measure, for centres on disk.")
+        Path | None, typer.Option(help="Folder on the disk to measure, for centers on disk.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
     """Measure full steps of the head beside a plain PyTorch implementation of the same algorithm."""
+    from facetrain.bench.head import USUAL, WAYS, measure_ways, with_ratios
     from facetrain.errors import UsageError
-    from facetrain.head.bench import USUAL, WAYS, measure_ways, with_ratios
 
     for way in ways or ():
         if way not in WAYS:

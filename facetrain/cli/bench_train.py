@@ -22,9 +22,9 @@ def train(
         Path | None, typer.Option(help="Run description, YAML; r18 in bf16, 64 images, if left out.")
     ] = None,
     set_: Set = None,
-    identities: Annotated[int, typer.Option(min=2, help="Class centres of the head.")] = 10_000,
+    identities: Annotated[int, typer.Option(min=2, help="Class centers of the head.")] = 10_000,
     data: Annotated[
-        Path | None, typer.Option(help="A dataset; generated pictures of about 8 kB if left out.")
+        Path | None, typer.Option(help="A dataset; generated images of about 8 kB if left out.")
     ] = None,
     inputs: Annotated[
         list[str] | None,
@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Measure steps of a run: images per second, share of the matrix peak, where the time goes."""
     from facetrain.distributed.launch import launch, topology
-    from facetrain.distributed.parent import is_worker
+    from facetrain.distributed.process_lifetime import is_worker
     from facetrain.errors import UsageError
 
     for name in inputs or ():
@@ -61,7 +61,7 @@ def train(
 
 
 def _described(config: Path | None, set_: list[str] | None) -> Config:
-    from facetrain.config.load import build_config, load_config
+    from facetrain.config.loading import build_config, load_config
 
     return load_config(config, set_ or ()) if config else build_config(_USUAL, "bench train", set_ or ())
 

@@ -21,7 +21,7 @@ def show(
     ] = None,
 ) -> None:
     """Print every key with its value, after the recipe, `extends` and --set."""
-    from facetrain.config.load import dump_config, load_config
+    from facetrain.config.loading import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, set_ or ())), nl=False)
 

@@ -30,10 +30,10 @@ def doctor(
 
     Started under torchrun it also measures the network between the ranks. Exit code 1: a line says failure.
     """
-    from facetrain.cli.examination import examine
-    from facetrain.config.load import load_config
+    from facetrain.config.loading import load_config
     from facetrain.distributed import collectives
     from facetrain.distributed.world import join
+    from facetrain.doctor.examine import examine
     from facetrain.errors import UsageError
 
     if run_dir and not run_dir.is_dir():
@@ -64,7 +64,7 @@ def _print(findings: list[dict[str, Any]], failures: int, *, as_json: bool) -> N
     from rich.console import Console
     from rich.text import Text
 
-    from facetrain.doctor.finding import count
+    from facetrain.doctor.check_result import count
 
     if as_json:
         typer.echo(json.dumps({"failures": failures, "findings": findings}, indent=1))

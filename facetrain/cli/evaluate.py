@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.evaluation_text import evaluation_lines
 from facetrain.cli.outputs import require_writable, write_text
+from facetrain.verify.formatting import evaluation_lines
 
 Model = Annotated[
     Path,
@@ -18,7 +18,7 @@ Model = Annotated[
         help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, .onnx, MXNet's -symbol.json."
     ),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at a time.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="Embed in bfloat16.")]
 
 
@@ -41,7 +41,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="[SET=]CSV",
-            help="Error rates by each column, which has a row for each pair or each picture of the set.",
+            help="Error rates by each column, which has a row for each pair or each image of the set.",
         ),
     ] = None,
     slice_fmr: Annotated[
@@ -60,7 +60,7 @@ def evaluate(
         bool, typer.Option(help="Add mirror images; sets of pairs are always scored both ways.")
     ] = True,
     detector_score: Annotated[
-        bool, typer.Option(help="Weight IJB's pictures by the detector's confidence.")
+        bool, typer.Option(help="Weight IJB's images by the detector's confidence.")
     ] = True,
     json_file: Annotated[
         Path | None,
@@ -132,9 +132,9 @@ def embed(
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
 ) -> None:
-    """Embed pictures; the rows have length 1."""
+    """Embed images; the rows have length 1."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.embeddings import require_format, save_embeddings
+    from facetrain.verify.embedding_files import require_format, save_embeddings
     from facetrain.verify.gallery import embed_input
 
     require_format(output)
@@ -149,7 +149,7 @@ def embed(
 
 def compare(
     model: Model,
-    first: Annotated[Path, typer.Argument(help="A picture, aligned and cropped.")],
+    first: Annotated[Path, typer.Argument(help="An image, aligned and cropped.")],
     second: Annotated[Path, typer.Argument(help="Another.")],
     device: Device = "auto",
     as_json: Annotated[
@@ -157,16 +157,16 @@ def compare(
     ] = False,
 ) -> None:
     """Tell how alike two faces are: 1 the same direction, 0 unrelated."""
-    from facetrain.verify.gallery import embed_pictures_at
+    from facetrain.verify.gallery import embed_images_at
 
-    embedding = embed_pictures_at(model, [first, second], device=device)
+    embedding = embed_images_at(model, [first, second], device=device)
     cosine = float(embedding[0] @ embedding[1])
     typer.echo(json.dumps({"cosine": cosine}) if as_json else f"cosine similarity {cosine:.4f}")
 
 
 def data_dir_of(model: Path) -> Path:
     """Return the folder of a run's verification sets; of a model that is no run, this folder."""
-    from facetrain.config.load import load_config
+    from facetrain.config.loading import load_config
 
     config = model / "config.yaml"
     return Path(load_config(config).eval_dir) if config.is_file() else Path()

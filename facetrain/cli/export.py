@@ -13,7 +13,7 @@ from facetrain.cli.evaluate import Model, data_dir_of
 from facetrain.cli.outputs import require_writable, write_text
 
 if TYPE_CHECKING:
-    from facetrain.checkpoint.model_file import EmbeddingModel
+    from facetrain.models.model_file import EmbeddingModel
 
 
 class Format(StrEnum):
@@ -36,7 +36,7 @@ def export(
     format: Annotated[Format, typer.Option(help="Of the file.")],
     output: Annotated[Path, typer.Option(help="The file to write.")],
     from_pixels: Annotated[
-        bool, typer.Option(help="ONNX: take uint8 RGB pictures (N, H, W, 3) and normalise inside.")
+        bool, typer.Option(help="ONNX: take uint8 RGB images (N, H, W, 3) and normalize inside.")
     ] = False,
     unit: Annotated[bool, typer.Option(help="ONNX: give embeddings of length 1.")] = False,
     int8: Annotated[
@@ -63,7 +63,7 @@ def export(
     """Write a model for use elsewhere; the file is compared with the network before it appears."""
     import torch
 
-    from facetrain.checkpoint.model_file import open_model
+    from facetrain.models.model_file import open_model
 
     _refuse_contradictions(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
     require_writable(output, model_card)
@@ -72,16 +72,16 @@ def export(
     found: dict[str, Any] = {"output": str(output), "description": opened.description}
     written: Path | EmbeddingModel = output
     if int8:
-        from facetrain.export.int8 import export_int8
+        from facetrain.models.export.int8 import export_int8
 
         faces = None if calibrate is None else _spread(calibrate, calibrate_images)
         export_int8(opened, output, calibration=faces)
     elif format is Format.onnx:
-        from facetrain.export.onnx import export_onnx
+        from facetrain.models.export.onnx import export_onnx
 
         found["difference"] = export_onnx(opened, output, from_pixels=from_pixels, unit=unit)
     elif format is Format.torch_export:
-        from facetrain.export.torch_export import export_program
+        from facetrain.models.export.torch_export import export_program
 
         found["difference"], written = export_program(opened, output)
     else:
@@ -109,9 +109,9 @@ def _refuse_contradictions(
 
 
 def _save(opened: EmbeddingModel, model: Path, output: Path) -> None:
-    from facetrain.checkpoint.model_file import save_model
-    from facetrain.checkpoint.onnx_file import OnnxNetwork
     from facetrain.errors import ModelError
+    from facetrain.models.model_file import save_model
+    from facetrain.models.onnx_network import OnnxNetwork
 
     if "backbone" not in opened.notes or isinstance(opened.network, OnnxNetwork):
         raise ModelError(
@@ -123,9 +123,9 @@ def _save(opened: EmbeddingModel, model: Path, output: Path) -> None:
 def _spread(input: Path, count: int) -> list[bytes]:
     from facetrain.verify.gallery import read_input
 
-    pictures, _, _ = read_input(input)
-    step = max(len(pictures) / count, 1)
-    return [pictures[int(n * step)] for n in range(min(count, len(pictures)))]
+    images, _, _ = read_input(input)
+    step = max(len(images) / count, 1)
+    return [images[int(n * step)] for n in range(min(count, len(images)))]
 
 
 def _scored(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _accuracies(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict
 
 
 def _write_card(path: Path, opened: EmbeddingModel, name: str, scored: dict[str, Any]) -> None:
-    from facetrain.export.model_card import model_card
+    from facetrain.models.model_card import model_card
 
     write_text(path, model_card(opened, name, results=scored))
 

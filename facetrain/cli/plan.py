@@ -35,7 +35,7 @@ def plan(
     ] = False,
 ) -> None:
     """Forecast memory by part, what would fit, images per second and days, before any of it is paid for."""
-    from facetrain.config.load import load_config
+    from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
     from facetrain.plan.device import DEVICES
 

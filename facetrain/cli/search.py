@@ -14,15 +14,15 @@ from facetrain.cli.devices import Device
 from facetrain.cli.outputs import require_writable, write_text
 
 if TYPE_CHECKING:
-    from facetrain.verify.embeddings import Embeddings
+    from facetrain.verify.embedding_files import Embeddings
 
-_WHAT = "embeddings as `facetrain embed` writes them (.npz, .parquet), or with --model pictures of any kind it takes"
+_WHAT = "embeddings as `facetrain embed` writes them (.npz, .parquet), or with --model images of any kind it takes"
 
 
 def search(
     gallery: Annotated[Path, typer.Argument(help=f"Whom to search among: {_WHAT}.")],
     probe: Annotated[Path, typer.Argument(help="Whom to look for: the same.")],
-    model: Annotated[Path | None, typer.Option(help="What embeds pictures.")] = None,
+    model: Annotated[Path | None, typer.Option(help="What embeds images.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Entries told for each probe.")] = 5,
     threshold: Annotated[
         float, typer.Option(min=-1, max=1, help="Leave out entries whose cosine is below this.")
@@ -38,7 +38,7 @@ def search(
 ) -> None:
     """Find the faces of a gallery that are most like each probe, by cosine similarity."""
     from facetrain.errors import DataError
-    from facetrain.verify.nearest import nearest
+    from facetrain.verify.identification import nearest
 
     require_writable(output)
     among, sought = _embeddings(gallery, model, device), _embeddings(probe, model, device)
@@ -72,7 +72,7 @@ def search(
 def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
     from facetrain.cli.progress import progress_bar
     from facetrain.errors import UsageError
-    from facetrain.verify.embeddings import SUFFIXES, load_embeddings
+    from facetrain.verify.embedding_files import SUFFIXES, load_embeddings
     from facetrain.verify.gallery import embed_input
 
     if path.suffix in SUFFIXES:

@@ -41,14 +41,14 @@ def train(
     profile: Profile = False,
 ) -> None:
     """Train a network and its head from a run description."""
-    from facetrain.config.load import load_config
-    from facetrain.distributed.parent import is_worker
+    from facetrain.config.loading import load_config
+    from facetrain.distributed.process_lifetime import is_worker
 
     described = load_config(config, set_ or ())
     if is_worker():
-        from facetrain import run
+        from facetrain.run import training
 
-        sys.exit(run.train(described, run_dir, profile=profile))
+        sys.exit(training.train(described, run_dir, profile=profile))
     arguments = ["train", "--config", str(config), *_sets(set_), *_flag("--profile", profile)]
     if run_dir:
         arguments += ["--run-dir", str(run_dir)]
@@ -76,17 +76,17 @@ def resume(
     profile: Profile = False,
 ) -> None:
     """Go on with a run from its newest checkpoint, on any number of processes."""
-    from facetrain.config.load import load_config
-    from facetrain.distributed.parent import is_worker
+    from facetrain.config.loading import load_config
+    from facetrain.distributed.process_lifetime import is_worker
     from facetrain.errors import UsageError
 
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir}: is no folder of a run (it has no config.yaml)")
     described = load_config(run_dir / "config.yaml", set_ or ())
     if is_worker():
-        from facetrain import run
+        from facetrain.run import training
 
-        sys.exit(run.resume(described, run_dir, checkpoint, profile=profile))
+        sys.exit(training.resume(described, run_dir, checkpoint, profile=profile))
     arguments = ["resume", str(run_dir), *_sets(set_), *_flag("--profile", profile)]
     if checkpoint is not None:
         arguments += ["--checkpoint", str(checkpoint)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from facetrain.config.load import build_config
+from facetrain.config.loading import build_config
 from facetrain.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {

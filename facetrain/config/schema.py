@@ -51,7 +51,7 @@ class AugmentConfig(Section):
     blur: Probability = 0.0
     """Gaussian blur."""
     gray: Probability = 0.0
-    """Take the colour away."""
+    """Take the color away."""
     color: Probability = 0.0
     """Change brightness, contrast and saturation."""
     crop: Probability = 0.0
@@ -68,7 +68,7 @@ class SyntheticConfig(Section):
     identities: Positive = 400
     """People to train on."""
     images_per_identity: Positive = 20
-    """Pictures of each of them."""
+    """Images of each of them."""
     eval_identities: Annotated[int, Field(ge=2)] = 100
     """Further people, whom training never sees, for the verification set."""
     eval_pairs: Annotated[int, Field(ge=20, multiple_of=20)] = 1000
@@ -171,7 +171,7 @@ class MarginConfig(Section):
     h: Annotated[float, Field(gt=0)] = 0.333
     """adaface: how widely qualities are spread over [-1, 1]."""
     average: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """adaface, curricularface: how far running averages move towards each batch."""
+    """adaface, curricularface: how far running averages move toward each batch."""
     sigma: Annotated[float, Field(ge=0)] = 0.0125
     """elastic_arcface, elastic_cosface: standard deviation of the margin."""
     norms: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (10.0, 110.0)
@@ -179,7 +179,7 @@ class MarginConfig(Section):
     margins: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.45, 0.8)
     """magface: the margins at these norms."""
     norm_weight: Annotated[float, Field(ge=0)] = 35.0
-    """magface: weight of the regulariser that rewards long embeddings."""
+    """magface: weight of the regularizer that rewards long embeddings."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """straight_through: arcface_torch's present code, which does not differentiate the margin."""
     beyond_pi: Literal["none", "linear"] = "linear"
@@ -203,39 +203,39 @@ class MarginConfig(Section):
 
 
 class HeadConfig(Section):
-    """The class centres, split over the ranks."""
+    """The class centers, split over the ranks."""
 
     init_from: Literal["reinit", "keep", "extend"] = "reinit"
-    """With model.init_from. keep: its centres, of the same identities; extend: its centres, and new ones behind them
+    """With model.init_from. keep: its centers, of the same identities; extend: its centers, and new ones behind them
     for the identities that the dataset has more; reinit: all are drawn anew."""
     margin: MarginConfig = MarginConfig()
     loss: Literal["softmax", "unified"] = "softmax"
     """unified: one learned threshold parts own classes from others (UniFace; with margin cosface, m3 0.4)."""
     negative_weight: Annotated[float, Field(gt=0)] = 1.0
     """unified: weight of the other classes' part of the loss."""
-    sub_centres: Positive = 1
-    """Centres per identity, of which the nearest counts (Sub-center ArcFace, 3 there); each takes memory and time."""
-    drop_sub_centres_epoch: Annotated[float, Field(ge=0)] | None = None
-    """From this epoch on only the dominant sub-centre counts, and images far from it are left out."""
+    sub_centers: Positive = 1
+    """Centers per identity, of which the nearest counts (Sub-center ArcFace, 3 there); each takes memory and time."""
+    drop_sub_centers_epoch: Annotated[float, Field(ge=0)] | None = None
+    """From this epoch on only the dominant sub-center counts, and images far from it are left out."""
     drop_angle: Annotated[float, Field(gt=0, le=180)] = 75.0
-    """In degrees: images further than this from the dominant sub-centre are taken for label noise."""
+    """In degrees: images further than this from the dominant sub-center are taken for label noise."""
     sample_rate: Probability = 1.0
     """Share of the classes that take part in a step (Partial FC); 1: all; 0: only those in the batch."""
     sample_block: Positive | Literal["auto"] = "auto"
     """Consecutive classes that are drawn together; auto: 8 on disk, which reads them as one, else 1."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How centres are stored."""
+    """How centers are stored."""
     momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """How their momentum is stored; int8 in blocks of 128 with a scale each, for sgd."""
     placement: Literal["device", "host", "disk"] = "device"
-    """Where centres and momentum live; only the sampled rows come to the device."""
+    """Where centers and momentum live; only the sampled rows come to the device."""
     chunk_size: Positive | Literal["auto"] = "auto"
     """Classes whose logits exist at a time."""
 
     @model_validator(mode="after")
-    def _sub_centres_are_there_to_be_dropped(self) -> Self:
-        if self.drop_sub_centres_epoch is not None and self.sub_centres == 1:
-            raise ValueError("drop_sub_centres_epoch needs sub_centres of 2 or more (3 as published)")
+    def _sub_centers_are_there_to_be_dropped(self) -> Self:
+        if self.drop_sub_centers_epoch is not None and self.sub_centers == 1:
+            raise ValueError("drop_sub_centers_epoch needs sub_centers of 2 or more (3 as published)")
         return self
 
 
@@ -249,7 +249,7 @@ class OptimConfig(Section):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Applies to every parameter and to the centres of a step's sample."""
+    """Applies to every parameter and to the centers of a step's sample."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """Bound on the L2 norm of the backbone's gradient; null: none."""
     accumulate: Positive = 1
@@ -347,10 +347,10 @@ class Config(Section):
     log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
-    def _centres_come_from_somewhere(self) -> Self:
+    def _centers_come_from_somewhere(self) -> Self:
         if self.head.init_from != "reinit" and self.model.init_from is None:
             raise ValueError(
-                f"head.init_from: {self.head.init_from} needs model.init_from, whose centres it takes"
+                f"head.init_from: {self.head.init_from} needs model.init_from, whose centers it takes"
             )
         return self
 

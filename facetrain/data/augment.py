@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
+import weakref
+
 import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.counter import key_of, uniform
-from facetrain.data.jpeg import recompress
-from facetrain.data.room import Room
+from facetrain.counter_rng import key_of, uniform
+from facetrain.data.jpeg_compression import recompress
 
 # One number a purpose: adding an augmentation changes nothing of what the others draw.
 _FLIP, _LOW, _LOW_SIZE, _BLUR, _SIGMA, _GRAY, _COLOR, _BRIGHT, _CONTRAST, _SATURATION = range(10)
@@ -23,21 +24,21 @@ _IN_CACHE = 2
 _LUMA = (0.299, 0.587, 0.114)
 
 
-def normalise(image_BHWC: Tensor, mirrored_B: Tensor | None = None, room: Room | None = None) -> Tensor:
+def normalize(image_BHWC: Tensor, mirrored_B: Tensor | None = None, room: Room | None = None) -> Tensor:
     """Bring uint8 (B, H, W, 3) to float32 (B, 3, H, W) in [-1, 1], in channels_last memory.
 
     `mirrored_B`, bool on the host, says which images to mirror on the way. A value is (x - 127.5) / 127.5.
     On the CPU the result lies in `room`, if there is one.
     """
     if image_BHWC.device.type == "cpu":
-        return _normalise_in_cache(image_BHWC, mirrored_B, room or Room())
+        return _normalize_in_cache(image_BHWC, mirrored_B, room or Room())
     if mirrored_B is not None:
         mirrored_B = mirrored_B.to(image_BHWC.device, non_blocking=True)
         image_BHWC = torch.where(mirrored_B[:, None, None, None], image_BHWC.flip(2), image_BHWC)
     return image_BHWC.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
 
 
-def _normalise_in_cache(image_BHWC: Tensor, mirrored_B: Tensor | None, room: Room) -> Tensor:
+def _normalize_in_cache(image_BHWC: Tensor, mirrored_B: Tensor | None, room: Room) -> Tensor:
     # A few images at a time, so that each pass finds what the one before it wrote in the cache. NumPy
     # and cv2, not torch: its threads would fight for the cores with the reading processes, and cv2
     # mirrors three-byte pixels twenty times faster.
@@ -55,11 +56,11 @@ def _normalise_in_cache(image_BHWC: Tensor, mirrored_B: Tensor | None, room: Roo
 
 
 class Augment:
-    """Change each image with given probabilities, then normalise.
+    """Change each image with given probabilities, then normalize.
 
     What is drawn for an image depends on (seed, epoch, number of the image) alone, never on the
     batch or the rank it is in. It is drawn on the host, so that the device is not waited for. The
-    augmentations beside the flip are those of arcface_torch's DALI reader, plus colour, crop, JPEG
+    augmentations beside the flip are those of arcface_torch's DALI reader, plus color, crop, JPEG
     and erasing.
     """
 
@@ -84,7 +85,7 @@ class Augment:
                 (crop, _CROP, self._cut_out),
                 (low_resolution, _LOW, self._lower_resolution),
                 (blur, _BLUR, self._soften),
-                (color, _COLOR, self._recolour),
+                (color, _COLOR, self._recolor),
                 (gray, _GRAY, self._drain),
                 (jpeg, _JPEG, self._recompress),
                 (erase, _ERASE, self._cover),
@@ -96,7 +97,7 @@ class Augment:
         """Return float32 (B, 3, H, W) in [-1, 1], channels_last, for uint8 images and their int64 numbers."""
         sample_B = sample_B.cpu()
         mirrored_B = self._draw(sample_B, epoch, _FLIP) < self._flip if self._flip else None
-        image = normalise(image_BHWC, mirrored_B, self._room)
+        image = normalize(image_BHWC, mirrored_B, self._room)
         for probability, purpose, change in self._others:
             drawn_S = (self._draw(sample_B, epoch, purpose) < probability).nonzero()[:, 0]
             if len(drawn_S):
@@ -136,17 +137,17 @@ class Augment:
         flat = F.conv2d(flat, kernel[:, :, :, None], groups=len(kernel))
         return flat.view(image.shape)
 
-    def _recolour(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
+    def _recolor(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
         """Change brightness, contrast and saturation, each by up to 30 %."""
         image = image + self._between(-0.3, 0.3, image, sample_S, epoch, _BRIGHT)
         mean = image.mean((1, 2, 3), keepdim=True)
         image = mean + (image - mean) * self._between(0.7, 1.3, image, sample_S, epoch, _CONTRAST)
-        grey = _luma(image)
-        image = grey + (image - grey) * self._between(0.7, 1.3, image, sample_S, epoch, _SATURATION)
+        gray = _luma(image)
+        image = gray + (image - gray) * self._between(0.7, 1.3, image, sample_S, epoch, _SATURATION)
         return image.clamp(-1, 1)
 
     def _drain(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
-        """Take the colour away."""
+        """Take the color away."""
         return _luma(image).expand_as(image)
 
     def _cut_out(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
@@ -167,7 +168,7 @@ class Augment:
         return recompress(image, quality[:, 0, 0, 0].round())
 
     def _cover(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
-        """Put a grey rectangle of 10 to 40 % of each side somewhere."""
+        """Put a gray rectangle of 10 to 40 % of each side somewhere."""
         height, width = image.shape[2:]
         hidden = torch.ones((), dtype=torch.bool, device=image.device)
         for length, axis, size, start in ((width, 3, _ERASE_W, _ERASE_X), (height, 2, _ERASE_H, _ERASE_Y)):
@@ -182,3 +183,32 @@ def _luma(image: Tensor) -> Tensor:
     # Made on the host: torch.tensor(device=…) would wait for the device.
     weight = torch.tensor(_LUMA).to(image.device, non_blocking=True).view(1, 3, 1, 1)
     return (image * weight).sum(1, keepdim=True)
+
+
+_KEPT = 4
+
+
+class Room:
+    """Gives out arrays in memory that was given out before and that nobody holds any more.
+
+    Fresh memory costs more than the work on it: the system clears every page of it, and takes it back
+    as soon as the batch is gone.
+    """
+
+    def __init__(self) -> None:
+        self._given: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
+
+    def array(self, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+        """Return an array of any content. It stays the caller's until the last reference to it is gone."""
+        free = (
+            whole
+            for whole, held in self._given
+            if held() is None and whole.shape == shape and whole.dtype == dtype
+        )
+        whole = next(free, None)
+        if whole is None:
+            whole = np.empty(shape, dtype)
+        view = whole[...]
+        others = [(array, held) for array, held in self._given if array is not whole]
+        self._given = [*others[1 - _KEPT :], (whole, weakref.ref(view))]
+        return view

@@ -26,7 +26,7 @@ def require_dali() -> None:
 
 
 class DaliDecoder:
-    """Decodes pictures that are all of one size: on CUDA with nvJPEG, else on the host's cores."""
+    """Decodes images that are all of one size: on CUDA with nvJPEG, else on the host's cores."""
 
     def __init__(self, device: torch.device, *, batch_size: int, threads: int) -> None:
         require_dali()

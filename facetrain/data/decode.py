@@ -1,4 +1,4 @@
-"""From the bytes of a picture to pixels, and back."""
+"""From the bytes of an image to pixels, and back."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ def decode_rgb(data: bytes, *, where: str) -> np.ndarray:
     Orientation tags are left alone, as MXNet leaves them; gray becomes RGB, transparency is dropped.
 
     Raises:
-        ImageError: not such a picture, damaged, or larger than `MAX_PIXELS`; the message begins with `where`.
+        ImageError: not such an image, damaged, or larger than `MAX_PIXELS`; the message begins with `where`.
     """
     try:
         return decode(data)
-    except NotAPictureError as refused:
+    except NotAnImageError as refused:
         raise ImageError(f"{where}: {refused}") from None
 
 
-class NotAPictureError(Exception):
-    """Why bytes are no picture, said where it is not yet known where they lie."""
+class NotAnImageError(Exception):
+    """Why bytes are no image, said where it is not yet known where they lie."""
 
 
 def decode(data: bytes) -> np.ndarray:
     """Do what `decode_rgb` does, for callers that can say where the bytes lie when something is wrong.
 
     Raises:
-        NotAPictureError: as the ImageError of `decode_rgb`.
+        NotAnImageError: as the ImageError of `decode_rgb`.
     """
-    size = picture_size(data)
+    size = encoded_image_size(data)
     if size is None:
-        raise NotAPictureError(f"{len(data):,} bytes that are no JPEG, PNG or BMP picture")
+        raise NotAnImageError(f"{len(data):,} bytes that are no JPEG, PNG or BMP image")
     width, height = size
     if not 0 < width * height <= MAX_PIXELS:
-        raise NotAPictureError(f"a picture of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read")
+        raise NotAnImageError(f"an image of {width:,} × {height:,} pixels; at most {MAX_PIXELS:,} are read")
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS)
     except cv2.error as error:
-        raise NotAPictureError(f"the picture cannot be decoded ({error.err})") from error
+        raise NotAnImageError(f"the image cannot be decoded ({error.err})") from error
     if image is None:
-        raise NotAPictureError(f"the picture cannot be decoded; its {len(data):,} bytes are damaged")
-    # OpenCV decodes what is there of a JPEG and leaves the rest grey.
+        raise NotAnImageError(f"the image cannot be decoded; its {len(data):,} bytes are damaged")
+    # OpenCV decodes what is there of a JPEG and leaves the rest gray.
     if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < 0:
-        raise NotAPictureError(f"the JPEG is cut off: its {len(data):,} bytes have no end marker")
+        raise NotAnImageError(f"the JPEG is cut off: its {len(data):,} bytes have no end marker")
     return image
 
 
@@ -77,8 +77,8 @@ def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
     return data.tobytes()
 
 
-def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) as the picture's own header says; None if it is none of the three formats."""
+def encoded_image_size(data: bytes) -> tuple[int, int] | None:
+    """Return (width, height) as the image's own header says; None if it is none of the three formats."""
     if data[:2] == b"\xff\xd8":
         return _jpeg_size(data)
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:

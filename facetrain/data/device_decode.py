@@ -10,7 +10,7 @@ from torch import Tensor
 
 from facetrain.data.dali import DaliDecoder
 from facetrain.data.decode import encode_jpeg
-from facetrain.data.worker import Filler, Slots, Task
+from facetrain.data.reader import Filler, Slots, Task
 from facetrain.errors import DataError
 
 BatchDecode = Callable[[list[Tensor]], Tensor]
@@ -49,7 +49,7 @@ def _torchvision(device: torch.device) -> BatchDecode:
 
 
 class DeviceDecoder:
-    """Turns a slot of encoded pictures into pixels on the device.
+    """Turns a slot of encoded images into pixels on the device.
 
     The reading processes send JPEGs of the right size as they are, and decode what is not. Where
     `decode` refuses one, the whole slot is decoded by `filler` on the host, which knows what to say of a
@@ -65,7 +65,7 @@ class DeviceDecoder:
         """Return the images of a slot: uint8 (rows, H, W, 3) on the device.
 
         Raises:
-            DataError: a picture cannot be decoded on the host either, and bad records are not to be skipped.
+            DataError: an image cannot be decoded on the host either, and bad records are not to be skipped.
         """
         size, pixels = self._slots.encoded[slot], torch.from_numpy(self._slots.image[slot])
         rows = np.flatnonzero(size)

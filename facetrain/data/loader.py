@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.data.dataset import FaceDataset, Prefetching
 from facetrain.data.device_decode import DeviceDecoder, build_decoder
-from facetrain.data.order import GlobalOrder
-from facetrain.data.pool import TASK_ROWS, Pool
-from facetrain.data.sender import HOLDS, build_sender
-from facetrain.data.source import FaceSource, Prefetching
-from facetrain.data.worker import Filler, Slots
-from facetrain.parts import part
+from facetrain.data.device_prefetch import HOLDS, build_prefetcher
+from facetrain.data.reader import Filler, Slots
+from facetrain.data.reader_pool import TASK_ROWS, ReaderPool
+from facetrain.data.sampler import GlobalSampler
+from facetrain.profiling import part
 
 _STEPS_AHEAD = 3
 _TASKS_AHEAD = 3
@@ -51,8 +51,8 @@ class Loader:
 
     def __init__(
         self,
-        source: FaceSource,
-        order: GlobalOrder,
+        source: FaceDataset,
+        order: GlobalSampler,
         *,
         rank: int,
         world_size: int,
@@ -87,8 +87,8 @@ class Loader:
             filler, where = Filler(source, self._slots, skip=skip), device or torch.device("cpu")
             decoder = build_decoder(decode, where, batch_size=rows, threads=max(workers, 1))
             self._decoder = DeviceDecoder(self._slots, filler, where, decoder)
-        self._pool = Pool(source, self._slots, workers=workers, skip=skip, leave_jpeg=in_batches)
-        self._sender = build_sender(self._slots.image, device)
+        self._pool = ReaderPool(source, self._slots, workers=workers, skip=skip, leave_jpeg=in_batches)
+        self._sender = build_prefetcher(self._slots.image, device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()
         self._submit()  # the first batches are read while the run still makes itself ready

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from facetrain.data.source import FaceSource, SubsetSource, prefetch_from
+from facetrain.data.dataset import FaceDataset, SubsetDataset, prefetch_from
 from facetrain.errors import DataError
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
 _KEYS = {"path", "weight", "identities", "without"}
 
 
-class MixedSource:
+class MixtureDataset:
     """Datasets one after the other: images and identities of the second are numbered behind the first's."""
 
-    def __init__(self, sources: Sequence[FaceSource], weights: Sequence[float]) -> None:
+    def __init__(self, sources: Sequence[FaceDataset], weights: Sequence[float]) -> None:
         self.sources, self.weights = list(sources), list(weights)
         self.counts = [source.num_images for source in sources]
         self._ends = np.cumsum(self.counts)
@@ -59,16 +59,16 @@ class MixedSource:
         source, inside = self._find(number)
         return source.where(inside)
 
-    def _find(self, number: int) -> tuple[FaceSource, int]:
+    def _find(self, number: int) -> tuple[FaceDataset, int]:
         part = int(np.searchsorted(self._ends, number, side="right"))
         return self.sources[part], int(number - self._ends[part] + self.counts[part])
 
 
 def open_mixture(
     path: Path,
-    open_part: Callable[[Path], FaceSource],
-    with_enough: Callable[[FaceSource, Path], FaceSource],
-) -> MixedSource:
+    open_part: Callable[[Path], FaceDataset],
+    with_enough: Callable[[FaceDataset, Path], FaceDataset],
+) -> MixtureDataset:
     """Open what a YAML file names; `with_enough` leaves out identities with too few images.
 
     It comes last: the numbers that `identities:` and `without:` list are the dataset's own.
@@ -98,10 +98,10 @@ def open_mixture(
             raise DataError(f"{path}: {part['path']} is a mixture itself; name its datasets here")
         sources.append(with_enough(_part(open_part(where), part, path), where))
         weights.append(float(weight))
-    return MixedSource(sources, weights)
+    return MixtureDataset(sources, weights)
 
 
-def _part(source: FaceSource, part: dict[str, Any], path: Path) -> FaceSource:
+def _part(source: FaceDataset, part: dict[str, Any], path: Path) -> FaceDataset:
     kept = np.arange(source.num_classes)
     if "identities" in part:
         kept = np.intersect1d(kept, _listed(path.parent / str(part["identities"])))
@@ -111,7 +111,7 @@ def _part(source: FaceSource, part: dict[str, Any], path: Path) -> FaceSource:
         return source
     if not np.isin(kept, source.labels).any():
         raise DataError(f"{path}: of {part['path']}, no identity is left")
-    return SubsetSource(source, kept)
+    return SubsetDataset(source, kept)
 
 
 def _listed(path: Path) -> np.ndarray:

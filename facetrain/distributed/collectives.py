@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facetrain.parts import part
+from facetrain.profiling import part
 
 # torch 2.13 renamed these two and warns about the old names; 2.11 and 2.12 know only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -164,7 +164,7 @@ def agree(flag: bool) -> bool:
 
 def any_rank(flag: bool) -> bool:
     """Whether the flag is set on at least one rank."""
-    # int32 on the host, not bool: no backend reduces bool, and gloo spares the GPU a synchronisation.
+    # int32 on the host, not bool: no backend reduces bool, and gloo spares the GPU a synchronization.
     return bool(max_(torch.tensor([flag], dtype=torch.int32)).item())
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import os
+import re
 import shutil
 import signal
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from facetrain.distributed.agent_folder import agent_folder
 from facetrain.distributed.supervisor import Supervisor
 from facetrain.distributed.watchdog import last_words
 from facetrain.errors import LaunchError, LostRankError, UsageError
@@ -228,3 +233,41 @@ def _ended_by(number: int, *, rank: int, pid: int) -> LaunchError:
     }
     hint = hints.get(name, "")
     return LaunchError(f"rank {rank} (process {pid}) was ended by {name}{hint}")
+
+
+_PREFIX = "facetrain-agent-"
+_NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")
+_BEING_MADE_S = 60
+"""A folder so young may be about to be locked."""
+
+
+@contextmanager
+def agent_folder() -> Iterator[Path]:
+    """Make a folder, and remove it at the end, along with those that killed launchers have left here."""
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            # The kernel gives the lock back when this process ends, however it does.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for path in parent.iterdir():
+        if _NAME.fullmatch(path.name):
+            with suppress(OSError):  # it is locked, another user's, or gone
+                _remove_unless_held(path)
+
+
+def _remove_unless_held(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > _BEING_MADE_S:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+    finally:
+        os.close(descriptor)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from facetrain.distributed.parent import LAUNCHER
+from facetrain.distributed.process_lifetime import LAUNCHER
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGINT)
 

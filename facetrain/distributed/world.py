@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from facetrain.distributed.allocator import give_back_freed_memory, keep_freed_memory
-from facetrain.distributed.meeting import meet
-from facetrain.distributed.parent import is_worker, started_by_torchrun
-from facetrain.distributed.pulse import Pulse
+from facetrain.distributed.heartbeat import Pulse
+from facetrain.distributed.process_lifetime import is_worker, started_by_torchrun
+from facetrain.distributed.rendezvous import meet
 from facetrain.distributed.roll_call import sign_in
 from facetrain.distributed.watchdog import watched
 from facetrain.errors import RunError, UsageError

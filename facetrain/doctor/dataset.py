@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceSource, check_counts, open_source
 from facetrain.data.decode import decode_rgb
-from facetrain.doctor.finding import Finding, failure, ok, warning
+from facetrain.data.open_dataset import FaceDataset, check_counts, open_dataset
+from facetrain.doctor.check_result import Finding, failure, ok, warning
 from facetrain.errors import DataError
 
 _SAMPLES = 32
@@ -21,13 +21,13 @@ def check_dataset(
     num_classes: int | None = None,
     num_images: int | None = None,
     min_images_per_identity: int = 1,
-) -> tuple[list[Finding], FaceSource]:
+) -> tuple[list[Finding], FaceDataset]:
     """Open a dataset, count it, and decode some of its images.
 
     Raises:
         DataError: it cannot be opened, or contradicts the numbers that were given.
     """
-    source = open_source(folder, min_images_per_identity=min_images_per_identity)
+    source = open_dataset(folder, min_images_per_identity=min_images_per_identity)
     check_counts(source, folder, num_classes=num_classes, num_images=num_images)
     counts = np.bincount(source.labels, minlength=source.num_classes)
     found = (
@@ -40,7 +40,7 @@ def check_dataset(
 def _identities(counts: np.ndarray) -> Finding:
     missing, single = int((counts == 0).sum()), int((counts == 1).sum())
     if missing:
-        do = "their centres learn nothing: look at the labels with `facetrain data check`"
+        do = "their centers learn nothing: look at the labels with `facetrain data check`"
         return warning("identities", f"{missing:,} labels below the highest have no image", do)
     if single > len(counts) / 2:
         return warning(
@@ -49,7 +49,7 @@ def _identities(counts: np.ndarray) -> Finding:
     return ok("identities", f"every label from 0 to {len(counts) - 1:,} has an image")
 
 
-def _samples(source: FaceSource, image_size: int) -> Finding:
+def _samples(source: FaceDataset, image_size: int) -> Finding:
     chosen = np.unique(np.linspace(0, source.num_images - 1, _SAMPLES).astype(np.int64)).tolist()
     faults, shapes = [], set()
     for number in chosen:

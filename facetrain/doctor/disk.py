@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from facetrain.doctor.finding import Finding, failure, ok, warning
+from facetrain.doctor.check_result import Finding, failure, ok, warning
 
 _PROBE = 1 << 26
 _BLOCK = 1 << 22

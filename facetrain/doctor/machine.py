@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from facetrain.doctor.finding import Finding, count, failure, ok, warning
+from facetrain.doctor.check_result import Finding, count, failure, ok, warning
 
 _SHM = Path("/dev/shm")
 _SHM_FOR_GPUS = 1 << 30

@@ -8,8 +8,8 @@ import time
 import torch
 
 from facetrain.distributed import collectives
-from facetrain.distributed.interface import Interface, interface_in_use, interfaces
-from facetrain.doctor.finding import Finding, count, failure, ok, warning
+from facetrain.distributed.network_interface import Interface, interface_in_use, interfaces
+from facetrain.doctor.check_result import Finding, count, failure, ok, warning
 
 _BYTES = 1 << 25
 _ROUNDS = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from facetrain.doctor.finding import Finding, failure, ok, warning
+from facetrain.doctor.check_result import Finding, failure, ok, warning
 
 # The oldest driver for each major version of CUDA (docs.nvidia.com/deploy/cuda-compatibility).
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}

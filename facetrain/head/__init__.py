@@ -1,1 +1,1 @@
-"""The margin-softmax head, whose class centres are split over the ranks."""
+"""The margin-softmax head, whose class centers are split over the ranks."""

@@ -1,4 +1,4 @@
-"""The head: one call takes embeddings and labels and gives the loss; the centres update themselves."""
+"""The head: one call takes embeddings and labels and gives the loss; the centers update themselves."""
 
 # B local batch   G gathered batch   D embedding   K this rank's classes   S sampled of K
 
@@ -16,31 +16,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.counter import key_of
+from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
-from facetrain.head.choice import Chooser
-from facetrain.head.chunk import Chunk, FusedChunk, fused_chunks_serve
-from facetrain.head.collected import CollectedGradient
-from facetrain.head.combined import Margin
-from facetrain.head.objective import Objective, Softmax
-from facetrain.head.own import OwnClass
-from facetrain.head.placement import place_tables
-from facetrain.head.rows import RowOptimizer, moment_layout
-from facetrain.head.shard import shard_classes
-from facetrain.head.storage import Rows
-from facetrain.head.sub_centres import SubCentres
-from facetrain.head.sweep import Sweep, sharded_cross_entropy
-from facetrain.head.threshold import LearnedThreshold
+from facetrain.head.class_centers import Rows, place_tables
+from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_serve
+from facetrain.head.class_shard import shard_classes
+from facetrain.head.losses import LearnedThreshold, Loss, Softmax
+from facetrain.head.margins import Margin
+from facetrain.head.row_optimizer import AccumulatedGradient, RowOptimizer, moment_layout
+from facetrain.head.sampling import ClassSampler
+from facetrain.head.sharded_softmax import ClassSweep, sharded_cross_entropy
+from facetrain.head.sub_centers import SubCenters
+from facetrain.head.target import TargetClass
 
 _INIT_BLOCK = 4096
 _INIT_STD = 0.01
 
 
 class MarginHead:
-    """Margin-softmax over identities whose centres are split over the ranks.
+    """Margin-softmax over identities whose centers are split over the ranks.
 
-    With `accumulate=1` and no loss scale the centres are updated inside the backward pass, chunk by
+    With `accumulate=1` and no loss scale the centers are updated inside the backward pass, chunk by
     chunk, and no gradient of all of them ever exists. Otherwise the gradient of the step's rows is
     collected, and `step` ends it.
     """
@@ -55,7 +52,7 @@ class MarginHead:
         world_size: int = 1,
         loss: str = "softmax",
         negative_weight: float = 1.0,
-        sub_centres: int = 1,
+        sub_centers: int = 1,
         drop_from_step: int | None = None,
         drop_angle: float = 180.0,
         sample_rate: float = 1.0,
@@ -81,7 +78,7 @@ class MarginHead:
         self._rank, self._margin, self._seed = rank, margin, seed
         self._chunk_size, self._product_dtype = chunk_size, product_dtype
         self._device = device or torch.device("cpu")
-        width = sub_centres * embedding_size
+        width = sub_centers * embedding_size
         moments = moment_layout(optimizer, width, momentum=momentum, dtype=momentum_dtype)
         self._tables = place_tables(
             {"weight": (width, weight_dtype), **moments},
@@ -102,7 +99,7 @@ class MarginHead:
             "weight_decay": weight_decay,
         }
         self._optimizer = RowOptimizer(self._device, seed=key_of(seed, 1), **rules)
-        self._chooser = Chooser(
+        self._chooser = ClassSampler(
             self._tables,
             self.shard,
             self._device,
@@ -111,27 +108,27 @@ class MarginHead:
             seed=seed,
             staged=placement != "device" and fused,
         )
-        self._sub_centres = SubCentres(
-            self.shard.size, sub_centres, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
+        self._sub_centers = SubCenters(
+            self.shard.size, sub_centers, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
         )
         self._threshold: LearnedThreshold | None = None
         if loss == "unified":
             # As many negatives as a sample meets decide where the threshold starts.
             start = math.log(max(num_classes * sample_rate, 1) * 10)
             self._threshold = LearnedThreshold(start, negative_weight, weight_dtype, self._device, rules)
-        self._objective: Objective = self._threshold.objective if self._threshold else Softmax()
-        serves = fused_chunks_serve(self._device, margin, self._objective, sub_centres, product_dtype)
+        self._objective: Loss = self._threshold.objective if self._threshold else Softmax()
+        serves = fused_chunks_serve(self._device, margin, self._objective, sub_centers, product_dtype)
         self.chunk_type = FusedChunk if serves else Chunk
         self._step = 0
-        self._gradient = CollectedGradient()
-        self._initialise()
+        self._gradient = AccumulatedGradient()
+        self._initialize()
 
     def begin_step(self, step: int) -> None:
         """Choose the sample of a step: it depends on (seed, step, class), not on the number of ranks."""
         self._step = step
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
-        self._sub_centres.begin_step(step)
+        self._sub_centers.begin_step(step)
 
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the mean loss over the global batch; a scalar, the same on every rank.
@@ -151,7 +148,7 @@ class MarginHead:
         self._near = chosen.tables
         unit_GD, norm_G = self._parted(coming.wait())
         width = self.weight.data.shape[1]
-        sweep = Sweep(
+        sweep = ClassSweep(
             weight=chosen.tables.by_name["weight"],
             index_S=chosen.index_S,
             place_G=chosen.place_G,
@@ -163,13 +160,13 @@ class MarginHead:
             take_gradient=self._update_now if self.fused else self._gradient.add,
             finish=partial(self._finish, chosen.class_S),
             product_dtype=self._product_dtype,
-            dominant=self._sub_centres.dominant_of(chosen.class_S if chosen.index_S is None else None),
-            least_cos=self._sub_centres.least_cos,
+            dominant=self._sub_centers.dominant_of(chosen.class_S if chosen.index_S is None else None),
+            least_cos=self._sub_centers.least_cos,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        """Update the centres by the gradient collected since the last step, `grad_scale` times too large.
+        """Update the centers by the gradient collected since the last step, `grad_scale` times too large.
 
         Where the scalar `skip` is 1, nothing changes, and the gradient is forgotten. Both are on the device.
         """
@@ -183,7 +180,7 @@ class MarginHead:
         """Make sure that every label is a class.
 
         Raises:
-            DataError: one is not; it would have no centre, and its loss no gradient.
+            DataError: one is not; it would have no center, and its loss no gradient.
         """
         wrong = labels[(labels < 0) | (labels >= self.num_classes)]
         if len(wrong):
@@ -196,7 +193,7 @@ class MarginHead:
         """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
         self._chooser.settle()
         tables = {name: table.data for name, table in self._tables.by_name.items()}
-        return tables | self._sub_centres.row_state()
+        return tables | self._sub_centers.row_state()
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         """Take over saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
@@ -231,13 +228,13 @@ class MarginHead:
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
         self._optimizer.update(self._near.by_name, rows, gradient, self.lr, finite)
 
-    def _finish(self, class_S: Tensor | None, own: OwnClass, finite: Tensor) -> None:
-        self._sub_centres.count(own, class_S, finite)
+    def _finish(self, class_S: Tensor | None, own: TargetClass, finite: Tensor) -> None:
+        self._sub_centers.count(own, class_S, finite)
         if self._threshold and self.fused:
             self._threshold.step(self.lr, finite)
 
-    def _initialise(self) -> None:
-        """Draw centres from N(0, 0.01²): by blocks of classes, so that they do not depend on the shards."""
+    def _initialize(self) -> None:
+        """Draw centers from N(0, 0.01²): by blocks of classes, so that they do not depend on the shards."""
         blocks = range(self.shard.start // _INIT_BLOCK, -(-self.shard.stop // _INIT_BLOCK))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for _ in pool.map(self._draw_block, blocks):
@@ -259,5 +256,5 @@ class MarginHead:
 def _chunk_for(global_batch: int, embedding_size: int, device: torch.device) -> int:
     if device.type == "cuda":  # enough logits to fill it
         return max((1 << 26) // global_batch, 128)
-    # Logits, centres, momentum and gradient of a chunk stay in the processor's last cache.
+    # Logits, centers, momentum and gradient of a chunk stay in the processor's last cache.
     return max((1 << 22) // (2 * global_batch + 3 * embedding_size), 128)

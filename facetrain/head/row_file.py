@@ -1,4 +1,4 @@
-"""The file that holds the rows of a head whose centres lie on disk."""
+"""The file that holds the rows of a head whose centers lie on disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONGEST_RUN = 4096
 class RowFile:
     """A file of rows, each of which holds its numbers of all tables side by side.
 
-    A class's centre and momentum then come in one read of the disk. The file is a place to work in, not a
+    A class's center and momentum then come in one read of the disk. The file is a place to work in, not a
     checkpoint. It is mapped into memory for whoever goes through all rows. A step's rows are read and
     written by calls, which pass the kernel's cache by where rows fill whole sectors: a sample hardly ever
     finds its rows there, and making room in the cache costs the processor several times what the disk does.
@@ -154,7 +154,7 @@ def _reserve(path: Path, size: int) -> int:
         if descriptor >= 0:
             os.close(descriptor)
         raise RunError(
-            f"{path}: cannot reserve {size / 2**30:.1f} GiB for centres: {error.strerror}; "
+            f"{path}: cannot reserve {size / 2**30:.1f} GiB for centers: {error.strerror}; "
             "free space, or name another disk"
         ) from error
     return descriptor

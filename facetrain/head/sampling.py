@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from facetrain.counter import key_of, uniform
-from facetrain.head.shard import ClassShard
+from facetrain.counter_rng import key_of, uniform
+from facetrain.head.class_centers import RowTables
+from facetrain.head.class_shard import ClassShard
+from facetrain.head.row_prefetch import Stage
 
 
 def drawn_classes(
@@ -20,7 +24,7 @@ def drawn_classes(
 ) -> Tensor:
     """Draw a step's classes of this shard without knowing its batch: ascending, int64, none twice.
 
-    The classes of all ranks together are parted into strata of 1/rate neighbours, at places that differ
+    The classes of all ranks together are parted into strata of 1/rate neighbors, at places that differ
     from step to step, and one class of each is drawn by a hash of (seed, step, stratum). So a class is in
     with probability `rate`, the sample does not depend on the number of ranks, its size hardly varies, and
     the work is proportional to the sample; Partial FC draws a fixed number on each rank, from a random
@@ -62,3 +66,70 @@ class Sampler:
             self._draws = {known: rows for known, rows in self._draws.items() if known == step - 1}
             self._draws[step] = drawn - self._shard.start
         return self._draws[step]
+
+
+@dataclass(frozen=True)
+class SampledClasses:
+    """The classes of this rank that take part in a step."""
+
+    tables: RowTables
+    index_S: Tensor | None
+    """Their rows in these tables; None: all rows."""
+    class_S: Tensor | None
+    """Which they are, counted from the shard's start; None: all classes."""
+    place_G: Tensor
+    """Where among them each sample's own class is, or −1: on another rank."""
+
+
+class ClassSampler:
+    """Takes all classes of a shard, or a step's sample of them: where they lie, or copied to the device."""
+
+    def __init__(
+        self,
+        tables: RowTables,
+        shard: ClassShard,
+        device: torch.device,
+        *,
+        sample_rate: float,
+        sample_block: int,
+        seed: int,
+        staged: bool,
+    ) -> None:
+        self._tables, self._shard = tables, shard
+        self._stage = Stage(tables, device) if staged and sample_rate < 1 else None
+        self._sampler: Sampler | None = None
+        if sample_rate < 1:
+            where = device if self._stage is None else torch.device("cpu")
+            self._sampler = Sampler(shard, sample_rate, block=sample_block, seed=seed, device=where)
+
+    def choose(self, label_G: Tensor, step: int) -> SampledClasses:
+        """Find the classes that take part in a step with these labels (int64, of the whole head)."""
+        here_G = (label_G >= self._shard.start) & (label_G < self._shard.stop)
+        local_G = torch.where(here_G, label_G - self._shard.start, -1)
+        if self._sampler is None:
+            return SampledClasses(self._tables, None, None, local_G)
+        drawn = self._sampler.drawn(step)
+        if self._stage is not None:
+            return self._bring(drawn, self._sampler.drawn(step + 1), local_G)
+        class_S = torch.cat([drawn, local_G[here_G]]).unique()
+        self._tables.read_ahead(class_S)
+        place_G = torch.searchsorted(class_S, local_G)
+        return SampledClasses(self._tables, class_S, class_S, torch.where(here_G, place_G, -1))
+
+    def settle(self) -> None:
+        """Wait until all rows are where they belong."""
+        if self._stage is not None:
+            self._stage.settle()
+
+    def _bring(self, drawn: Tensor, next_drawn: Tensor, local_G: Tensor) -> SampledClasses:
+        assert self._stage is not None
+        here_G = local_G >= 0
+        positive = local_G[here_G].unique().cpu()
+        added = positive[~torch.isin(positive, drawn, assume_unique=True)]
+        class_S, tables = self._stage.enter(drawn, added, next_drawn)
+        class_S = class_S.to(local_G.device)
+        # What was drawn is ascending, and so is what the batch added behind it, but not both together.
+        order_S = class_S.argsort()
+        found_G = torch.searchsorted(class_S, local_G, sorter=order_S).clamp_max(len(class_S) - 1)
+        place_G = order_S[found_G] if len(class_S) else local_G
+        return SampledClasses(tables, None, class_S, torch.where(here_G, place_G, -1))

@@ -15,19 +15,19 @@ from facetrain.optim.scaler import LossScale
 
 
 class RowUpdater(Protocol):
-    """What the stepper needs of a head, which updates its own class centres."""
+    """What the stepper needs of a head, which updates its own class centers."""
 
     lr: float
 
     @property
     def fused(self) -> bool:
-        """Whether the backward pass has already updated the centres."""
+        """Whether the backward pass has already updated the centers."""
 
     def begin_step(self, step: int) -> None:
         """Choose the step's sample."""
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        """Update the centres by what was accumulated, divided by a scalar; where the scalar `skip` is 1, forget it."""
+        """Update the centers by what was accumulated, divided by a scalar; where the scalar `skip` is 1, forget it."""
 
 
 @dataclass(frozen=True)

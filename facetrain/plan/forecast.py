@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from facetrain.config.schema import Config
-from facetrain.plan.backbone import BackboneCost, forward_bytes, measure_backbone
+from facetrain.plan.backbone_cost import BackboneCost, forward_bytes, measure_backbone
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, TRACER_BYTES
-from facetrain.plan.head import HeadBytes, HeadShape, head_bytes
+from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 
 _MOMENTS = {"sgd": 1, "adamw": 2}
 # Of a batch: the loader's two copies in uint8, and float32 before and after the change of layout.
@@ -29,8 +29,8 @@ class Forecast:
     """Of the backbone, where DDP's buckets hold them; else they are part of `work`."""
     moments: int
     """Of the backbone."""
-    centres: int
-    centre_moments: int
+    centers: int
+    center_moments: int
     images: int
     activations: int
     """What the forward pass keeps for the backward pass."""
@@ -43,7 +43,7 @@ class Forecast:
     runtime: int
     """CUDA's and NCCL's own; on a CPU the program's."""
     elsewhere: int
-    """Centres and moments in the host's memory or on its disk."""
+    """Centers and moments in the host's memory or on its disk."""
 
     @property
     def total(self) -> int:
@@ -106,7 +106,7 @@ def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda:
         embedding_size=config.model.embedding_size,
         global_batch=batch * gpus,
         world_size=gpus,
-        sub_centres=config.head.sub_centres,
+        sub_centers=config.head.sub_centers,
         sample_rate=config.head.sample_rate,
         accumulate=config.optim.accumulate,
         chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
@@ -136,13 +136,13 @@ def forecast(
     moments = 4 * cost.parameters * _MOMENTS[config.optim.name]
     images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
     work = _work(cost, head, batch)
-    saved = cost.state_bytes + moments + head.centres + head.moments
+    saved = cost.state_bytes + moments + head.centers + head.moments
     return Forecast(
         weights=cost.state_bytes,
         gradients=4 * cost.parameters if gpus > 1 else 0,
         moments=moments,
-        centres=head.centres,
-        centre_moments=head.moments,
+        centers=head.centers,
+        center_moments=head.moments,
         images=images,
         activations=cost.kept(batch),
         work=work,

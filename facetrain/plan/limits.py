@@ -100,7 +100,7 @@ def _changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
     changes = []
     if head.momentum_dtype == "float32":
         changes.append(
-            Change({"head.momentum_dtype": "bfloat16"}, "momentum of centres rounded to 8 bits of mantissa")
+            Change({"head.momentum_dtype": "bfloat16"}, "momentum of centers rounded to 8 bits of mantissa")
         )
     if not config.model.checkpoint_activations:
         changes.append(Change({"model.checkpoint_activations": True}, "a third more time in the backbone"))
@@ -111,15 +111,15 @@ def _changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
         changes.append(Change(smaller, "the same global batch in twice as many parts; batch norm sees half"))
     if head.weight_dtype == "float32":
         changes.append(
-            Change({"head.weight_dtype": "bfloat16"}, "centres stored in 16 bits, rounded at random")
+            Change({"head.weight_dtype": "bfloat16"}, "centers stored in 16 bits, rounded at random")
         )
     if config.optim.name == "sgd" and head.momentum_dtype != "int8":
-        changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of centres in 8 bits"))
+        changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of centers in 8 bits"))
     if head.placement == "device" and cuda:
         rate = {"head.sample_rate": 0.1} if head.sample_rate > 0.1 else {}
         changes.append(
             Change(
-                {"head.placement": "host"} | rate, "the sampled centres travel to the GPU and back each step"
+                {"head.placement": "host"} | rate, "the sampled centers travel to the GPU and back each step"
             )
         )
     return changes

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from facetrain.config.schema import Config
-from facetrain.plan.backbone import BackboneCost
+from facetrain.plan.backbone_cost import BackboneCost
 from facetrain.plan.device import (
     BETWEEN_MACHINES,
     GPUS_PER_MACHINE,
@@ -18,14 +18,14 @@ from facetrain.plan.device import (
     Device,
 )
 from facetrain.plan.forecast import backbone_cost, head_shape, local_batch
-from facetrain.plan.head import HeadShape
+from facetrain.plan.head_cost import HeadShape
 
 _PRODUCTS = 4
-"""Of (G × D) by (D × S): logits twice, and the gradients of embeddings and of centres."""
+"""Of (G × D) by (D × S): logits twice, and the gradients of embeddings and of centers."""
 _BYTES_PER_LOGIT = 80
 """Read and written by the passes over a chunk."""
 _BYTES_PER_SAMPLED_NUMBER = 32
-"""Of centres and momentum: read three times, written once."""
+"""Of centers and momentum: read three times, written once."""
 _BYTES_PER_DRAWN_CLASS = 200
 """Of the hash that draws the sample: a dozen passes over int64."""
 _PRODUCT_EFFICIENCY, _MEMORY_EFFICIENCY = 0.5, 0.8

@@ -19,22 +19,22 @@ class Sink(Protocol):
 
 
 class Board(Sink, Protocol):
-    """A sink that shows pictures too."""
+    """A sink that shows images too."""
 
-    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
-        """Take pictures of a step by name, uint8 (H, W, 3)."""
+    def show(self, step: int, images: dict[str, np.ndarray]) -> None:
+        """Take images of a step by name, uint8 (H, W, 3)."""
 
 
 class Recorder:
     """Hand every report to all sinks; without sinks, as on every rank but the leader, to nobody."""
 
     def __init__(self, sinks: Iterable[Sink] = (), board: Board | None = None) -> None:
-        """Take the sinks, and the one that pictures go to as well."""
+        """Take the sinks, and the one that images go to as well."""
         self._sinks, self._board = [*sinks, *([board] if board else [])], board
 
     @property
     def has_board(self) -> bool:
-        """Whether somebody will see pictures: drawing them for nobody would only take time."""
+        """Whether somebody will see images: drawing them for nobody would only take time."""
         return self._board is not None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -42,10 +42,10 @@ class Recorder:
         for sink in self._sinks:
             sink.write(step, values)
 
-    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
-        """Take pictures of a step by name, uint8 (H, W, 3)."""
+    def show(self, step: int, images: dict[str, np.ndarray]) -> None:
+        """Take images of a step by name, uint8 (H, W, 3)."""
         if self._board:
-            self._board.show(step, pictures)
+            self._board.show(step, images)
 
     def close(self) -> None:
         """Close all sinks."""

@@ -1,4 +1,4 @@
-"""The same numbers for TensorBoard, and pictures beside them.
+"""The same numbers for TensorBoard, and images beside them.
 
 TensorBoard's own writer has a thread, which ends with a traceback when the disk is full, and half a record
 in its file hides all that follow. Here the file is written by whoever reports, whole records or none.
@@ -21,7 +21,7 @@ from facetrain.telemetry.log import warn
 
 
 class TensorBoard:
-    """Write scalars under the names that metrics.jsonl has, and pictures.
+    """Write scalars under the names that metrics.jsonl has, and images.
 
     What a full disk does not take is missing from the graphs; they go on when there is room again.
     """
@@ -49,9 +49,9 @@ class TensorBoard:
         }
         self._add(step, [{"tag": name, "simple_value": number} for name, number in numbers.items()])
 
-    def show(self, step: int, pictures: dict[str, np.ndarray]) -> None:
-        """Write pictures by name, uint8 (H, W, 3)."""
-        self._add(step, [{"tag": name, "image": _image(pixels)} for name, pixels in pictures.items()])
+    def show(self, step: int, images: dict[str, np.ndarray]) -> None:
+        """Write images by name, uint8 (H, W, 3)."""
+        self._add(step, [{"tag": name, "image": _image(pixels)} for name, pixels in images.items()])
 
     def close(self) -> None:
         """Close the file."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.train.compiled import compile_regions
+from facetrain.train.compile import compile_regions
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -67,7 +67,7 @@ class InPrecision(nn.Module):
             compile_regions(backbone)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalised images (B, 3, H, W) to embeddings (B, D), float32."""
+        """Map normalized images (B, 3, H, W) to embeddings (B, D), float32."""
         image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
         with self._autocast():
             feature = self.backbone.trunk(image_BCHW)

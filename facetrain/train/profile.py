@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from facetrain.telemetry.memory import peak_gib
-from facetrain.train.timeline import seconds_by_part
+from facetrain.train.trace_timeline import seconds_by_part
 
 WARM_UP = 5
 """Steps before the first that is recorded: the allocator, the compiler and the readers have settled by then."""

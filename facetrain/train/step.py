@@ -13,7 +13,7 @@ from facetrain.data.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.stepper import Stepped
-from facetrain.parts import part
+from facetrain.profiling import part
 from facetrain.train.state import TrainState
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from facetrain.verify.cells import PairCells
+from facetrain.verify.pair_blocks import PairCells
 
 LEVEL = 0.95
 """Share of the replicates that lie inside an interval."""
@@ -59,7 +59,7 @@ class WeightedCurve:
     """The exact ROC of one list of scores for many draws of their subjects.
 
     The true accept rate moves at scores of genuine pairs only. So impostor pairs are summed between
-    neighbouring genuine scores, and each draw costs two cumulative sums over those, however many
+    neighboring genuine scores, and each draw costs two cumulative sums over those, however many
     impostors there are; the polygon is the same as with a vertex for every score.
     """
 

@@ -1,4 +1,4 @@
-"""MegaFace's protocol: a person's other picture searched among up to a million strangers."""
+"""MegaFace's protocol: a person's other image searched among up to a million strangers."""
 
 # Q probes   N distractors   D embedding   M pairs of a probe and its mate   Z sizes   R draws of subjects
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from facetrain.verify import bootstrap
 from facetrain.verify.result import Result
-from facetrain.verify.scored import REPLICATES, add_replicates
+from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 10)
 _AT_ONCE = 1 << 24
@@ -31,7 +31,7 @@ def distractor_result(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Result:
-    """Search every picture of a person with every other one as the only mate among distractors.
+    """Search every image of a person with every other one as the only mate among distractors.
 
     The protocol of Kemelmacher-Shlizerman et al., "The MegaFace benchmark", 2016: `rank1` is the share
     of searches whose mate comes before all distractors, `rank1@1000` that among the first 1000 of them.
@@ -68,7 +68,7 @@ def _rates(drawn_RS: np.ndarray, count_S: np.ndarray, hit_SH: np.ndarray) -> np.
 
 
 def mate_pairs(subject_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return every ordered pair of two pictures of one subject: int (M,) twice."""
+    """Return every ordered pair of two images of one subject: int (M,) twice."""
     order = np.argsort(subject_Q, kind="stable")
     runs = np.split(order, np.flatnonzero(np.diff(subject_Q[order])) + 1)
     probe = [np.repeat(run, len(run) - 1) for run in runs]

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from facetrain.checkpoint.model_file import EmbeddingModel, open_model
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
-from facetrain.verify.embed import PictureEmbedder, Progress, autocast
-from facetrain.verify.paired import Difference, compare_results
-from facetrain.verify.pairs import PairSet
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.verify.embedder import ImageEmbedder, Progress, autocast
+from facetrain.verify.model_comparison import Difference, compare_results
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, assess
 from facetrain.verify.result import Result
 from facetrain.verify.slices import Table, read_table
@@ -30,7 +30,7 @@ class Evaluation:
     results: dict[str, Result]
     """By the name of the set; IJB's 1:N protocol adds `_1n` to it."""
     targets: dict[str, Target]
-    """The sets by name; the pictures of the hardest pairs are theirs."""
+    """The sets by name; the images of the hardest pairs are theirs."""
     is_leader: bool
     """Whether this rank is the one to tell the results."""
     against: str = ""
@@ -70,7 +70,7 @@ def evaluate(
 
     Under torchrun all ranks share the embedding, and the leader has the results. `tables` gives the CSV
     by which a set of pairs is sliced. `workers` decode on each rank, by default as many as it has cores.
-    `told` hears how many pictures are embedded, and of how many.
+    `told` hears how many images are embedded, and of how many.
 
     Raises:
         ModelError: a model cannot be opened.
@@ -117,7 +117,7 @@ def _score(
     bf16: bool,
     told: Progress | None,
 ) -> tuple[str, dict[str, Result]]:
-    embedder = PictureEmbedder(
+    embedder = ImageEmbedder(
         opened.network,
         image_size=opened.image_size,
         batch_size=batch_size,

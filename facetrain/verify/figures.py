@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from facetrain.errors import UsageError
-from facetrain.verify.folds import FoldAccuracy
+from facetrain.verify.fold_accuracy import FoldAccuracy
 from facetrain.verify.result import Histogram, Result, thin_curve
 from facetrain.verify.roc import Roc
 
@@ -61,18 +61,18 @@ def result_figures(result: Result) -> dict[str, Figure]:
     return figures
 
 
-def result_pictures(result: Result) -> dict[str, np.ndarray]:
+def figure_images(result: Result) -> dict[str, np.ndarray]:
     """Return the figures of a result as pixels, uint8 (H, W, 3); without matplotlib, none."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
         return {}
-    pictures = {}
+    images = {}
     for name, figure in result_figures(result).items():
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        pictures[name] = np.asarray(canvas.buffer_rgba())[:, :, :3]
-    return pictures
+        images[name] = np.asarray(canvas.buffer_rgba())[:, :, :3]
+    return images
 
 
 def _draw_roc(axes: Any, curve: Roc, across: str, up: str) -> None:
@@ -94,13 +94,13 @@ def _draw_det(axes: Any, curve: Roc, across: str, up: str) -> None:
 
 
 def _draw_scores(axes: Any, found: Histogram, threshold: dict[str, float]) -> None:
-    for label, count, colour in (
+    for label, count, color in (
         ("genuine", found.genuine, _GENUINE),
         ("impostor", found.impostor, _IMPOSTOR),
     ):
         # Shares, not counts: of impostors there may be a thousand times as many.
         share = count / max(count.sum(), 1)
-        axes.stairs(share, found.edge, fill=True, alpha=0.6, color=colour, label=f"{label} ({count.sum():,})")
+        axes.stairs(share, found.edge, fill=True, alpha=0.6, color=color, label=f"{label} ({count.sum():,})")
     if "eer" in threshold:
         axes.axvline(threshold["eer"], color=_MARK, linestyle="--", label="equal error")
     filled = np.flatnonzero(found.genuine + found.impostor)

@@ -1,24 +1,24 @@
-"""Embeddings of pictures wherever they lie, with their names."""
+"""Embeddings of images wherever they lie, with their names."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from facetrain.checkpoint.model_file import EmbeddingModel, open_model
-from facetrain.data.bin import read_bin
-from facetrain.data.dataset import RecordSource, open_source
-from facetrain.data.listing import LIST_SUFFIXES
-from facetrain.data.scratch import scratch_array
-from facetrain.data.source import PICTURE_SUFFIXES
+from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.image_list import LIST_SUFFIXES
+from facetrain.data.open_dataset import RecordDataset, open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
-from facetrain.verify.embed import PictureEmbedder, Progress, autocast
-from facetrain.verify.embeddings import Embeddings
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.verify.embedder import ImageEmbedder, Progress, autocast
+from facetrain.verify.embedding_files import Embeddings
 
 _DATASET_FILES = frozenset({".rec", ".yaml", ".yml"}) | LIST_SUFFIXES
 _IN_MEMORY = 1 << 16
@@ -36,7 +36,7 @@ def embed_input(
     bf16: bool = False,
     told: Progress | None = None,
 ) -> Embeddings:
-    """Embed a picture, a folder of pictures, a dataset, a .rec or a .bin; `told` hears how far it has come.
+    """Embed an image, a folder of images, a dataset, a .rec or a .bin; `told` hears how far it has come.
 
     Many embeddings lie in a scratch file that is mapped into memory.
 
@@ -52,8 +52,8 @@ def embed_input(
     return Embeddings(embedding, names, labels)
 
 
-def embed_pictures_at(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
-    """Return the unit embeddings of picture files, float32 (N, D)."""
+def embed_images_at(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
+    """Return the unit embeddings of image files, float32 (N, D)."""
     pictures = [_bytes_of(path) for path in paths]
     with join(device) as world:
         opened = open_model(model, world.device)
@@ -74,7 +74,7 @@ def _embed(
     told: Progress | None = None,
 ) -> np.ndarray:
     count, start = len(pictures), 0
-    embedder = PictureEmbedder(
+    embedder = ImageEmbedder(
         opened.network,
         opened.image_size,
         batch_size,
@@ -93,7 +93,7 @@ def _embed(
         if whole is None:
             whole = scratch_array((count, part.shape[1]), np.float32)
         whole[start : stretch.stop] = part
-    assert whole is not None, "no pictures"
+    assert whole is not None, "no images"
     return whole
 
 
@@ -103,28 +103,28 @@ def _unit(embedding: np.ndarray) -> np.ndarray:
 
 
 def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
-    """Return the encoded pictures of a picture, folder, dataset, .rec or .bin, their names and labels (−1: none).
+    """Return the encoded images of an image, folder, dataset, .rec or .bin, their names and labels (−1: none).
 
-    Pictures and names of a dataset are read and made when they are asked for.
+    Images and names of a dataset are read and made when they are asked for.
     """
     if input.suffix == ".bin":
         images, _ = read_bin(input)
         return images, [f"{input.name}:{number}" for number in range(len(images))], np.full(len(images), -1)
-    flat = _flat_pictures(input)
+    flat = _flat_images(input)
     if flat:
         return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
     if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
         records = input.suffix == ".rec" and input.is_file()
-        source = RecordSource(input.parent, name=input.name) if records else open_source(input)
+        source = RecordDataset(input.parent, name=input.name) if records else open_dataset(input)
         count = source.num_images
         pictures, names = _OnDemand(count, source.read), _OnDemand(count, source.where)
         return pictures, names, np.asarray(source.labels, np.int64)
     return [_bytes_of(input)], [input.name], np.array([-1])
 
 
-def _flat_pictures(input: Path) -> list[Path]:
+def _flat_images(input: Path) -> list[Path]:
     entries = input.iterdir() if input.is_dir() else ()
-    return sorted(path for path in entries if path.suffix.lower() in PICTURE_SUFFIXES)
+    return sorted(path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 class _OnDemand(Sequence[T]):
@@ -147,3 +147,24 @@ def _bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """Return an array of zeros in a file without a name, in TMPDIR; it is gone with the last reference.
+
+    Raises:
+        DataError: there is no room for it.
+    """
+    array = np.empty((0,), dtype)
+    size = int(np.prod(shape)) * array.itemsize
+    try:
+        with tempfile.TemporaryFile() as file:
+            if hasattr(os, "posix_fallocate"):
+                # Asked for now: memory mapped from a full disk ends the process when it is written.
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
+    except OSError as error:
+        raise DataError(
+            f"{tempfile.gettempdir()}: no room for {size:,} bytes of scratch ({error.strerror or error}); "
+            "free some, or set TMPDIR to a folder on another disk"
+        ) from error

@@ -12,7 +12,7 @@ import numpy as np
 from facetrain.verify import bootstrap
 from facetrain.verify.result import Result
 from facetrain.verify.roc import Roc, roc, tar_at_far
-from facetrain.verify.scored import REPLICATES, add_replicates
+from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 5, 10, 20)
 FPIRS = (1e-1, 1e-2)
@@ -158,3 +158,26 @@ def _rank_rates(
                 np.divide(drawn @ hit_S, probes_R, out=np.full(len(drawn), np.nan), where=probes_R > 0)
             )
     return {rank: np.mean(rate, axis=0) for rank, rate in rates.items()}
+
+
+_AT_ONCE = 1 << 24
+"""Similarities held at once: 64 MiB."""
+
+
+def nearest(probe_QD: np.ndarray, gallery_GD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the gallery that are most alike, best first, and their cosine: (Q, K) each.
+
+    Embeddings have length 1; K is `count`, or the gallery's size where that is less.
+    """
+    kept = min(count, len(gallery_GD))
+    entry_QK = np.empty((len(probe_QD), kept), np.int64)
+    cosine_QK = np.empty((len(probe_QD), kept), np.float32)
+    step = max(1, _AT_ONCE // max(len(gallery_GD), 1))
+    for start in range(0, len(probe_QD), step):
+        part = slice(start, start + step)
+        cosine_qG = probe_QD[part] @ gallery_GD.T
+        best_qK = np.argpartition(-cosine_qG, kept - 1, axis=1)[:, :kept]
+        order_qK = np.argsort(-np.take_along_axis(cosine_qG, best_qK, 1), axis=1, kind="stable")
+        entry_QK[part] = np.take_along_axis(best_qK, order_qK, 1)
+        cosine_QK[part] = np.take_along_axis(cosine_qG, entry_QK[part], 1)
+    return entry_QK, cosine_QK

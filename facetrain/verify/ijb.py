@@ -1,15 +1,15 @@
 """IJB-B and IJB-C as InsightFace hands them out: `meta/` with the official lists, `loose_crop/` with the faces.
 
-    meta/ijbc_face_tid_mid.txt          picture template medium
-    meta/ijbc_name_5pts_score.txt       picture x1 y1 … x5 y5 score     the same pictures in the same order
+    meta/ijbc_face_tid_mid.txt          image template medium
+    meta/ijbc_name_5pts_score.txt       image x1 y1 … x5 y5 score     the same images in the same order
     meta/ijbc_template_pair_label.txt   template template 1|0
-    meta/ijbc_1N_gallery_G1.csv, …G2    TEMPLATE_ID,SUBJECT_ID,…        a line per picture or frame
+    meta/ijbc_1N_gallery_G1.csv, …G2    TEMPLATE_ID,SUBJECT_ID,…        a line per image or frame
     meta/ijbc_1N_probe_mixed.csv        TEMPLATE_ID,SUBJECT_ID,…
 
 IJB-B's files begin with `ijbb`, and its galleries end in S1 and S2. The 1:N files may be missing.
 """
 
-# N pictures   P pairs   T templates
+# N images   P pairs   T templates
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from facetrain.data.align import align
 from facetrain.errors import PairsError
-from facetrain.verify.files import Files
+from facetrain.verify.lazy_files import Files
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Roster:
 
 @dataclass(frozen=True)
 class IjbSet:
-    """The lists of one of the two sets, and where its pictures lie."""
+    """The lists of one of the two sets, and where its images lie."""
 
     name: str
-    pictures: Path
+    images: Path
     names: list[str]
     landmarks: np.ndarray
     """float32 (N, 5, 2), in pixels of the loose crop."""
     detection: np.ndarray
-    """The detector's score of each picture, float32 (N,)."""
+    """The detector's score of each image, float32 (N,)."""
     template: np.ndarray
     medium: np.ndarray
     first: np.ndarray
@@ -58,7 +58,7 @@ class IjbSet:
     @property
     def encoded(self) -> Sequence[bytes]:
         """The loose crops, each read when it is asked for."""
-        return Files([self.pictures / name for name in self.names])
+        return Files([self.images / name for name in self.names])
 
     def crop(self, image: np.ndarray, number: int, size: int) -> np.ndarray:
         """Align the face of a loose crop."""
@@ -84,16 +84,14 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
     if names != listed:
         at = next((i for i, pair in enumerate(zip(names, listed, strict=False)) if len(set(pair)) > 1), None)
         where = f"line {at + 1}" if at is not None else f"{len(names):,} and {len(listed):,} lines"
-        raise PairsError(
-            f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt list other pictures: {where}"
-        )
+        raise PairsError(f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt list other images: {where}")
     pairs = read_pair_list(meta / f"{prefix}_template_pair_label.txt")
     template = template_medium[:, 0].astype(np.int64)
     _check_known(template, pairs[:, :2], meta / f"{prefix}_template_pair_label.txt")
     galleries, probes = _rosters(meta, prefix, template)
     return IjbSet(
         name=name,
-        pictures=folder / "loose_crop",
+        images=folder / "loose_crop",
         names=names,
         landmarks=points[:, :10].reshape(-1, 5, 2).astype(np.float32),
         detection=points[:, 10].astype(np.float32),
@@ -173,7 +171,7 @@ def _roster(path: Path, template: np.ndarray) -> Roster:
 def _check_known(template: np.ndarray, asked: np.ndarray, path: Path) -> None:
     unknown = np.setdiff1d(asked, template)
     if len(unknown):
-        raise PairsError(f"{path}: {len(unknown):,} templates have no picture, among them {unknown[0]}")
+        raise PairsError(f"{path}: {len(unknown):,} templates have no image, among them {unknown[0]}")
 
 
 def _require(path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Each protocol from pictures to results."""
+"""Each protocol from images to results."""
 
-# N pictures   T templates
+# N images   T templates
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from facetrain.distributed import collectives
 from facetrain.errors import ModelError
 from facetrain.verify.distractors import distractor_result
-from facetrain.verify.embed import PictureEmbedder
+from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.identification import Search, identification_result, search
 from facetrain.verify.ijb import IjbSet, Roster
-from facetrain.verify.pairs import PairSet
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.roc import threshold_at
-from facetrain.verify.scored import REPLICATES, ScoredPairs, assess_pairs
+from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, assess_pairs
 from facetrain.verify.search_sets import DistractorSet, SearchSet
 from facetrain.verify.slices import Table, slice_groups
 from facetrain.verify.subjects import numbers_of, subjects_of_pairs
@@ -45,9 +45,9 @@ class Options:
     flip: bool = True
     """Add the embedding of the mirror image, where the protocol leaves it open. Sets of pairs have both."""
     detection: bool = True
-    """Weight IJB's pictures by the detector's score."""
+    """Weight IJB's images by the detector's score."""
     table: Table | None = None
-    """By what a set of pairs is sliced, and who is in its pictures."""
+    """By what a set of pairs is sliced, and who is in its images."""
     slice_fmr: float | None = None
     """Slice at the threshold with this false match rate over all pairs; None for that of the folds."""
 
@@ -57,7 +57,7 @@ class Options:
         return {"replicates": self.replicates, "seed": self.seed}
 
 
-def assess(target: Target, embedder: PictureEmbedder, options: Options) -> dict[str, Result]:
+def assess(target: Target, embedder: ImageEmbedder, options: Options) -> dict[str, Result]:
     """Embed a set and return its results by name; IJB's 1:N stands beside its 1:1.
 
     Collective: all ranks embed, the leader alone reckons, and the others return nothing.
@@ -70,13 +70,13 @@ def assess(target: Target, embedder: PictureEmbedder, options: Options) -> dict[
         wrong = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
         if len(wrong):
             raise ModelError(
-                f"{target.name}: the embedding of picture {wrong[0]} is not finite; the network has diverged"
+                f"{target.name}: the embedding of image {wrong[0]} is not finite; the network has diverged"
             )
     # The numbers of a large set take minutes and gigabytes: once, not on every rank.
     return {} if collectives.rank() else results(target, embedded, options)
 
 
-def _embed(target: Target, embedder: PictureEmbedder, options: Options) -> tuple[np.ndarray, ...]:
+def _embed(target: Target, embedder: ImageEmbedder, options: Options) -> tuple[np.ndarray, ...]:
     summed = partial(embedder.summed, flip=options.flip)
     match target:
         case PairSet():
@@ -94,7 +94,7 @@ def _embed(target: Target, embedder: PictureEmbedder, options: Options) -> tuple
 def results(target: Target, embedded: tuple[np.ndarray, ...], options: Options) -> dict[str, Result]:
     """Return the results of a set by name, from its embeddings float32 (N, D) before they are scaled to length 1.
 
-    Of pairs, those of the pictures and of their mirror images; of a search, those of the probes and of the
+    Of pairs, those of the images and of their mirror images; of a search, those of the probes and of the
     gallery or the distractors.
     """
     match target:

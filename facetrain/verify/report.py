@@ -17,11 +17,11 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.figures import require_matplotlib, result_figures
+from facetrain.verify.formatting import COUNTS, interval_text, number_text
 from facetrain.verify.ijb import IjbSet
-from facetrain.verify.pairs import PairSet
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result
 from facetrain.verify.targets import Target
-from facetrain.verify.wording import COUNTS, interval_text, number_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def require_report(folder: Path) -> None:
 def write_report(folder: Path, found: Evaluation, *, model: str) -> Path:
     """Write `report.html`, `report.json` and a PNG per figure into a folder; return the page.
 
-    The page is self-contained: figures are inline SVG, pictures inline PNG, and nothing runs in it.
+    The page is self-contained: figures are inline SVG, images inline PNG, and nothing runs in it.
 
     Raises:
         RunError: the folder cannot be written.
@@ -154,15 +154,15 @@ def _hardest(result: Result, target: Target | None) -> Iterator[str]:
 
 
 def _pair(pair: HardPair, target: Target | None) -> str:
-    pictures = [_picture(target, number) for number in (pair.first, pair.second)]
+    pictures = [_image(target, number) for number in (pair.first, pair.second)]
     if not all(pictures):
         return ""
     images = "".join(f'<img alt="" src="data:image/png;base64,{picture}">' for picture in pictures)
     return f"<figure>{images}<figcaption>pair {pair.pair}: {pair.score:.3f}</figcaption></figure>"
 
 
-def _picture(target: Target | None, number: int) -> str:
-    """Return a picture as a PNG in base64; of a template, its first picture; of what cannot be shown, nothing."""
+def _image(target: Target | None, number: int) -> str:
+    """Return an image as a PNG in base64; of a template, its first image; of what cannot be shown, nothing."""
     try:
         if isinstance(target, PairSet):
             image = resize_square(decode_rgb(target.images[number], where=target.name), _SIZE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.verify.folds import FoldAccuracy, GridRoc
+from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.roc import Roc
 
 Interval = tuple[float, float]
@@ -39,7 +39,7 @@ class HardPair:
     """Its number in the set."""
     first: int
     second: int
-    """The numbers of its pictures or templates."""
+    """The numbers of its images or templates."""
     score: float
     """Cosine similarity."""
 

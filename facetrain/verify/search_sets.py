@@ -1,6 +1,6 @@
 """Sets for searching: TinyFace's folders, and MegaFace's probes and distractors.
 
-Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, or its aligned pictures
+Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, or its aligned images
 gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      beside or above them; else `7_2.jpg` is of person 7
 
 probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or its own:
@@ -10,16 +10,16 @@ facescrub_noises.txt         megaface_noises.txt            InsightFace's lists 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.source import PICTURE_SUFFIXES
+from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
-from facetrain.verify.files import Files
-from facetrain.verify.noises import read_noises, without_noises
+from facetrain.verify.lazy_files import Files
 from facetrain.verify.subjects import numbers_of
 
 _MEGAFACE = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
@@ -38,14 +38,14 @@ class SearchSet:
 
 @dataclass(frozen=True)
 class DistractorSet:
-    """Pictures of people, and strangers among whom each is searched with one mate."""
+    """Images of people, and strangers among whom each is searched with one mate."""
 
     name: str
     probes: Sequence[bytes]
     subject: np.ndarray
     distractors: Sequence[bytes]
     noises: int = 0
-    """Pictures of either kind that lists have left out."""
+    """Images of either kind that lists have left out."""
 
 
 def is_tinyface(folder: Path) -> bool:
@@ -62,13 +62,13 @@ def open_tinyface(folder: Path, name: str) -> SearchSet:
     """List TinyFace's probes and gallery.
 
     Raises:
-        PairsError: a list cannot be read, or a picture's name does not say whose it is.
+        PairsError: a list cannot be read, or an image's name does not say whose it is.
     """
     root = _tinyface(folder)
     assert root is not None, "asked by is_tinyface"
     matches, owners = _listed(root, "Gallery_Match", "gallery_match", "gallery")
     probes, sought = _listed(root, "Probe", "probe", "probe")
-    strangers = _pictures(root / "Gallery_Distractor")
+    strangers = _images(root / "Gallery_Distractor")
     known = numbers_of([*sought, *owners])
     return SearchSet(
         name,
@@ -83,15 +83,15 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
     """List the probes, a folder per person, and the distractors, without what InsightFace's lists name.
 
     Raises:
-        PairsError: nobody has two pictures, or there are no distractors; a list cannot be read.
+        PairsError: nobody has two images, or there are no distractors; a list cannot be read.
     """
     found = _megaface(folder)
     assert found is not None, "asked by is_megaface"
     people, strangers = found
-    there = _pictures(people), _pictures(strangers)
+    there = _images(people), _images(strangers)
     lists = (folder / name for name in ("facescrub_noises.txt", "megaface_noises.txt"))
     probes, distractors = (
-        without_noises(pictures, read_noises(path)) for pictures, path in zip(there, lists, strict=True)
+        without_noises(images, read_noises(path)) for images, path in zip(there, lists, strict=True)
     )
     noises = sum(map(len, there)) - len(probes) - len(distractors)
     subject = numbers_of([path.relative_to(people).parts[0] for path in probes])
@@ -100,7 +100,7 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
     if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
         raise PairsError(
             f"{folder}: {len(probes):,} probes and {len(distractors):,} distractors; "
-            "a person needs two pictures at least, in a folder of his own"
+            "a person needs two images at least, in a folder of his own"
         )
     return DistractorSet(name, Files(probes), subject, Files(distractors), noises)
 
@@ -119,18 +119,18 @@ def _megaface(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _pictures(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 def _listed(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:
-    """Return pictures and the people in them, by the official list or by their names."""
+    """Return images and the people in them, by the official list or by their names."""
     for beside in (root, root.parent):
         path = beside / f"{list_name}_img_ID_pairs.mat"
         if path.is_file():
             names, people = _matlab(path, key)
             return [root / folder / name for name in names], people
-    paths = _pictures(root / folder)
+    paths = _images(root / folder)
     people = []
     for path in paths:
         person = path.name.split("_")[0]
@@ -140,7 +140,7 @@ def _listed(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Pat
             )
         people.append(int(person))
     if not paths:
-        raise PairsError(f"{root / folder}: holds no pictures")
+        raise PairsError(f"{root / folder}: holds no images")
     return paths, people
 
 
@@ -156,3 +156,41 @@ def _matlab(path: Path, key: str) -> tuple[list[str], list[int]]:
     if len(names) != len(people) or any(Path(name).name != name for name in names):
         raise PairsError(f"{path}: {len(names):,} names for {len(people):,} numbers, or names with folders")
     return names, people
+
+
+_FOLDERS = 2
+"""Above a distractor: they tell apart images of one name."""
+
+
+def read_noises(path: Path) -> set[str]:
+    """Return the images of a list, in the spelling of `without_noises`; of a list that is not there, none.
+
+    Lines that begin with # are remarks; of lines with tabs the second column counts.
+
+    Raises:
+        PairsError: the file cannot be read as text.
+    """
+    if not path.exists():
+        return set()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PairsError(f"{path}: cannot be read as a list of images: {error}") from error
+    columns = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
+    return {_spelt((column[1] if len(column) > 1 else column[0]).strip()) for column in columns}
+
+
+def without_noises(images: Iterable[Path], noises: set[str]) -> list[Path]:
+    """Return the images that a list does not name, be it by their names alone or with two folders."""
+    if not noises:
+        return list(images)
+    return [
+        path
+        for path in images
+        if not noises & {_spelt(path.name), _spelt("/".join(path.parts[-1 - _FOLDERS :]))}
+    ]
+
+
+def _spelt(name: str) -> str:
+    # Alignment may have changed the suffix, and FaceScrub is handed out with blanks and with underscores.
+    return re.sub(r"\.[A-Za-z]+$|[ _]", "", name)

@@ -1,7 +1,7 @@
 """Error rates by age gap, pose, sex, skin tone or any other column of a table, at one threshold for all.
 
 The table is a CSV with a line of names on top, and either a row for each pair of the set or a row for each
-picture, in the set's order. By pictures, a pair belongs to the value that both have, or to `a / b`; and a
+image, in the set's order. By images, a pair belongs to the value that both have, or to `a / b`; and a
 column `subject` says who is in each, for the bootstrap.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.verify import bootstrap
-from facetrain.verify.cells import PairCells, once
+from facetrain.verify.pair_blocks import PairCells, once
 from facetrain.verify.result import Group
-from facetrain.verify.scored import REPLICATES, ScoredPairs
+from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
 from facetrain.verify.subjects import numbers_of
 
 _VALUES = 12
@@ -36,7 +36,7 @@ class Table:
     columns: dict[str, np.ndarray]
     """The value of every pair (P,), by column."""
     subject: np.ndarray | None
-    """Who is in each of the 2P pictures, from 0 without gaps, where the table says it."""
+    """Who is in each of the 2P images, from 0 without gaps, where the table says it."""
 
 
 def read_table(path: Path, pairs: int) -> Table:
@@ -48,7 +48,7 @@ def read_table(path: Path, pairs: int) -> Table:
     names, rows = _rows(path)
     if len(rows) not in (pairs, 2 * pairs):
         raise DataError(
-            f"{path}: {len(rows):,} rows; a row for each of {pairs:,} pairs or {2 * pairs:,} pictures is needed"
+            f"{path}: {len(rows):,} rows; a row for each of {pairs:,} pairs or {2 * pairs:,} images is needed"
         )
     texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
     subject = texts.pop(_SUBJECT, None)
@@ -57,7 +57,7 @@ def read_table(path: Path, pairs: int) -> Table:
         columns = {name: _of_pairs(value[0::2], value[1::2]) for name, value in columns.items()}
     elif subject is not None:
         raise DataError(
-            f"{path}: a column {_SUBJECT} needs a row for each of {2 * pairs:,} pictures, not for each pair"
+            f"{path}: a column {_SUBJECT} needs a row for each of {2 * pairs:,} images, not for each pair"
         )
     return Table(columns, None if subject is None else numbers_of(subject))
 

@@ -1,6 +1,6 @@
-"""Who is in which picture, as far as a list of pairs tells."""
+"""Who is in which image, as far as a list of pairs tells."""
 
-# N things that are compared (pictures, templates)   P pairs
+# N things that are compared (images, templates)   P pairs
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def subjects_of_pairs(
     """Return whose each of `count` things is, by a number from 0 without gaps: int (N,).
 
     Two things are of one subject if a chain of genuine pairs leads from one to the other. A subject whose
-    pictures no genuine pair connects counts as several; nobody is taken for another.
+    images no genuine pair connects counts as several; nobody is taken for another.
     """
     first, second = first_P[same_P], second_P[same_P]
     lowest_N, before_N = np.arange(count), np.full(count, -1)

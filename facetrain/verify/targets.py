@@ -7,7 +7,7 @@ from pathlib import Path
 
 from facetrain.errors import PairsError
 from facetrain.verify.ijb import IjbSet, is_ijb, open_ijb
-from facetrain.verify.pairs import PairSet, load_pairs
+from facetrain.verify.pair_set import PairSet, load_pairs
 from facetrain.verify.search_sets import (
     DistractorSet,
     SearchSet,
@@ -26,7 +26,7 @@ def open_target(target: str, folder: Path) -> Target:
     Raises:
         PairsError: there is none, or it is not what its layout says.
     """
-    # A name means a set of the folder: pictures that lie in ./lfw do not stand in the way of lfw.bin.
+    # A name means a set of the folder: images that lie in ./lfw do not stand in the way of lfw.bin.
     named = Path(target).name == target and (folder / f"{target}.bin").is_file()
     for path in (Path(target), folder / target, folder / target.upper()):
         if named or not path.is_dir():

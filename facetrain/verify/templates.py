@@ -1,6 +1,6 @@
-"""Templates: several pictures of one person as one embedding, and millions of pairs of them compared."""
+"""Templates: several images of one person as one embedding, and millions of pairs of them compared."""
 
-# N pictures   T templates   P pairs   D embedding
+# N images   T templates   P pairs   D embedding
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 _ROWS = 1 << 15
-"""Pictures pooled at once: 64 MiB of embeddings with 512 numbers."""
+"""Images pooled at once: 64 MiB of embeddings with 512 numbers."""
 _PRODUCTS = 1 << 24
 """Products held at once: 64 MiB."""
 _DENSE = 64
@@ -21,10 +21,10 @@ def pool_templates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the templates, ascending, and their unit embeddings: (T,), float32 (T, D).
 
-    Pictures of one template that come from one medium, the frames of a video, are averaged; the media of a
+    Images of one template that come from one medium, the frames of a video, are averaged; the media of a
     template are added. So a long video does not outweigh a photograph (IJB-B's evaluation code, and
-    Whitelam et al., "IARPA Janus Benchmark-B face dataset", 2017). Lengths count: a picture that the
-    network is unsure of is short. `weight_N` is the detector's confidence in each picture.
+    Whitelam et al., "IARPA Janus Benchmark-B face dataset", 2017). Lengths count: an image that the
+    network is unsure of is short. `weight_N` is the detector's confidence in each image.
     """
     order = np.lexsort((media_N, template_N))
     template, starts_T = np.unique(template_N[order], return_index=True)
@@ -40,7 +40,7 @@ def pool_templates(
 
 
 def _pool(embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray) -> np.ndarray:
-    """Pool rows that are sorted by template and medium."""
+    """ReaderPool rows that are sorted by template and medium."""
     new_template = np.diff(template_N, prepend=template_N[0] - 1) != 0
     new_medium = new_template | (np.diff(media_N, prepend=media_N[0]) != 0)
     starts = np.flatnonzero(new_medium)
@@ -50,7 +50,7 @@ def _pool(embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray)
 
 
 def _runs(ends_T: np.ndarray, limit: int) -> Iterator[tuple[int, int]]:
-    """Cut templates into runs of at most `limit` pictures, or of one template that has more."""
+    """Cut templates into runs of at most `limit` images, or of one template that has more."""
     first = 0
     while first < len(ends_T):
         before = ends_T[first - 1] if first else 0

@@ -1,6 +1,6 @@
 """A set of pairs, scored by the published protocol, with intervals and exact curves."""
 
-# P pairs   N pictures, two per pair   D embedding   S subjects   R draws of them
+# P pairs   N images, two per pair   D embedding   S subjects   R draws of them
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from facetrain.verify.bootstrap import draw_subjects
-from facetrain.verify.folds import squared_distances
-from facetrain.verify.pairs import PairSet
+from facetrain.verify.fold_accuracy import squared_distances
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
-from facetrain.verify.scored import REPLICATES, ScoredPairs, add_folds, add_replicates, assess_pairs, folded
+from facetrain.verify.scored_pairs import (
+    REPLICATES,
+    ScoredPairs,
+    add_folds,
+    add_replicates,
+    assess_pairs,
+    folded,
+)
 from facetrain.verify.subjects import numbers_of, subjects_of_pairs
 
 
@@ -24,7 +31,7 @@ def verification_result(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> tuple[Result, ScoredPairs]:
-    """Score a set from the embeddings of its pictures and of their mirror images, as the published numbers do."""
+    """Score a set from the embeddings of its images and of their mirror images, as the published numbers do."""
     subject_N = pairs.subject if pairs.subject is not None else inferred_subjects(pairs)
     scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
     result = assess_pairs(scored, protocol="verification", replicates=replicates, seed=seed)
@@ -43,7 +50,7 @@ def verification_result(
 
 
 def _means(value_N: np.ndarray, subject_N: np.ndarray, drawn: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the mean over the pictures of the subjects in each draw: (R,)."""
+    """Return the mean over the images of the subjects in each draw: (R,)."""
     sum_S, count_S = np.bincount(subject_N, weights=value_N), np.bincount(subject_N)
     return np.concatenate([(drawn_RS @ sum_S) / (drawn_RS @ count_S) for drawn_RS in drawn])
 
@@ -57,7 +64,7 @@ def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndar
 
 
 def inferred_subjects(pairs: PairSet) -> np.ndarray:
-    """Return the subject of every picture of a set that names nobody: what genuine pairs and equal bytes connect."""
-    picture_N = numbers_of(pairs.images)
-    first_P, second_P = picture_N[0::2], picture_N[1::2]
-    return subjects_of_pairs(first_P, second_P, pairs.same, int(picture_N.max()) + 1)[picture_N]
+    """Return the subject of every image of a set that names nobody: what genuine pairs and equal bytes connect."""
+    image_N = numbers_of(pairs.images)
+    first_P, second_P = image_N[0::2], image_N[1::2]
+    return subjects_of_pairs(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.data.augment import normalise
-from facetrain.verify.embed import PictureEmbedder, Progress
-from facetrain.verify.pairs import PairSet
+from facetrain.data.augment import normalize
+from facetrain.verify.embedder import ImageEmbedder, Progress
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.verification import verification_result
 
@@ -27,11 +27,11 @@ class Verifier:
         batch_size: int,
         device: torch.device,
         workers: int = 2,
-        prepare: Callable[[Tensor], Tensor] = normalise,
+        prepare: Callable[[Tensor], Tensor] = normalize,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         told: Progress | None = None,
     ) -> None:
-        """Take the sets, and what their pictures are embedded with; what `told` raises ends a verification."""
+        """Take the sets, and what their images are embedded with; what `told` raises ends a verification."""
         self.sets = list(sets)
         self._options = {
             "image_size": image_size,
@@ -51,7 +51,7 @@ class Verifier:
 
     def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Result:
         """Return what one set says. Collective."""
-        embedder = PictureEmbedder(model, **self._options)  # type: ignore[arg-type]
+        embedder = ImageEmbedder(model, **self._options)  # type: ignore[arg-type]
         plain, mirrored = embedder.both(pairs.images, name=pairs.name)
         if not np.isfinite(plain).all():
             # A network that has diverged has no accuracy; the run that asks goes on to say why.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.model_file import describe_backbone, save_model
+from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import facetrain
-from tests.support.datasets import picture, write_records
+from tests.support.datasets import encoded_image, write_records
 
 OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
@@ -41,7 +41,7 @@ def test_drawn_people_are_a_dataset_that_can_be_scored(model, tmp_path):
 
 def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     for number in (1, 2):
-        (tmp_path / f"{number}.png").write_bytes(picture(number, 32))
+        (tmp_path / f"{number}.png").write_bytes(encoded_image(number, 32))
     alike = json.loads(said(facetrain("compare", model, tmp_path / "1.png", tmp_path / "1.png", "--json")))
     assert alike["cosine"] == pytest.approx(1, abs=1e-5)
     write_records(tmp_path / "data", [0, 0, 1], size=32)

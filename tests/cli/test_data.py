@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from facetrain.data.dataset import open_source
-from facetrain.data.decode import picture_size
+from facetrain.data.decode import encoded_image_size
+from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain, start
-from tests.support.datasets import picture, write_records
+from tests.support.datasets import encoded_image, write_records
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def test_datasets_made_of_others_tell_what_they_hold(data, tmp_path):
         "subset", tmp_path / "mixed", "--output", tmp_path / "few", "--identities", 3, "--max-images", 1
     )
     assert "3 images of 3 identities" in few
-    assert "3 images of 3 identities" in said("unpack", tmp_path / "few", "--output", tmp_path / "pictures")
-    assert open_source(tmp_path / "pictures").num_images == 3
+    assert "3 images of 3 identities" in said("unpack", tmp_path / "few", "--output", tmp_path / "images")
+    assert open_dataset(tmp_path / "images").num_images == 3
 
 
 def test_pairs_are_drawn_from_a_dataset(data, tmp_path):
@@ -74,24 +74,27 @@ def test_what_a_tool_cannot_do_is_said_in_one_line(data, tmp_path):
 def test_a_sheet_shows_what_a_configs_augmentations_do(data, tmp_path):
     (tmp_path / "run.yaml").write_text(f"data: {{train: {data}, image_size: 32, augment: {{gray: 1}}}}\n")
     said("inspect", data, "--augment", tmp_path / "run.yaml", "--sheet", tmp_path / "seen.png")
-    assert picture_size((tmp_path / "seen.png").read_bytes()) == (8 * 32, 8 * 32)
+    assert encoded_image_size((tmp_path / "seen.png").read_bytes()) == (8 * 32, 8 * 32)
     found = json.loads(said("inspect", data, "--identity", 3, "--sheet", tmp_path / "one.png", "--json"))
-    assert len(found["pictures"]) == 2 and picture_size((tmp_path / "one.png").read_bytes()) == (224, 112)
+    assert len(found["images"]) == 2 and encoded_image_size((tmp_path / "one.png").read_bytes()) == (
+        224,
+        112,
+    )
     process = facetrain("data", "inspect", data, "--augment", tmp_path / "run.yaml")
     assert process.returncode == 2 and "goes with --sheet" in process.stderr
 
 
 def test_pack_follows_a_list_and_aligns_by_landmarks(tmp_path):
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     for number in range(12):
-        (tmp_path / "pictures" / f"{number}.png").write_bytes(picture(number))
+        (tmp_path / "images" / f"{number}.png").write_bytes(encoded_image(number))
     (tmp_path / "all.lst").write_text("".join(f"{n}\t{n % 4}.0\t{n}.png\n" for n in range(12)))
     (tmp_path / "points.csv").write_text("".join(f"{n}.png,4,6,11,6,8,8,5,11,10,11\n" for n in range(1, 12)))
-    asked = ("pack", tmp_path / "all.lst", "--images", tmp_path / "pictures", "--output", tmp_path / "out")
+    asked = ("pack", tmp_path / "all.lst", "--images", tmp_path / "images", "--output", tmp_path / "out")
     asked = (*asked, "--landmarks", tmp_path / "points.csv", "--skip-bad", "--json")
     packed = json.loads(said(*asked))
     assert (packed["identities"], packed["images"]) == (4, 11) and "(0.png)" in packed["skipped"][0]
-    assert picture_size(open_source(tmp_path / "out").read(0)) == (112, 112)
+    assert encoded_image_size(open_dataset(tmp_path / "out").read(0)) == (112, 112)
     process = facetrain("data", *asked, "--detector", tmp_path / "yunet.onnx")
     assert process.returncode == 2 and "give one of them" in process.stderr
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.model_file import describe_backbone, save_model
-from facetrain.data.bin import write_bin
-from facetrain.verify.embeddings import load_embeddings, save_embeddings
+from facetrain.data.formats.bin import write_bin
+from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.verify.embedding_files import load_embeddings, save_embeddings
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.model_file import describe_backbone, save_model
-from facetrain.data.bin import write_bin
+from facetrain.data.formats.bin import write_bin
+from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
 
@@ -45,8 +45,8 @@ def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_pa
 
     stored = onnx.load(tmp_path / "small.onnx").graph
     assert any(weight.data_type == onnx.TensorProto.INT8 for weight in stored.initializer)
-    quantised = sum(node.op_type == "QuantizeLinear" for node in stored.node)
-    assert quantised > 4 if way == "static" else quantised == 0
+    quantized = sum(node.op_type == "QuantizeLinear" for node in stored.node)
+    assert quantized > 4 if way == "static" else quantized == 0
 
 
 def test_a_torch_export_program_says_what_it_differs_by_and_its_accuracy(model, tmp_path):

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.initial import start_from
-from facetrain.checkpoint.mxnet_symbol import open_mxnet
 from facetrain.config.arcface_torch import convert
-from facetrain.config.load import load_config
-from facetrain.data.bin import read_bin
-from facetrain.data.dataset import open_source
+from facetrain.config.loading import load_config
 from facetrain.data.decode import decode_rgb
-from facetrain.data.index import _build
-from facetrain.data.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.record_index import _build
+from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
+from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
-from tests.support.datasets import picture, write_records
+from facetrain.models.initial_weights import start_from
+from facetrain.models.mxnet_symbol import open_mxnet
+from tests.support.datasets import encoded_image, write_records
 from tests.support.mxnet_files import write_iresnet
 
 # In memory where the system has such a folder: the disk would be most of the time.
@@ -68,7 +68,7 @@ def recordio(data: bytes) -> str:
 
 def _read_both_ways(reader: RecordReader, offset: int, size: int) -> None:
     """Read a record in the quick way, which must find nothing but what the thorough one finds."""
-    quick = reader.picture_at(offset, size)
+    quick = reader.image_at(offset, size)
     try:
         header, picture = decode_record(reader.read_at(offset), "x")
     except RecordError:
@@ -87,7 +87,7 @@ def catalogue(data: bytes) -> str:
 
 
 def image(data: bytes) -> str:
-    """Decode a picture."""
+    """Decode an image."""
     return _refusal(ImageError, lambda: decode_rgb(data, where="x"))
 
 
@@ -113,7 +113,7 @@ def peer_config(data: bytes) -> str:
 
 
 def mixture(data: bytes) -> str:
-    """Open a mixture of datasets, and lists of identities and of pictures."""
+    """Open a mixture of datasets, and lists of identities and of images."""
     described, _, listed = data.partition(b"\n\n")
     if not (_FOLDER / "one").exists():
         write_records(_FOLDER / "one", [0, 0, 1], size=4)
@@ -121,7 +121,7 @@ def mixture(data: bytes) -> str:
     (_FOLDER / "list.lst").write_bytes(listed)
     (_FOLDER / "mix.yaml").write_bytes(described)
     names = ("mix.yaml", "list.lst")
-    return " ".join(_refusal(DataError, partial(open_source, _FOLDER / name)) for name in names)
+    return " ".join(_refusal(DataError, partial(open_dataset, _FOLDER / name)) for name in names)
 
 
 def mxnet_network(data: bytes) -> str:
@@ -158,14 +158,16 @@ def seeds() -> dict[str, list[bytes]]:
             writer.write(key, RecordHeader(2, (1.0, 2.0), key), payload)
     records = [(_FOLDER / "seed" / "train.rec").read_bytes(), (_FOLDER / "magic.rec").read_bytes()]
     index = (_FOLDER / "seed" / "train.idx").read_bytes().strip()
-    sets = [pickle.dumps(([picture(0, 4), picture(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)]
+    sets = [
+        pickle.dumps(([encoded_image(0, 4), encoded_image(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)
+    ]
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
     network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
     return {
         "recordio": records,
         "catalogue": [index + b"\n\n" + records[0]],
         "image": [
-            picture(0, 8),
+            encoded_image(0, 8),
             b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\1\0\0\1\0\1\0\0\xff\xc0\0\x0b\x08\0\x08\0\x08\1\1",
         ],
         "bin_set": sets,

@@ -62,6 +62,6 @@ def test_embeddings_are_the_peers(recorded):
     if mode == "eval":
         np.testing.assert_allclose(embedding.numpy(), expected, atol=2e-4, rtol=1e-3)
     else:
-        # Two samples are normalised by their own spread. Where they are nearly alike, rounding decides.
+        # Two samples are normalized by their own spread. Where they are nearly alike, rounding decides.
         near = np.isclose(embedding.numpy(), expected, atol=2e-2, rtol=1e-3)
         assert near.mean() > 0.97

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from facetrain.data.bin import write_bin
-from facetrain.data.dataset import open_source
-from facetrain.data.decode import picture_size
+from facetrain.data.decode import encoded_image_size
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain
 from tests.support.shared import shared_path
 
@@ -23,10 +23,10 @@ def model():
     return shared_path("real/y1/model-symbol.json")
 
 
-def copied(pictures, folder):
+def copied(images, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
-        shutil.copyfile(picture, folder / picture.name)
+    for image in images:
+        shutil.copyfile(image, folder / image.name)
 
 
 def said(*arguments):
@@ -36,11 +36,11 @@ def said(*arguments):
 
 
 def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, model, tmp_path):
-    for number, pictures in enumerate(people[:16]):
-        copied(pictures[:3], tmp_path / "train" / f"{number:02d}")
+    for number, images in enumerate(people[:16]):
+        copied(images[:3], tmp_path / "train" / f"{number:02d}")
     shared = (2, 7, 11)
-    tested = [picture for number in shared for picture in people[number][3:5]]
-    tested += [picture for pictures in people[16:24] for picture in pictures[:2]]
+    tested = [image for number in shared for image in people[number][3:5]]
+    tested += [image for images in people[16:24] for image in images[:2]]
     pairs = [path.read_bytes() for path in tested]
     write_bin(tmp_path / "test.bin", pairs, [True] * (len(pairs) // 2))
     found = json.loads(
@@ -51,22 +51,22 @@ def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, mod
     )  # fmt: skip
     assert sorted(one["identity"] for one in found["shared"]) == list(shared)
     for one in found["shared"]:
-        assert one["test_pictures"] == 2 and one["test_picture"] // 2 == shared.index(one["identity"])
-        assert one["picture"] // 3 == one["identity"] and one["similarity"] > found["threshold"]
+        assert one["test_images"] == 2 and one["test_image"] // 2 == shared.index(one["identity"])
+        assert one["image"] // 3 == one["identity"] and one["similarity"] > found["threshold"]
     assert sorted(map(int, (tmp_path / "drop.txt").read_text().split())) == list(shared)
-    assert picture_size((tmp_path / "pairs.png").read_bytes()) == (4 * (2 * 112 + 14), 112 + 14)
+    assert encoded_image_size((tmp_path / "pairs.png").read_bytes()) == (4 * (2 * 112 + 14), 112 + 14)
     (tmp_path / "mix.yaml").write_text("datasets: [{path: train, without: drop.txt}]")
     assert "0 identities of" in said("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
 
 
 def test_wrong_labels_are_found_and_a_dataset_without_them_is_written(people, model, tmp_path):
-    for number, pictures in enumerate(people[:16]):
-        copied(pictures[:5], tmp_path / "data" / f"{number:02d}")
+    for number, images in enumerate(people[:16]):
+        copied(images[:5], tmp_path / "data" / f"{number:02d}")
     copied([people[0][0]], tmp_path / "data" / "05")  # stands under another's name
     (tmp_path / "data" / "00" / people[0][0].name).unlink()
     copied(people[3][:2], tmp_path / "data" / "20")  # one person, two identities
-    for picture in people[3][:2]:
-        (tmp_path / "data" / "03" / picture.name).unlink()
+    for image in people[3][:2]:
+        (tmp_path / "data" / "03" / image.name).unlink()
     copied(people[20][:4], tmp_path / "data" / "09")  # two people, one identity
     report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
     told = said("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
@@ -77,7 +77,7 @@ def test_wrong_labels_are_found_and_a_dataset_without_them_is_written(people, mo
     assert [(one["identity"], one["other"]) for one in kinds["same"]] == [(3, 16)]
     assert [(one["identity"], one["other"]) for one in kinds["moved"]] == [(5, 0)]
     assert kinds["moved"][0]["name"].endswith(f"05/{people[0][0].name}")
-    source, before = open_source(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
+    source, before = open_dataset(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
     assert source.num_classes == 17  # 16 and the one who stood under 9
     names = [before[source.read(number)].name.rpartition("_")[0] for number in range(source.num_images)]
     whose = {}

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from facetrain.distributed import collectives
-from facetrain.head.margin import Margin
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import Margin
 from tests.support.dense_head import margin_logits
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
@@ -58,10 +58,10 @@ def one_rank(margin, weight, embeddings, labels):
 
 def losses(margin, weight, embeddings, labels):
     """The mean loss, and the peer's: it takes no probability for smaller than 1e-30, in the loss alone."""
-    unit, centre = (torch.nn.functional.normalize(torch.from_numpy(x).double()) for x in (embeddings, weight))
+    unit, center = (torch.nn.functional.normalize(torch.from_numpy(x).double()) for x in (embeddings, weight))
     label = torch.from_numpy(labels).long()
     each = torch.nn.functional.cross_entropy(
-        margin_logits(unit @ centre.T, label, margin), label, reduction="none"
+        margin_logits(unit @ center.T, label, margin), label, reduction="none"
     )
     return each.mean().item(), each.clamp_max(-np.log(1e-30)).mean().item()
 

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
-from facetrain.data.index import read_index
-from facetrain.data.recordio import RecordReader, RecordWriter, decode_record
+from facetrain.data.formats.record_index import read_index
+from facetrain.data.formats.recordio import RecordReader, RecordWriter, decode_record
+from facetrain.data.open_dataset import open_dataset
 from tests.support.shared import shared_path
 
 NAMES = ["insightface", "im2rec", "vector_labels", "magic_inside", "no_index"]
@@ -51,15 +51,15 @@ def test_writing_the_same_records_again_gives_the_same_bytes(name, tmp_path):
 def test_a_dataset_has_the_images_and_identities_that_mxnet_put_in(name, tmp_path):
     for suffix in ("rec", "idx"):
         shutil.copy(shared_path(f"golden/recordio/{name}.{suffix}"), tmp_path / f"train.{suffix}")
-    source = open_source(tmp_path)
-    pictures = [record for record in expected_records(name) if record["bytes"] > 0]
-    assert source.num_images == len(pictures)
-    assert sorted(source.labels.tolist()) == sorted(int(record["label"][0]) for record in pictures)
+    source = open_dataset(tmp_path)
+    images = [record for record in expected_records(name) if record["bytes"] > 0]
+    assert source.num_images == len(images)
+    assert sorted(source.labels.tolist()) == sorted(int(record["label"][0]) for record in images)
 
 
-def test_pictures_have_the_colours_that_mxnets_decoder_saw():
+def test_images_have_the_colors_that_mxnets_decoder_saw():
     means = json.loads(shared_path("golden/recordio/recordio.json").read_text())["decoded_rgb_mean"]
     path = shared_path("golden/recordio/insightface.rec")
-    pictures = [decode_record(payload, "")[1] for _, payload in RecordReader(path).scan()]
-    for expected, picture in zip(means, [p for p in pictures if p], strict=False):
-        assert decode_rgb(picture, where="x").mean((0, 1)) == pytest.approx(expected, abs=0.5)
+    images = [decode_record(payload, "")[1] for _, payload in RecordReader(path).scan()]
+    for expected, image in zip(means, [p for p in images if p], strict=False):
+        assert decode_rgb(image, where="x").mean((0, 1)) == pytest.approx(expected, abs=0.5)

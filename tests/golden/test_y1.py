@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.initial import start_from
-from facetrain.checkpoint.model_file import open_model
-from facetrain.data.augment import normalise
+from facetrain.data.augment import normalize
 from facetrain.data.decode import decode_rgb
+from facetrain.models.initial_weights import start_from
+from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.pairs import load_targets
+from facetrain.verify.pair_set import load_targets
 from facetrain.verify.protocols import Options
 from tests.support.shared import shared_path
 
@@ -44,10 +44,10 @@ def test_y1_from_mxnet_and_from_onnx_gives_the_same_embeddings():
 def test_a_network_that_starts_from_y1_is_y1_also_while_it_trains(name):
     path, (image, others) = shared_path(f"real/y1/{name}"), some_faces(128).chunk(2)
     opened, ours = open_model(path, torch.device("cpu")), build_backbone("mbf_small", embedding_size=128)
-    start_from(ours, path, lambda: normalise(others))
+    start_from(ours, path, lambda: normalize(others))
     with torch.no_grad():
         expected = opened.network(opened.prepare(image))
-        torch.testing.assert_close(ours.eval()(normalise(image)), expected, atol=1e-4, rtol=1e-4)
-        training = ours.train()(normalise(image))
+        torch.testing.assert_close(ours.eval()(normalize(image)), expected, atol=1e-4, rtol=1e-4)
+        training = ours.train()(normalize(image))
     # The ONNX file has lost the statistics of its norms; with others than the faces' this would be 0.6.
     assert torch.nn.functional.cosine_similarity(training, expected).mean() > 0.85

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from facetrain.data.bench import bench_source
+from facetrain.bench.loader import bench_source
 from facetrain.data.loader import Loader
-from facetrain.data.order import GlobalOrder
+from facetrain.data.sampler import GlobalSampler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ DECODERS = [
 
 
 def batches(source, decode):
-    order = GlobalOrder(source.num_images, seed=1, global_batch_size=128)
+    order = GlobalSampler(source.num_images, seed=1, global_batch_size=128)
     loader = Loader(
         source, order, rank=0, world_size=1, local_batch_size=128, device=torch.device("cuda"),
         decode=decode, stop_step=8,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from facetrain.head.chunk import FusedChunk
-from facetrain.head.margin import Margin
+from facetrain.head.class_chunk import FusedChunk
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import Margin
 from tests.support import interpret_kernels
 from tests.support.dense_head import MARGINS
 
@@ -17,7 +17,7 @@ CLASSES, SIZE, BATCH = 5003, 64, 96
 
 
 def train(margin, device, dtype, **options):
-    """Return losses, gradients of the embeddings and centres of three steps."""
+    """Return losses, gradients of the embeddings and centers of three steps."""
     head = MarginHead(
         embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]), weight_decay=5e-4, seed=1,
         weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500, device=torch.device(device), **options,
@@ -41,11 +41,11 @@ def train(margin, device, dtype, **options):
 @pytest.mark.parametrize("margin", ["arcface", "combined", "filtered"])
 def test_training_in_float32_equals_float64_on_the_cpu(margin, rate, placement, tmp_path):
     options = {"sample_rate": rate}
-    _, losses, gradients, centres = train(margin, "cpu", torch.float64, **options)
+    _, losses, gradients, centers = train(margin, "cpu", torch.float64, **options)
     _, *found = train(margin, "cuda", torch.float32, **options, placement=placement, folder=tmp_path)
     assert found[0] == pytest.approx(losses, rel=1e-5)
     torch.testing.assert_close(found[1], gradients, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(found[2], centres, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found[2], centers, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("margin", ["arcface", "filtered"])

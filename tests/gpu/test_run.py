@@ -6,11 +6,11 @@ from itertools import islice
 import pytest
 import torch
 
-from facetrain import run
 from facetrain.bench.train import open_loader, prepare, same_batch
-from facetrain.config.load import load_config
-from facetrain.data.dataset import open_source
+from facetrain.config.loading import load_config
+from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
+from facetrain.run.training import training as run
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import checked, losses
 from tests.support.command import facetrain, torchrun
@@ -31,7 +31,7 @@ HEADS = {
     "sampled on the host": {"sample_rate": 0.3, "head": "placement: host"},
     "sampled on a disk": {"sample_rate": 0.3, "head": "placement: disk"},
     "in micro-batches": {"accumulate": 2, "sample_rate": 0.3},
-    "sub-centres": {"margin": "adaface", "head": "loss: unified, sub_centres: 2"},
+    "sub-centers": {"margin": "adaface", "head": "loss: unified, sub_centers: 2"},
 }
 
 
@@ -104,7 +104,7 @@ def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_said(describ
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"accumulate": 2}])
 def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, options):  # noqa: F811
     config = load_config(describe(**options), [f"train.device={DEVICE}", "train.loss_spike=10", AUGMENTED])
-    source = open_source(dataset / "data")
+    source = open_dataset(dataset / "data")
     with join(DEVICE) as world:
         training = prepare(config, world, source.num_classes, tmp_path, source)
         training.take(

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import open_source
-from facetrain.data.index import read_index
-from facetrain.data.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
-from tests.support.datasets import picture, write_records
+from facetrain.data.formats.record_index import read_index
+from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
+from facetrain.data.open_dataset import open_dataset
+from tests.support.datasets import encoded_image, write_records
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PEER = _ROOT / "build" / "interop"
@@ -84,7 +84,7 @@ def test_we_read_what_mxnet_writes_and_write_it_with_the_same_bytes(tmp_path):
 
 def test_insightfaces_way_of_reading_sees_our_dataset_as_we_do(tmp_path):
     labels = [n // 3 for n in range(20)]
-    source = open_source(write_records(tmp_path, labels))
+    source = open_dataset(write_records(tmp_path, labels))
     ours = [[int(source.labels[n]), digest(source.read(n))] for n in range(source.num_images)]
     assert mxnet("read_as_insightface", tmp_path / "train.rec", tmp_path / "train.idx") == ours
     assert len(ours) == 20
@@ -93,23 +93,23 @@ def test_insightfaces_way_of_reading_sees_our_dataset_as_we_do(tmp_path):
 def test_the_exact_label_beside_the_rounded_one_does_not_disturb_mxnet(tmp_path):
     label = 2**24 + 1
     with RecordWriter(tmp_path / "a.rec") as writer:
-        writer.write(0, RecordHeader.of_image(label, 0), picture(0))
+        writer.write(0, RecordHeader.of_image(label, 0), encoded_image(0))
     (seen,) = mxnet("read_sequential", tmp_path / "a.rec")
-    assert seen["labels"] == [float(np.float32(label))] and seen["sha256"] == digest(picture(0))
+    assert seen["labels"] == [float(np.float32(label))] and seen["sha256"] == digest(encoded_image(0))
 
 
 def test_what_im2rec_makes_of_a_folder_is_the_folder(tmp_path):
-    pictures = {}
+    images = {}
     for person in range(3):
         (tmp_path / "faces" / f"p{person}").mkdir(parents=True)
         for number in range(person + 1):
-            content = picture(10 * person + number)
+            content = encoded_image(10 * person + number)
             (tmp_path / "faces" / f"p{person}" / f"{number}.png").write_bytes(content)
-            pictures[digest(content)] = person
+            images[digest(content)] = person
     (script,) = _PEER.glob("lib/python*/site-packages/mxnet/tools/im2rec.py")
     command = [_PEER / "bin" / "python", "-W", "ignore", script, tmp_path / "train", tmp_path / "faces"]
     for options in (["--list", "--recursive"], ["--pass-through"]):
         subprocess.run([*command, *options], check=True, capture_output=True)
-    source = open_source(tmp_path)
+    source = open_dataset(tmp_path)
     seen = {digest(source.read(n)): int(source.labels[n]) for n in range(source.num_images)}
-    assert seen == pictures and source.num_classes == 3
+    assert seen == images and source.num_classes == 3

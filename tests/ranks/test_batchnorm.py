@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from facetrain.distributed import collectives
-from facetrain.distributed.batchnorm import synchronise_batchnorm
+from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from tests.support.ranks import run_ranks
 
 
@@ -28,7 +28,7 @@ def run_net(net, x_BCHW, target):
 
 def one_rank():
     world_size, rank = collectives.world_size(), collectives.rank()
-    net = synchronise_batchnorm(make_net(), torch.device("cpu"))
+    net = use_sync_batch_norm(make_net(), torch.device("cpu"))
     x = images(world_size)
     target = torch.linspace(-1, 1, x.shape[0] * 64, dtype=torch.float64).view(-1, 64)
     mine = slice(rank * 4, rank * 4 + 4)
@@ -51,4 +51,4 @@ def test_batch_norm_over_ranks_equals_one_process_with_the_whole_batch():
 
 def test_with_one_process_the_networks_norms_are_left_as_they_are():
     net = make_net()
-    assert type(synchronise_batchnorm(net, torch.device("cpu"))[0]) is nn.BatchNorm2d
+    assert type(use_sync_batch_norm(net, torch.device("cpu"))[0]) is nn.BatchNorm2d

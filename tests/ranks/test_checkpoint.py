@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from facetrain.checkpoint.agreed import open_together
-from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.load import Checkpoint, open_together
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
-from facetrain.head.shard import shard_classes
-from facetrain.train.run_folder import claim_folder
+from facetrain.head.class_shard import shard_classes
+from facetrain.run.folder import claim_folder
 from tests.support.faults import files_limited_to
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.build import distribute
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
+from facetrain.run.build import distribute
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")

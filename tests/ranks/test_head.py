@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.distributed import collectives
-from facetrain.head.margin import Margin
+from facetrain.head.class_shard import ClassShard
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.shard import ClassShard
+from facetrain.head.margins import Margin
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.dense_variants import VARIANTS
 from tests.support.ranks import run_ranks
@@ -29,7 +29,7 @@ def make_net():
 
 
 def train_sharded():
-    """Run every case; return losses, the backbone, the centres, and the bytes sent per step."""
+    """Run every case; return losses, the backbone, the centers, and the bytes sent per step."""
     rank, world_size = collectives.rank(), collectives.world_size()
     results = []
     for margin, rate in CASES:
@@ -107,7 +107,7 @@ VARIANT_CASES = [(name, rate) for name in VARIANTS for rate in (1.0, 0.4)]
 
 
 def train_variants():
-    """Run every kind of head; return losses, the backbone and the centres of each."""
+    """Run every kind of head; return losses, the backbone and the centers of each."""
     rank, world_size = collectives.rank(), collectives.world_size()
     results = []
     for name, rate in VARIANT_CASES:
@@ -142,7 +142,7 @@ def train_dense_variant(name, rate):
     oracle = variant.oracle(CLASSES, rate)
     head = MarginHead(
         embedding_size=SIZE, num_classes=CLASSES, margin=Margin(), seed=3, weight_dtype=torch.float64,
-        sub_centres=variant.columns,
+        sub_centers=variant.columns,
     )  # fmt: skip
     moving = [head.weight.data.clone().requires_grad_(), *oracle.parameters()]
     momenta = [torch.zeros_like(tensor) for tensor in moving]
@@ -187,7 +187,7 @@ def test_bytes_of_the_other_margins_and_losses_are_those_of_the_formula():
     # Norms travel with the embeddings, and their gradient back; own cosines and which images count, once a row.
     more = {
         "adaface": local * 8 + BATCH * 8, "magface": local * 8 + BATCH * 8, "curricularface": BATCH * 8,
-        "sub-centres": BATCH * 8,
+        "sub-centers": BATCH * 8,
     }  # fmt: skip
     for result in run_ranks(2, train_variants):
         for (name, _), case in zip(VARIANT_CASES, result, strict=True):

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from facetrain import run
-from facetrain.config.load import load_config
+from facetrain.config.loading import load_config
+from facetrain.run import training
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
 
@@ -31,12 +31,12 @@ def in_worlds(rank, config, folder, ports):
     torch.set_num_threads(1)
     described = load_config(config, ["data.workers=0", "eval.targets=[]", "optim.lr=0.01"])
     for size in SIZES:
-        with_rank(rank, size, ports.pop(), run.train, described, folder / f"{size}")
+        with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
     for saved_on, size in PAIRS:
         target = folder / f"{saved_on}_to_{size}"
         if rank == 0:
             shutil.copytree(folder / f"{saved_on}", target)
-        with_rank(rank, size, ports.pop(), run.resume, described, target, 2)
+        with_rank(rank, size, ports.pop(), training.resume, described, target, 2)
 
 
 def with_rank(rank, size, port, function, *args):

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from facetrain.distributed import collectives
-from facetrain.distributed.signals import Stopped, StopRequest
-from facetrain.verify.pairs import PairSet
+from facetrain.distributed.stop_request import Stopped, StopRequest
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, assess
 from facetrain.verify.targets import open_target
 from facetrain.verify.verifier import Verifier
-from tests.support.datasets import picture
+from tests.support.datasets import encoded_image
 from tests.support.faces import embedder
 from tests.support.protocols import write_ijb, write_tinyface
 from tests.support.ranks import run_ranks
@@ -21,8 +21,8 @@ from tests.support.ranks import run_ranks
 def score(told=None):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
-    # 20 pictures, the first two in two pairs: on 3 ranks the last share is not full.
-    pairs = PairSet("set", [picture(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
+    # 20 images, the first two in two pairs: on 3 ranks the last share is not full.
+    pairs = PairSet("set", [encoded_image(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
     verifier = Verifier([pairs], image_size=16, batch_size=2, device=torch.device("cpu"), told=told)
     return dict(verifier(network))["set"].told
 
@@ -48,7 +48,7 @@ def test_pairs_shared_by_ranks_score_as_on_one_and_all_leave_when_a_signal_comes
         for looked, found in run_ranks(world_size, stop_and_score):
             assert looked == [2, 4]
             assert found.keys() == alone.keys()
-            # Equal pictures are at distance 0 or a rounding above it, so curves may differ in their ties.
+            # Equal images are at distance 0 or a rounding above it, so curves may differ in their ties.
             for name in ("accuracy", "accuracy_no_flip", "accuracy_std", "xnorm", "pairs"):
                 assert found[name] == pytest.approx(alone[name], rel=1e-6), name
 

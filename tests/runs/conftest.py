@@ -1,7 +1,7 @@
 import pytest
 
-from facetrain.data.bin import write_bin
-from tests.support.datasets import picture, write_records
+from facetrain.data.formats.bin import write_bin
+from tests.support.datasets import encoded_image, write_records
 
 CONFIG = """
 run: {{name: tiny, dir: {folder}/runs}}
@@ -21,7 +21,7 @@ def dataset(tmp_path_factory):
     """A folder with 20 identities of noise, and verification pairs."""
     folder = tmp_path_factory.mktemp("runs")
     write_records(folder / "data", [n // 6 for n in range(120)], size=32)
-    images = [picture(n if n % 4 < 2 or n % 2 else n + 1000, 32) for n in range(80)]
+    images = [encoded_image(n if n % 4 < 2 or n % 2 else n + 1000, 32) for n in range(80)]
     write_bin(folder / "data" / "val.bin", images, [n % 2 == 0 for n in range(40)])
     return folder
 

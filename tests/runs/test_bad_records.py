@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from facetrain.data.index import load_catalogue
+from facetrain.data.formats.record_index import load_catalogue
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import torchrun
 
@@ -13,7 +13,7 @@ BAD = (5, 6, 70)
 
 @pytest.fixture
 def damaged(dataset, describe, tmp_path):
-    """A config of a dataset three of whose pictures are no pictures."""
+    """A config of a dataset three of whose images are no images."""
     shutil.copytree(dataset / "data", tmp_path / "data")
     rec = tmp_path / "data" / "train.rec"
     offset = load_catalogue(rec, rec.with_suffix(".idx")).offset

@@ -21,7 +21,7 @@ log: {{every_steps: 1, tensorboard: false}}
 """
 
 
-def test_a_first_start_learns_from_pictures_drawn_on_demand_what_the_next_learns_from_files(tmp_path):
+def test_a_first_start_learns_from_images_drawn_on_demand_what_the_next_learns_from_files(tmp_path):
     config = tmp_path / "drawn.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))
     found = []

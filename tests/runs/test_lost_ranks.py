@@ -12,10 +12,10 @@ import pytest
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.data.bin import write_bin
+from facetrain.data.formats.bin import write_bin
 from tests.runs.test_training import checked, metrics
 from tests.support.command import ROOT, facetrain, start
-from tests.support.datasets import picture
+from tests.support.datasets import encoded_image
 from tests.support.processes import descendants, kill, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
@@ -212,7 +212,7 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_bound_that_is_said(b
 def test_a_signal_in_the_middle_of_a_verification_ends_it_and_the_run_records_what_it_would_have(
     describe, dataset, tmp_path
 ):
-    write_bin(dataset / "data" / "long.bin", [picture(n, 32) for n in range(1200)], [True, False] * 300)
+    write_bin(dataset / "data" / "long.bin", [encoded_image(n, 32) for n in range(1200)], [True, False] * 300)
     both = ["--set", "eval.targets=[long]", "--set", "eval.batch_size=1", "--nproc-per-node", 2]
     whole, folder = tmp_path / "whole", tmp_path / "run"
     checked(facetrain("train", "--config", describe(), "--run-dir", whole, *both))

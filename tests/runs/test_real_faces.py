@@ -1,4 +1,4 @@
-"""Real faces, from pictures in folders to a verified model."""
+"""Real faces, from images in folders to a verified model."""
 
 import json
 
@@ -22,10 +22,10 @@ log: {{every_steps: 29, tensorboard: false}}
 
 
 @pytest.mark.slow
-def test_packed_pictures_train_a_network_that_tells_real_people_apart(tmp_path):
-    pictures = shared_path("real/lfw_train")
+def test_packed_images_train_a_network_that_tells_real_people_apart(tmp_path):
+    images = shared_path("real/lfw_train")
     pairs = shared_path("real/lfw_verification/lfw_folds1-2.bin")
-    packed = facetrain("data", "pack", pictures, "--output", tmp_path / "packed", "--json")
+    packed = facetrain("data", "pack", images, "--output", tmp_path / "packed", "--json")
     assert packed.returncode == 0, packed.stderr
     assert json.loads(packed.stdout)["images"] == 1865
     (tmp_path / "lfw.yaml").write_text(CONFIG.format(folder=tmp_path, pairs=pairs))
@@ -33,7 +33,7 @@ def test_packed_pictures_train_a_network_that_tells_real_people_apart(tmp_path):
     assert trained.returncode == 0, trained.stderr
     records = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     accuracy = [r["lfw_folds1-2/accuracy"] for r in records if "lfw_folds1-2/accuracy" in r]
-    # 1,865 pictures do not make a good network; they make one that is clearly better than none.
+    # 1,865 images do not make a good network; they make one that is clearly better than none.
     assert accuracy[-1] > accuracy[0] + 0.06
 
 

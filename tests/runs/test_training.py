@@ -13,8 +13,8 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.model_file import describe_backbone, open_model, save_model
-from facetrain.export.onnx import export_onnx
+from facetrain.models.export.onnx import export_onnx
+from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.evaluate import evaluate
 from tests.support.command import facetrain, start, torchrun
@@ -126,7 +126,7 @@ def interrupt(folder, describe, step, options):
     [
         {"sample_rate": 0.3, "head": "placement: host"},
         {"sample_rate": 0.3, "head": "placement: disk, momentum_dtype: int8, weight_dtype: bfloat16"},
-        {"margin": "adaface", "head": "loss: unified, sub_centres: 2, drop_sub_centres_epoch: 1.2"},
+        {"margin": "adaface", "head": "loss: unified, sub_centers: 2, drop_sub_centers_epoch: 1.2"},
     ],
 )
 def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(

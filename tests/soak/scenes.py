@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from facetrain.data.bin import write_bin
-from tests.support.datasets import picture, write_records
+from facetrain.data.formats.bin import write_bin
+from tests.support.datasets import encoded_image, write_records
 
 _SIZE = 32
 
@@ -43,7 +43,7 @@ SCENES = [
 def draw_dataset(folder: Path) -> None:
     """Write 20 identities of noise, and pairs to verify on."""
     write_records(folder, [number // 6 for number in range(120)], size=_SIZE)
-    images = [picture(n if n % 4 < 2 or n % 2 else n + 1000, _SIZE) for n in range(80)]
+    images = [encoded_image(n if n % 4 < 2 or n % 2 else n + 1000, _SIZE) for n in range(80)]
     write_bin(folder / "val.bin", images, [number % 2 == 0 for number in range(40)])
 
 

@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from facetrain.head.kernels import softmax
+from facetrain.head.kernels import margin_softmax as softmax
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Compute capability -> shared memory of a block: A100, H100 and H200."""
@@ -19,7 +19,7 @@ TYPES = {
     "scale": "fp32",
     "limit": "fp32",
 }
-FACTORS = ("slope", "embedding", "centre")
+FACTORS = ("slope", "embedding", "center")
 
 
 def compile_for(kernel, capability: int, columns: int) -> dict[str, int]:

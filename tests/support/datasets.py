@@ -1,4 +1,4 @@
-"""Small datasets for tests, made of coloured noise."""
+"""Small datasets for tests, made of colored noise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from facetrain.data.recordio import RecordHeader, RecordWriter
+from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 
 
-def picture(number: int, size: int = 16) -> bytes:
+def encoded_image(number: int, size: int = 16) -> bytes:
     """Return a small PNG that differs from number to number."""
     image = np.random.default_rng(number).integers(0, 256, (size, size, 3), dtype=np.uint8)
     return bytes(cv2.imencode(".png", image)[1])
@@ -24,7 +24,7 @@ def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
     with RecordWriter(folder / "train.rec") as writer:
         writer.write(0, RecordHeader(flag=2, labels=(float(past), float(past + len(identities)))), b"")
         for key, label in enumerate(labels, start=1):
-            writer.write(key, RecordHeader.of_image(label, key), picture(key, size))
+            writer.write(key, RecordHeader.of_image(label, key), encoded_image(key, size))
         for number, label in enumerate(identities):
             keys = [key for key, other in enumerate(labels, start=1) if other == label]
             header = RecordHeader(flag=2, labels=(float(keys[0]), float(keys[-1] + 1)))

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from facetrain.head.class_shard import ClassShard
 from facetrain.head.sampling import drawn_classes
-from facetrain.head.shard import ClassShard
 
 
 def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
@@ -33,8 +33,8 @@ def dense_loss(
     """Mean cross-entropy over all classes, or over a sample of them (ascending class numbers)."""
     if sample is not None:
         weight, label = weight[sample], torch.searchsorted(sample, label)
-    unit, centre = torch.nn.functional.normalize(embedding), torch.nn.functional.normalize(weight)
-    return torch.nn.functional.cross_entropy(margin_logits(unit @ centre.T, label, margin), label)
+    unit, center = torch.nn.functional.normalize(embedding), torch.nn.functional.normalize(weight)
+    return torch.nn.functional.cross_entropy(margin_logits(unit @ center.T, label, margin), label)
 
 
 def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:

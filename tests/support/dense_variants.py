@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
-from facetrain.counter import key_of, normal
-from facetrain.head.margin import build_margin
+from facetrain.counter_rng import key_of, normal
+from facetrain.head.margins import build_margin
 
 SCALE = 16.0
 
 
 class DenseVariant:
-    """The loss of one kind of head as a function of embeddings, centres and labels; it keeps what the kind keeps."""
+    """The loss of one kind of head as a function of embeddings, centers and labels; it keeps what the kind keeps."""
 
     def loss(self, embedding: Tensor, weight: Tensor, label: Tensor, classes: Tensor, step: int) -> Tensor:
         """Return the mean loss; `weight` and `label` are of the sampled `classes` alone."""
         raise NotImplementedError
 
     def parameters(self) -> list[Tensor]:
-        """Return what is learned beside the centres."""
+        """Return what is learned beside the centers."""
         return []
 
 
@@ -109,8 +109,8 @@ class DenseUniFace(DenseVariant):
         return [self.bias]
 
 
-class DenseSubCentres(DenseVariant):
-    """Three sub-centres; from step 2 on the dominant one alone, without images further than 100° from it."""
+class DenseSubCenters(DenseVariant):
+    """Three sub-centers; from step 2 on the dominant one alone, without images further than 100° from it."""
 
     def __init__(self, num_classes: int) -> None:
         self.hits = torch.zeros(num_classes, 3, dtype=torch.float64)
@@ -143,7 +143,7 @@ class Variant:
     oracle: Callable[[int, float], DenseVariant]
     head: dict[str, Any]
     columns: int = 1
-    """Numbers of the centres' table per number of an embedding."""
+    """Numbers of the centers' table per number of an embedding."""
 
     def build_margin(self) -> Any:
         return build_margin(scale=SCALE, seed=9, **self.margin)
@@ -168,10 +168,10 @@ VARIANTS = {
         lambda classes, rate: DenseUniFace(classes, rate),
         {"loss": "unified", "negative_weight": 0.7},
     ),
-    "sub-centres": Variant(
+    "sub-centers": Variant(
         {"type": "arcface", "m2": 0.5},
-        lambda classes, rate: DenseSubCentres(classes),
-        {"sub_centres": 3, "drop_from_step": 2, "drop_angle": 100.0},
+        lambda classes, rate: DenseSubCenters(classes),
+        {"sub_centers": 3, "drop_from_step": 2, "drop_angle": 100.0},
         columns=3,
     ),
 }

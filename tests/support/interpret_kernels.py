@@ -6,10 +6,10 @@ import math
 import torch
 import torch.nn.functional as F
 
-from facetrain.head.chunk import Chunk, FusedChunk
-from facetrain.head.kernels.softmax import add_statistics, slopes
-from facetrain.head.margin import Margin
+from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.head.kernels.margin_softmax import add_statistics, slopes
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import Margin
 from tests.support.dense_head import MARGINS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,7 +69,7 @@ def head_errors(margin, rate):
             losses.append(loss.detach())
             gradients.append(embedding.grad)
         results.append([torch.stack(losses), torch.stack(gradients), head.weight.data])
-    names = ("loss", "gradient", "centres")
+    names = ("loss", "gradient", "centers")
     pairs = zip(*results, strict=True)
     return {
         name: ((a - b).abs().max() / a.abs().max()).item() for name, (a, b) in zip(names, pairs, strict=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 import matplotlib.pyplot  # noqa: F401 (a run imports these two when it first needs them)
 import torch._dynamo  # noqa: F401
 
-from facetrain import run
 from facetrain.checkpoint.commit import complete_steps
-from facetrain.config.load import load_config
+from facetrain.config.loading import load_config
+from facetrain.run.training import training as run
 from facetrain.telemetry.jsonl import read_jsonl
 
 

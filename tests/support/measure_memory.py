@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from facetrain.build import build_state, plan_steps
-from facetrain.config.load import build_config
+from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
 from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
+from facetrain.run.build import build_state, plan_steps
 from facetrain.train.step import TrainStep
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -40,7 +40,7 @@ def train(config: Config, classes: int) -> None:
     """Take two steps on one random batch."""
     plan, side = plan_steps(config, 1 << 40, 1), config.data.image_size
     count = plan.local_batch_size
-    # Pictures are for merged norms of weights to start from, of which there are none.
+    # Images are for merged norms of weights to start from, of which there are none.
     state = build_state(config, WORLD, classes, plan, Path("unused"), None)
     step = TrainStep(
         state.network, Augment(0, **config.data.augment.model_dump()), max_skipped_steps=plan.total_steps

@@ -1,4 +1,4 @@
-"""Small sets in the layouts of the public ones, of faces that a mean colour tells apart."""
+"""Small sets in the layouts of the public ones, of faces that a mean color tells apart."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def write_ijb(folder: Path, *, prefix: str = "ijbc", people: int = 8, seed: int 
 
 
 def _roster(path: Path, templates: list[int], template_of: list[int]) -> None:
-    # The official lists have a line for each picture, and more columns.
+    # The official lists have a line for each image, and more columns.
     lines = [f"{100 + t},{7000 + template_of[t]},img/{n}.jpg,{n}" for t in templates for n in range(2)]
     path.write_text("\n".join(["TEMPLATE_ID,SUBJECT_ID,FILENAME,SIGHTING_ID", *lines]) + "\n")
 
 
 def _loose(person: int, variation: int, random: np.random.Generator, points: list[str]) -> bytes:
-    """Return a picture of noise with a face somewhere in it, and note its landmarks."""
+    """Return an image of noise with a face somewhere in it, and note its landmarks."""
     scale, shift = random.uniform(0.5, 0.8), random.uniform(5, 30, 2)
     image = random.integers(0, 256, (150, 140, 3), dtype=np.uint8)
     side = round(112 * scale)
@@ -58,7 +58,7 @@ def _loose(person: int, variation: int, random: np.random.Generator, points: lis
 
 
 def write_tinyface(folder: Path, *, people: int = 6, strangers: int = 30) -> Path:
-    """Write TinyFace's folders; a picture's name begins with its person."""
+    """Write TinyFace's folders; an image's name begins with its person."""
     for person in range(people):
         for part, variation in (("Gallery_Match", 0), ("Gallery_Match", 1), ("Probe", 2), ("Probe", 3)):
             _write(folder / part / f"{person + 1}_{variation}.png", face(person, variation))
@@ -67,10 +67,10 @@ def write_tinyface(folder: Path, *, people: int = 6, strangers: int = 30) -> Pat
     return folder
 
 
-def write_megaface(folder: Path, *, people: int = 5, pictures: int = 3, strangers: int = 120) -> Path:
+def write_megaface(folder: Path, *, people: int = 5, images: int = 3, strangers: int = 120) -> Path:
     """Write probes, a folder per person, and distractors."""
     for person in range(people):
-        for picture in range(pictures):
+        for picture in range(images):
             _write(folder / "probes" / f"person{person}" / f"{picture}.png", face(person, picture))
     for stranger in range(strangers):
         _write(folder / "distractors" / f"{stranger % 7}" / f"{stranger}.png", face(1000 + stranger))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from facetrain.checkpoint.snapshot import Snapshot
-from facetrain.head.shard import shard_classes
+from facetrain.head.class_shard import shard_classes
 
 
 def snapshot(step: int, *, rank: int = 0, world_size: int = 1, num_classes: int = 11, **options) -> Snapshot:

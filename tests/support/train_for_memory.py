@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from facetrain.config.load import load_config
-from facetrain.data.bin import write_bin
+from facetrain.config.loading import load_config
+from facetrain.data.formats.bin import write_bin
 from facetrain.plan.forecast import forecast
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import torchrun
-from tests.support.datasets import picture, write_records
+from tests.support.datasets import encoded_image, write_records
 
 STEPS = 3
 
@@ -27,7 +27,9 @@ def main(values: dict[str, Any], classes: int, ranks: int) -> None:
         size = values.get("data", {}).get("image_size", 112)
         write_records(folder / "data", list(range(classes)), size=size)
         batch = values.get("eval", {}).get("batch_size", 256)
-        write_bin(folder / "data" / "val.bin", [picture(n, size) for n in range(2 * batch)], [True] * batch)
+        write_bin(
+            folder / "data" / "val.bin", [encoded_image(n, size) for n in range(2 * batch)], [True] * batch
+        )
         described = {"data": {}, "train": {}, "eval": {}, "log": {}} | values
         described["data"] |= {"train": str(folder / "data"), "workers": 1}
         described["train"] |= {"max_steps": STEPS, "device": "cpu", "keep_freed_memory": False}

@@ -74,9 +74,9 @@ def subset(
     identities: Annotated[
         int | None, typer.Option(min=1, help="Keep so many identities, chosen by the seed.")
     ] = None,
-    min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer pictures.")] = 1,
+    min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer images.")] = 1,
     max_images: Annotated[
-        int | None, typer.Option(min=1, help="Keep so many pictures of each, chosen by the seed.")
+        int | None, typer.Option(min=1, help="Keep so many images of each, chosen by the seed.")
     ] = None,
     seed: Seed = 0,
     workers: Workers = None,
@@ -102,7 +102,7 @@ def subset(
 
 
 def unpack(dataset: Dataset, output: Output, workers: Workers = None, as_json: Json = False) -> None:
-    """Write every picture, its bytes unchanged, into a folder per identity."""
+    """Write every image, its bytes unchanged, into a folder per identity."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools.rewrite import Written
     from facetrain.data.tools.unpack import unpack as unpacked

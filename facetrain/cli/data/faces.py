@@ -14,7 +14,7 @@ from facetrain.cli.devices import Device
 from facetrain.cli.outputs import require_absent, require_writable, write_text
 
 Model = Annotated[Path, typer.Argument(help="A run folder, a model file, or an .onnx.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Pictures at once.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images at once.")]
 Threshold = Annotated[
     float | None,
     typer.Option(min=-1, max=1, help="Cosine from which on two are one person; by default worked out."),
@@ -22,15 +22,15 @@ Threshold = Annotated[
 _MEANING = {
     "mixed": "identities hold two people",
     "same": "pairs of identities are one person",
-    "moved": "pictures are of another identity",
-    "stranger": "pictures are like no identity",
+    "moved": "images are of another identity",
+    "stranger": "images are like no identity",
 }
 
 
 def overlap(
     model: Model,
     dataset: Dataset,
-    test: Annotated[Path, typer.Argument(help="A test set: a .bin, a folder of pictures, or a dataset.")],
+    test: Annotated[Path, typer.Argument(help="A test set: a .bin, a folder of images, or a dataset.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +59,7 @@ def overlap(
     if output is not None:
         write_text(output, "".join(f"{one.identity}\n" for one in found))
     if sheet is not None:
-        pairs = [(one.picture, one.test_picture) for one in found[:40]]
+        pairs = [(one.image, one.test_image) for one in found[:40]]
         left, right = read_input(dataset)[0], read_input(test)[0]
         draw_pairs(pairs, left.__getitem__, right.__getitem__, sheet)
     if as_json:
@@ -67,7 +67,7 @@ def overlap(
         return
     typer.echo(f"{len(found):,} identities of {dataset} are in {test} too (cosine {used:.3f} and more)")
     for one in found[:20]:
-        names = f"{trained.name[one.picture]} and {tested.name[one.test_picture]}"
+        names = f"{trained.name[one.image]} and {tested.name[one.test_image]}"
         typer.echo(f"  identity {one.identity}  {one.similarity:.3f}  {names}")
 
 
@@ -95,7 +95,7 @@ def clean(
         embedded = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
     cleaning = tool.clean(embedded.embedding, embedded.label, threshold=threshold)
     findings = [
-        vars(one) | {"name": embedded.name[one.picture] if one.picture >= 0 else None}
+        vars(one) | {"name": embedded.name[one.image] if one.image >= 0 else None}
         for one in cleaning.findings
     ]
     facts: dict[str, object] = {"threshold": cleaning.threshold, "findings": findings}
@@ -108,7 +108,7 @@ def clean(
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    typer.echo(f"{dataset}: {len(embedded.label):,} pictures, threshold {cleaning.threshold:.3f}")
+    typer.echo(f"{dataset}: {len(embedded.label):,} images, threshold {cleaning.threshold:.3f}")
     counts = Counter(one.kind for one in cleaning.findings)
     for kind, meaning in _MEANING.items():
         typer.echo(f"  {counts[kind]:,} {meaning}")

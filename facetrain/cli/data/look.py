@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 def inspect_(
     folder: Annotated[Path, typer.Argument(help="A dataset's folder.")],
     sheet: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Write a sheet of pictures, an identity a row.")
+        Path | None, typer.Option(metavar="PNG", help="Write a sheet of images, an identity a row.")
     ] = None,
     identity: Annotated[
-        int | None, typer.Option(min=0, help="List the pictures of this one; --sheet shows them all.")
+        int | None, typer.Option(min=0, help="List the images of this one; --sheet shows them all.")
     ] = None,
     augment: Annotated[
         Path | None,
         typer.Option(
-            metavar="CONFIG", help="With --sheet: show what this run's augmentations do, a picture a row."
+            metavar="CONFIG", help="With --sheet: show what this run's augmentations do, an image a row."
         ),
     ] = None,
     as_json: Json = False,
@@ -34,17 +34,17 @@ def inspect_(
     """Tell what a dataset holds: identities, images, how many of each, sizes and formats."""
     if augment is not None and (sheet is None or identity is not None):
         raise UsageError("--augment CONFIG goes with --sheet PNG, and not with --identity")
-    from facetrain.data.tools.inspect import inspect, pictures_of
+    from facetrain.data.tools.inspect import images_of, inspect
 
     found = inspect(folder)
-    pictures = None if identity is None else pictures_of(folder, identity)
+    pictures = None if identity is None else images_of(folder, identity)
     if sheet is not None:
         _draw(folder, sheet, identity, augment)
     if as_json:
-        typer.echo(json.dumps(vars(found) | ({} if pictures is None else {"pictures": pictures})))
+        typer.echo(json.dumps(vars(found) | ({} if pictures is None else {"images": pictures})))
         return
     if pictures is not None:
-        typer.echo(f"{folder}: identity {identity} has {len(pictures):,} pictures")
+        typer.echo(f"{folder}: identity {identity} has {len(pictures):,} images")
         for where in pictures:
             typer.echo(f"  {where}")
         return
@@ -52,11 +52,11 @@ def inspect_(
 
 
 def _draw(folder: Path, sheet: Path, identity: int | None, augment: Path | None) -> None:
-    from facetrain.data.tools.sheet import augmented_sheet, identities_sheet, identity_sheet
+    from facetrain.data.tools.contact_sheet import augmented_sheet, identities_sheet, identity_sheet
 
     if augment is not None:
-        from facetrain.build import build_augment
-        from facetrain.config.load import load_config
+        from facetrain.config.loading import load_config
+        from facetrain.run.build import build_augment
 
         config = load_config(augment)
         augmented_sheet(folder, build_augment(config), sheet, size=config.data.image_size)
@@ -75,7 +75,7 @@ def _tell(found: Inspection) -> None:
         typer.echo(f"    {name:>9}  {count:,} identities")
     for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
         typer.echo(
-            f"  {what} of {found.sample:,} pictures: " + ", ".join(f"{k} ({v:,})" for k, v in counts.items())
+            f"  {what} of {found.sample:,} images: " + ", ".join(f"{k} ({v:,})" for k, v in counts.items())
         )
 
 
@@ -84,12 +84,12 @@ def check(
     repair: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write a clean copy; it must not be there yet.")
     ] = None,
-    near: Annotated[bool, typer.Option(help="Look for pictures that are nearly the same, too.")] = False,
+    near: Annotated[bool, typer.Option(help="Look for images that are nearly the same, too.")] = False,
     show: Annotated[int, typer.Option(min=0, help="Show so many faults of each kind; --json has all.")] = 5,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Read every picture and tell what is wrong; the exit code is 2 if training would suffer from it."""
+    """Read every image and tell what is wrong; the exit code is 2 if training would suffer from it."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import check as tool
 
@@ -100,7 +100,7 @@ def check(
         facts = {"images": found.images, "identities": found.identities, "damaged": found.damaged}
         typer.echo(json.dumps(facts | {"good": len(found.good), "faults": faults}))
     else:
-        typer.echo(f"{folder}: {found.images:,} whole pictures of {found.identities:,} identities")
+        typer.echo(f"{folder}: {found.images:,} whole images of {found.identities:,} identities")
         for kind, meaning in tool.KINDS.items():
             said = [fault.said for fault in found.faults if fault.kind == kind]
             if said:

@@ -27,7 +27,7 @@ Detector = Annotated[
 def synth(
     output: Annotated[Path, typer.Option(help="Folder to draw into; it must not be there yet.")],
     identities: Annotated[int, typer.Option(min=1, help="People to train on.")] = 400,
-    images_per_identity: Annotated[int, typer.Option(min=1, help="Pictures of each.")] = 20,
+    images_per_identity: Annotated[int, typer.Option(min=1, help="Images of each.")] = 20,
     eval_identities: Annotated[
         int, typer.Option(min=2, help="Further people, for verification alone.")
     ] = 100,
@@ -57,7 +57,7 @@ def synth(
         typer.echo(json.dumps(vars(drawn) | {"folder": str(drawn.folder)}))
     else:
         typer.echo(
-            f"{drawn.folder}: {drawn.images:,} pictures of {drawn.identities:,} people, "
+            f"{drawn.folder}: {drawn.images:,} images of {drawn.identities:,} people, "
             f"and {drawn.pairs:,} pairs of others"
         )
 
@@ -76,13 +76,13 @@ def pack(
     detector: Detector = None,
     image_size: Annotated[int, typer.Option(min=16, help="Pixels a side.")] = 112,
     quality: Annotated[
-        int, typer.Option(min=1, max=100, help="Of pictures that have to be encoded anew.")
+        int, typer.Option(min=1, max=100, help="Of images that have to be encoded anew.")
     ] = 95,
-    min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer pictures.")] = 1,
+    min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer images.")] = 1,
     shuffle: Annotated[bool, typer.Option(help="Mix the images of all identities.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Another seed mixes otherwise.")] = 0,
     skip_bad: Annotated[
-        bool, typer.Option(help="Leave out pictures that cannot be decoded or have no face; list them.")
+        bool, typer.Option(help="Leave out images that cannot be decoded or have no face; list them.")
     ] = False,
     workers: Workers = None,
     as_json: Json = False,
@@ -124,7 +124,7 @@ def pairs(
     ],
     output: Annotated[Path, typer.Option(help="The .bin to write.")],
     images: Annotated[
-        Path | None, typer.Option(help="With a list: the folder of its pictures; CFP's list knows its own.")
+        Path | None, typer.Option(help="With a list: the folder of its images; CFP's list knows its own.")
     ] = None,
     count: Annotated[
         int, typer.Option(min=20, help="With a dataset: how many pairs to draw, a multiple of 20.")
@@ -136,10 +136,9 @@ def pairs(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Build a verification set from a list of pairs and its pictures, or from a dataset."""
+    """Build a verification set from a list of pairs and its images, or from a dataset."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.pair_lists import is_pair_list
-    from facetrain.data.tools.pairs import build_pairs
+    from facetrain.data.tools.pair_lists import build_pairs, is_pair_list
     from facetrain.data.tools.sample_pairs import sample_pairs
 
     points = _finder(landmarks, detector)
@@ -148,7 +147,7 @@ def pairs(
         raise UsageError(
             "--landmarks and --detector go with a list of pairs; `facetrain data pack` aligns a dataset"
         )
-    with progress_bar("reading pictures") as progress:
+    with progress_bar("reading images") as progress:
         if listed:
             made, same = build_pairs(
                 source, images, output,

@@ -7,8 +7,8 @@ import math
 import cv2
 import numpy as np
 
-from facetrain.data.synthetic.conditions import Conditions
-from facetrain.data.synthetic.geometry import CENTRE, Projection, spline
+from facetrain.data.synthetic.capture_conditions import Conditions
+from facetrain.data.synthetic.geometry import CENTER, Projection, spline
 from facetrain.data.synthetic.identity import Identity
 
 _OVERSAMPLE = 2
@@ -17,7 +17,7 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 def draw_face(person: Identity, conditions: Conditions, size: int = 112) -> np.ndarray:
-    """Draw one picture of one person: uint8 (size, size, 3), RGB."""
+    """Draw one image of one person: uint8 (size, size, 3), RGB."""
     scale = _OVERSAMPLE * size / 112
     canvas = _Canvas(person, conditions, scale, _OVERSAMPLE * size)
     canvas.draw()
@@ -26,7 +26,7 @@ def draw_face(person: Identity, conditions: Conditions, size: int = 112) -> np.n
 
 
 class _Canvas:
-    """The picture while it is drawn, larger than it will be, so that edges come out smooth."""
+    """The image while it is drawn, larger than it will be, so that edges come out smooth."""
 
     def __init__(self, person: Identity, conditions: Conditions, scale: float, side: int) -> None:
         self._p, self._c, self._scale = person, conditions, scale
@@ -150,20 +150,20 @@ class _Canvas:
     def _eye(self, side: float) -> None:
         p, c = self._p, self._c
         opening = p.eye_opening * (1 - c.eyes_closed) * (1 - 0.15 * max(c.smile, 0))
-        centre_x, centre_y = side * p.eye_distance, p.eye_height
+        center_x, center_y = side * p.eye_distance, p.eye_height
         angle = np.linspace(0, 2 * np.pi, 24, endpoint=False)
         local_x = np.cos(angle) * p.eye_width
         local_y = np.where(np.sin(angle) < 0, np.sin(angle) * opening * 1.1, np.sin(angle) * opening * 0.8)
         tilt = side * p.eye_tilt
-        x = centre_x + local_x - local_y * tilt
-        y = centre_y + local_y - side * local_x * abs(p.eye_tilt) * np.sign(p.eye_tilt)
+        x = center_x + local_x - local_y * tilt
+        y = center_y + local_y - side * local_x * abs(p.eye_tilt) * np.sign(p.eye_tilt)
         socket = self._project.surface(
-            centre_x + np.cos(angle) * (p.eye_width + 3), centre_y - 1 + np.sin(angle) * 6.5
+            center_x + np.cos(angle) * (p.eye_width + 3), center_y - 1 + np.sin(angle) * 6.5
         )
         self._fill(socket, self._skin * 0.86, 0.55)
         white = self._project.surface(x, y, 1.0)
         self._fill(white, (236, 232, 226))
-        self._iris(white, centre_x + c.gaze[0] * 3, centre_y + c.gaze[1] * 2 - 0.3, opening)
+        self._iris(white, center_x + c.gaze[0] * 3, center_y + c.gaze[1] * 2 - 0.3, opening)
         upper = np.sin(angle) <= 0.01
         order = np.argsort(x[upper])
         lid = self._project.surface(x[upper][order], y[upper][order], 1.5)
@@ -255,8 +255,8 @@ class _Canvas:
         side = self.image.shape[0]
         small = side // 4  # shading is smooth: a quarter of the pixels is enough
         column = (np.arange(small, dtype=np.float32) + 0.5) * 4 / self._scale
-        x = ((column - CENTRE[0] - 8 * np.sin(self._c.yaw)) / 47)[None, :]
-        y = ((column - CENTRE[1] + 8) / 66)[:, None]
+        x = ((column - CENTER[0] - 8 * np.sin(self._c.yaw)) / 47)[None, :]
+        y = ((column - CENTER[1] + 8) / 66)[:, None]
         z = np.sqrt(np.maximum(0.05, 1 - x**2 - y**2))
         light = np.array(self._c.light) / np.linalg.norm(self._c.light)
         shade = self._c.ambient + (1 - self._c.ambient) * 1.35 * np.maximum(
@@ -336,14 +336,14 @@ def _background(side: int, c: Conditions) -> np.ndarray:
     ramp = np.linspace(-0.7, 0.7, side, dtype=np.float32)
     share = np.clip(0.5 + ramp[None, :] * np.cos(angle) + ramp[:, None] * np.sin(angle), 0, 1)
     rest = 1 - share
-    # Colour by colour: NumPy is several times slower along an axis of three.
+    # Color by color: NumPy is several times slower along an axis of three.
     colors = zip(np.array(first, np.float32), np.array(second, np.float32), strict=True)
     planes = [(one * rest + other * share).astype(np.uint8) for one, other in colors]
     return cv2.merge(planes)
 
 
 def _photograph(image: np.ndarray, c: Conditions) -> np.ndarray:
-    """Add what a camera adds: resolution, blur, colour of the light, exposure, noise."""
+    """Add what a camera adds: resolution, blur, color of the light, exposure, noise."""
     size = image.shape[0]
     if c.resolution < 1:
         small = max(16, round(size * c.resolution))

@@ -1,4 +1,4 @@
-"""Outlines of a face in three dimensions, and their way onto the picture."""
+"""Outlines of a face in three dimensions, and their way onto the image."""
 
 # N points
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from facetrain.data.synthetic.conditions import Conditions
+from facetrain.data.synthetic.capture_conditions import Conditions
 
-CENTRE = (56.0, 71.5)
+CENTER = (56.0, 71.5)
 """Where the tip of the nose stands in an aligned crop of 112 × 112."""
 _PIVOT = 26.0
 _T = np.linspace(0, 1, 6, endpoint=False)[None, :, None]
@@ -21,7 +21,7 @@ def depth(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 class Projection:
-    """Turn a head as the picture has it, and give the pixels of its points."""
+    """Turn a head as the image has it, and give the pixels of its points."""
 
     def __init__(self, conditions: Conditions, scale: float) -> None:
         yaw, pitch, roll = conditions.yaw, conditions.pitch, conditions.roll
@@ -30,8 +30,8 @@ class Projection:
         # Alignment brings eyes and mouth back to their places, so a turned head comes out a little larger.
         size = conditions.scale * scale / np.sqrt(max(self._cos_yaw, 0.5))
         self._cos_roll, self._sin_roll = np.cos(roll) * size, np.sin(roll) * size
-        self._centre_x = (CENTRE[0] + conditions.shift[0]) * scale
-        self._centre_y = (CENTRE[1] + conditions.shift[1]) * scale
+        self._center_x = (CENTER[0] + conditions.shift[0]) * scale
+        self._center_y = (CENTER[1] + conditions.shift[1]) * scale
 
     def __call__(self, x: np.ndarray, y: np.ndarray, z: np.ndarray | float) -> np.ndarray:
         """Return pixels, float64 (N, 2), of points that stand out by z."""
@@ -40,8 +40,8 @@ class Projection:
         turned_x = x * self._cos_yaw + forward * self._sin_yaw - 14 * self._sin_yaw
         turned_y = y * self._cos_pitch + forward * self._sin_pitch - 14 * self._sin_pitch
         pixels = np.empty((len(x), 2))
-        pixels[:, 0] = self._centre_x + turned_x * self._cos_roll - turned_y * self._sin_roll
-        pixels[:, 1] = self._centre_y + turned_x * self._sin_roll + turned_y * self._cos_roll
+        pixels[:, 0] = self._center_x + turned_x * self._cos_roll - turned_y * self._sin_roll
+        pixels[:, 1] = self._center_y + turned_x * self._sin_roll + turned_y * self._cos_roll
         return pixels
 
     def surface(self, x: np.ndarray, y: np.ndarray, lift: np.ndarray | float = 0.0) -> np.ndarray:

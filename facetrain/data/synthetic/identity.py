@@ -1,4 +1,4 @@
-"""Who somebody is: the shapes and colours that stay from picture to picture.
+"""Who somebody is: the shapes and colors that stay from image to image.
 
 Lengths are in pixels of an aligned 112 × 112 crop, counted from the tip of the nose; x grows to the
 right, y downwards.
@@ -13,7 +13,7 @@ import numpy as np
 
 Color = tuple[float, float, float]
 
-# Dark to light, RGB; people are drawn between two neighbours, so that no tone belongs to one person.
+# Dark to light, RGB; people are drawn between two neighbors, so that no tone belongs to one person.
 _SKIN = np.array([[92, 58, 42], [141, 92, 66], [188, 134, 100], [222, 174, 142], [240, 204, 180]], float)
 _HAIR = np.array(
     [[22, 18, 16], [52, 36, 26], [104, 66, 36], [178, 134, 74], [150, 66, 34], [150, 146, 142]], float

@@ -14,10 +14,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from facetrain.data.bin import write_bin
 from facetrain.data.decode import encode_jpeg
-from facetrain.data.records import write_identities
-from facetrain.data.synthetic.conditions import draw_conditions
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.synthetic.capture_conditions import draw_conditions
 from facetrain.data.synthetic.draw import draw_face
 from facetrain.data.synthetic.identity import draw_identity
 from facetrain.errors import DataError
@@ -56,7 +56,7 @@ def write_dataset(
 ) -> Drawn:
     """Draw a training set and `synth.bin`, whose people are others; the folder appears whole or not at all.
 
-    The same arguments draw the same bytes, whatever the number of workers. `drawn` returns a training picture
+    The same arguments draw the same bytes, whatever the number of workers. `drawn` returns a training image
     by its number, where somebody has them already.
 
     Raises:
@@ -76,8 +76,8 @@ def write_dataset(
         else:
             people = chain(_lend(drawn, trained), _draw_all(seed, strangers, image_size, count))
         people = _counted(people, identities + eval_identities, progress)
-        labelled = ((label, picture) for label in range(identities) for picture in next(people))
-        write_identities(scratch, [images_per_identity] * identities, labelled, image_size)
+        labeled = ((label, image) for label in range(identities) for image in next(people))
+        write_identities(scratch, [images_per_identity] * identities, labeled, image_size)
         images, same = _pairs(list(people), eval_pairs, np.random.default_rng([seed, 3]))
         write_bin(scratch / f"{NAME}.bin", images, same)
         os.replace(scratch, folder)
@@ -99,19 +99,19 @@ def draw_pairs(
     return images, np.array(same)
 
 
-def draw_picture(seed: int, identity: int, number: int, size: int) -> bytes:
-    """Draw and encode one picture of one person."""
+def draw_image(seed: int, identity: int, number: int, size: int) -> bytes:
+    """Draw and encode one image of one person."""
     conditions = draw_conditions(seed, identity, number)
     return encode_jpeg(draw_face(draw_identity(seed, identity), conditions, size), conditions.quality)
 
 
 def _draw_person(seed: int, identity: int, count: int, size: int) -> list[bytes]:
     cv2.setNumThreads(1)
-    return [draw_picture(seed, identity, number, size) for number in range(count)]
+    return [draw_image(seed, identity, number, size) for number in range(count)]
 
 
 def _draw_all(seed: int, people: list[tuple[int, int]], size: int, workers: int) -> Iterator[list[bytes]]:
-    """Yield the pictures of each of some people, given as (identity, how many pictures)."""
+    """Yield the images of each of some people, given as (identity, how many images)."""
     numbers, counts = [number for number, _ in people], [count for _, count in people]
     arguments = ([seed] * len(people), numbers, counts, [size] * len(people))
     if workers == 1:

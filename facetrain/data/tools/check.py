@@ -1,4 +1,4 @@
-"""Read every picture of a dataset, tell what is wrong, and write a copy without it."""
+"""Read every image of a dataset, tell what is wrong, and write a copy without it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import open_source
-from facetrain.data.decode import decode_rgb, picture_size
-from facetrain.data.records import write_identities
-from facetrain.data.tools.alike import WORDS, digest, equal_groups, near_pairs, perceptual_hash
-from facetrain.data.tools.suspects import Fault, Suspects, open_suspects
-from facetrain.data.tools.work import Progress, counted, in_order, new_folder, silent
+from facetrain.data.decode import decode_rgb, encoded_image_size
+from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.damaged_images import Fault, Suspects, open_suspects
+from facetrain.data.tools.near_duplicates import WORDS, digest, equal_groups, near_pairs, perceptual_hash
+from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
 from facetrain.errors import DataError
 
 KINDS = {
     "index": "the index does not belong to the file",
     "record": "a record is damaged",
     "label": "a label is no whole number from 0 to 2^31",
-    "picture": "a picture cannot be decoded",
+    "image": "an image cannot be decoded",
     "dataset": "the parts of the dataset contradict each other",
-    "contradiction": "one picture stands under several identities",
-    "duplicate": "a picture stands twice under one identity",
-    "near": "two pictures are nearly the same",
-    "gap": "identities have no picture",
+    "contradiction": "one image stands under several identities",
+    "duplicate": "an image stands twice under one identity",
+    "near": "two images are nearly the same",
+    "gap": "identities have no image",
 }
-DAMAGE = frozenset({"index", "record", "label", "picture", "dataset"})
+DAMAGE = frozenset({"index", "record", "label", "image", "dataset"})
 """What stops a training, or spoils it."""
 _MOST_LABEL = 2**31
 
@@ -63,18 +63,18 @@ def check(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> Examination:
-    """Read and decode every picture; with `repair`, write a clean copy there.
+    """Read and decode every image; with `repair`, write a clean copy there.
 
-    The copy has neither what is damaged nor the second of two equal pictures of an identity, and none
-    of a picture that stands under several identities, as nobody knows whose it is. Identities are
-    numbered without gaps. Pictures that are nearly the same stay.
+    The copy has neither what is damaged nor the second of two equal images of an identity, and none
+    of an image that stands under several identities, as nobody knows whose it is. Identities are
+    numbered without gaps. Images that are nearly the same stay.
 
     Args:
         folder: the dataset.
-        near: look for pictures that are nearly the same, too.
+        near: look for images that are nearly the same, too.
         repair: where to write the clean copy.
         workers: threads; one per core if None.
-        progress: told after every picture.
+        progress: told after every image.
 
     Raises:
         DataError: there is no dataset, nothing of it is good, or the copy cannot be written.
@@ -111,14 +111,14 @@ def _look(suspects: Suspects, number: int, near: bool) -> _Seen | Fault | None:
     try:
         image = decode_rgb(suspect.data, where=where)
     except DataError as error:
-        return Fault("picture", str(error))
+        return Fault("image", str(error))
     return _Seen(int(label), digest(suspect.data), perceptual_hash(image) if near else None)
 
 
 def _collected(
     looked: Iterable[_Seen | Fault | None], count: int, faults: list[Fault]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return number, label, digest and bits of the pictures that are whole; the others become faults."""
+    """Return number, label, digest and bits of the images that are whole; the others become faults."""
     number, label = np.empty(count, np.int64), np.empty(count, np.int64)
     digests, bits = np.empty(count, np.uint64), np.empty((0, WORDS), np.uint32)
     whole = 0
@@ -138,7 +138,7 @@ def _collected(
 def _judge(
     suspects: Suspects, numbers: np.ndarray, labels: np.ndarray, group: np.ndarray, keep: np.ndarray
 ) -> list[Fault]:
-    """Tell what is wrong with pictures (rows) that are equal, and mark those that a clean copy leaves out."""
+    """Tell what is wrong with images (rows) that are equal, and mark those that a clean copy leaves out."""
     first = suspects.where(int(numbers[group[0]]))
     whose = np.unique(labels[group])
     if len(whose) > 1:
@@ -147,7 +147,7 @@ def _judge(
         return [Fault("contradiction", f"{first}: stands {len(group)} times, under the identities {said}")]
     keep[group[1:]] = False
     return [
-        Fault("duplicate", f"{suspects.where(int(numbers[row]))}: the same picture as {first}")
+        Fault("duplicate", f"{suspects.where(int(numbers[row]))}: the same image as {first}")
         for row in group[1:]
     ]
 
@@ -174,20 +174,20 @@ def _gaps(labels: np.ndarray) -> list[Fault]:
     first = int(np.flatnonzero(present != np.arange(len(present)))[0])
     missing = int(present[-1]) + 1 - len(present)
     return [
-        Fault("gap", f"{missing:,} of {present[-1] + 1:,} identities have no picture; the first is {first}")
+        Fault("gap", f"{missing:,} of {present[-1] + 1:,} identities have no image; the first is {first}")
     ]
 
 
 def _contradictions(folder: Path, labels: np.ndarray) -> list[Fault]:
     """Open the dataset as a training does, and compare the labels that it would see."""
     try:
-        source = open_source(folder)
+        source = open_dataset(folder)
     except DataError as error:
         return [Fault("dataset", str(error))]
     seen, own = np.bincount(source.labels), np.bincount(labels)
     if len(seen) == len(own) and source.num_images == len(labels) and (seen != own).any():
         wrong = int(np.flatnonzero(seen != own)[0])
-        said = f"has {own[wrong]:,} pictures by their own labels, {seen[wrong]:,} by the identity records"
+        said = f"has {own[wrong]:,} images by their own labels, {seen[wrong]:,} by the identity records"
         return [Fault("dataset", f"{folder}: identity {wrong} {said}")]
     return []
 
@@ -201,7 +201,7 @@ def _repair(
     folder: Path,
 ) -> None:
     if not len(numbers):
-        raise DataError(f"{folder}: not one picture is good; there is nothing to write")
+        raise DataError(f"{folder}: not one image is good; there is nothing to write")
     _, label = np.unique(labels, return_inverse=True)
 
     def again(row: int) -> tuple[int, bytes]:
@@ -211,6 +211,6 @@ def _repair(
         return int(label[row]), suspect.data
 
     with new_folder(output) as scratch:
-        size = picture_size(again(0)[1])
+        size = encoded_image_size(again(0)[1])
         pictures = in_order(again, range(len(label)), workers)
         write_identities(scratch, np.bincount(label).tolist(), pictures, min(size) if size else 112)

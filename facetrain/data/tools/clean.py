@@ -1,6 +1,6 @@
 """Wrong labels, found by what a model sees: several people under one identity, one under several, strangers."""
 
-# N pictures   K identities   D embedding
+# N images   K identities   D embedding
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import open_source
-from facetrain.data.tools.likeness import (
-    Centres,
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.parallel import Progress, new_folder, silent
+from facetrain.data.tools.rewrite import Written, write_some
+from facetrain.data.tools.similarity import (
+    Centers,
     best_other,
-    centre_similarity,
-    check_labelled,
-    find_centres,
+    center_similarity,
+    check_labeled,
+    find_centers,
     own_similarity,
     telling_apart,
 )
-from facetrain.data.tools.rewrite import Written, write_some
-from facetrain.data.tools.work import Progress, new_folder, silent
 from facetrain.errors import DataError
 
 _ROUNDS = 3
 _COMPARED = 4096
-"""So many of an identity's pictures, evenly spread, are compared each with each."""
+"""So many of an identity's images, evenly spread, are compared each with each."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Finding:
     """Something that the labels say and the model does not see."""
 
     kind: str
-    """`mixed`: an identity holds two people. `same`: two identities are one person. `moved`: a picture is of
-    another identity. `stranger`: a picture is like no identity."""
+    """`mixed`: an identity holds two people. `same`: two identities are one person. `moved`: an image is of
+    another identity. `stranger`: an image is like no identity."""
     identity: int
     other: int
     """`same`, `moved`: the other identity; else −1."""
-    picture: int
-    """`moved`, `stranger`: which picture; `mixed`: one of the smaller group; else −1."""
+    image: int
+    """`moved`, `stranger`: which image; `mixed`: one of the smaller group; else −1."""
     similarity: float
 
 
@@ -48,32 +48,32 @@ class Cleaning:
     """What was found, and the labels that follow from it."""
 
     threshold: float
-    """Similarity from which on a picture belongs to an identity."""
+    """Similarity from which on an image belongs to an identity."""
     findings: list[Finding]
     label_N: np.ndarray
-    """int64: whose each picture is now; −1 where it is to be left out."""
+    """int64: whose each image is now; −1 where it is to be left out."""
 
 
 def clean(embedding_ND: np.ndarray, label_N: np.ndarray, *, threshold: float | None = None) -> Cleaning:
-    """Compare every picture with the centres of all identities, and every centre with every other.
+    """Compare every image with the centers of all identities, and every center with every other.
 
     First identities that fall into two groups as different as strangers are parted; then identities
-    whose centres are alike are joined; then pictures that are unlike their identity go to the one that
-    they are like, or nowhere. Centres are taken again after each round, without what was wrong.
+    whose centers are alike are joined; then images that are unlike their identity go to the one that
+    they are like, or nowhere. Centers are taken again after each round, without what was wrong.
 
     Args:
         embedding_ND: unit rows, float32.
         label_N: int64, from 0.
-        threshold: similarity of a picture and a centre from which on they are of one person. If None, the one
-            that best tells pictures' own identities from their most similar other ones.
+        threshold: similarity of an image and a center from which on they are of one person. If None, the one
+            that best tells images' own identities from their most similar other ones.
     """
-    check_labelled(label_N)
+    check_labeled(label_N)
     label = label_N.astype(np.int64)
     num_classes = int(label.max()) + 1
-    centres = find_centres(embedding_ND, label, num_classes)
+    centers = find_centers(embedding_ND, label, num_classes)
     if threshold is None:
-        _, other = best_other(embedding_ND, label, centres.unit_KD)
-        threshold = telling_apart(own_similarity(embedding_ND, label, centres), other)
+        _, other = best_other(embedding_ND, label, centers.unit_KD)
+        threshold = telling_apart(own_similarity(embedding_ND, label, centers), other)
     label, findings = _part(embedding_ND, label, threshold)
     label, joined = _join(embedding_ND, label, num_classes, threshold)
     label, strangers = _sort_out(embedding_ND, label, threshold)
@@ -88,10 +88,10 @@ def write_cleaned(
     Raises:
         DataError: nothing is left, or the output cannot be written.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     numbers = np.flatnonzero(cleaning.label_N >= 0)
     if not len(numbers):
-        raise DataError(f"{folder}: no picture is like its identity; is this the right model?")
+        raise DataError(f"{folder}: no image is like its identity; is this the right model?")
     with new_folder(output) as scratch:
         written = write_some(source, numbers, cleaning.label_N[numbers], scratch, workers, progress)
     return Written(str(output), *written)
@@ -121,28 +121,28 @@ def _two_groups(embedding_ND: np.ndarray) -> tuple[np.ndarray, float]:
     some = embedding_ND[:: -(-len(embedding_ND) // _COMPARED)]
     similar = some @ some.T
     seeds = np.unravel_index(similar.argmin(), similar.shape)
-    centre = some[list(seeds)]
+    center = some[list(seeds)]
     second = np.zeros(len(embedding_ND), bool)
     for _ in range(10):
-        now = embedding_ND @ centre[1] > embedding_ND @ centre[0]
+        now = embedding_ND @ center[1] > embedding_ND @ center[0]
         if not now.any() or now.all():
             return np.zeros(len(now), bool), 1.0
-        centre = np.stack([embedding_ND[~now].sum(0), embedding_ND[now].sum(0)])
-        centre /= np.maximum(np.linalg.norm(centre, axis=1, keepdims=True), 1e-12)
+        center = np.stack([embedding_ND[~now].sum(0), embedding_ND[now].sum(0)])
+        center /= np.maximum(np.linalg.norm(center, axis=1, keepdims=True), 1e-12)
         if (now == second).all():
             break
         second = now
-    return second, float(centre[0] @ centre[1])
+    return second, float(center[0] @ center[1])
 
 
 def _join(
     embedding_ND: np.ndarray, label: np.ndarray, num_classes: int, threshold: float
 ) -> tuple[np.ndarray, list[Finding]]:
-    """Give identities whose centres are alike one label, the smaller of both."""
-    centres = find_centres(embedding_ND, label, int(label.max()) + 1)
-    # A centre lacks the noise of a single picture: two of one person are more alike than picture and centre.
-    alike = _alike(centres, min(threshold / max(centres.spread, 1e-6), 0.95))
-    new = np.arange(len(centres.count_K))
+    """Give identities whose centers are alike one label, the smaller of both."""
+    centers = find_centers(embedding_ND, label, int(label.max()) + 1)
+    # A center lacks the noise of a single image: two of one person are more alike than image and center.
+    alike = _alike(centers, min(threshold / max(centers.spread, 1e-6), 0.95))
+    new = np.arange(len(centers.count_K))
     findings = []
     for cosine, one, other in alike:
         root, leaf = sorted((_root(new, one), _root(new, other)))
@@ -154,10 +154,10 @@ def _join(
     return new[label], findings
 
 
-def _alike(centres: Centres, threshold: float) -> list[tuple[float, int, int]]:
+def _alike(centers: Centers, threshold: float) -> list[tuple[float, int, int]]:
     """Return (similarity, one, other) of each identity and the one most like it, if alike enough; most alike first."""
-    there = np.flatnonzero(centres.count_K)
-    unit = centres.unit_KD[there]
+    there = np.flatnonzero(centers.count_K)
+    unit = centers.unit_KD[there]
     other, cosine = (
         best_other(unit, np.arange(len(there)), unit) if len(there) > 1 else (there[:0], there[:0])
     )
@@ -178,17 +178,17 @@ def _root(parent: np.ndarray, identity: int) -> int:
 def _sort_out(
     embedding_ND: np.ndarray, label: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, list[Finding]]:
-    """Take pictures from identities that they are unlike."""
+    """Take images from identities that they are unlike."""
     own_label, count = label, int(label.max()) + 1
     wrong = np.zeros(len(label), bool)
     for _ in range(_ROUNDS):
-        centres = find_centres(embedding_ND, np.where(wrong, -1, label), count)
+        centers = find_centers(embedding_ND, np.where(wrong, -1, label), count)
         before = wrong
-        # Of a picture that is left out already, the centre has no part.
-        left_out = centre_similarity(embedding_ND, label, centres.unit_KD)
-        own = np.where(before, left_out, own_similarity(embedding_ND, label, centres))
-        other, cosine = best_other(embedding_ND, label, centres.unit_KD)
-        alone = np.isnan(own) | (centres.count_K[label] == 0)
+        # Of an image that is left out already, the center has no part.
+        left_out = center_similarity(embedding_ND, label, centers.unit_KD)
+        own = np.where(before, left_out, own_similarity(embedding_ND, label, centers))
+        other, cosine = best_other(embedding_ND, label, centers.unit_KD)
+        alone = np.isnan(own) | (centers.count_K[label] == 0)
         wrong = ~alone & (own < threshold)
         if (wrong == before).all():
             break

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.counter import key_of
-from facetrain.data.dataset import open_source
-from facetrain.data.decode import picture_size
-from facetrain.data.order import permute
-from facetrain.data.source import FaceSource
+from facetrain.counter_rng import key_of
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.decode import encoded_image_size
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import permute
 from facetrain.errors import DataError
 
 _BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
@@ -36,12 +36,12 @@ class Inspection:
 
 
 def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> Inspection:
-    """Count a dataset, and look at the headers of a sample of its pictures.
+    """Count a dataset, and look at the headers of a sample of its images.
 
     Raises:
         DataError: it cannot be read.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     counts = np.bincount(source.labels, minlength=source.num_classes)
     there = counts[counts > 0]
     numbers = permute(np.arange(min(sample, source.num_images)), source.num_images, key_of(seed))
@@ -56,31 +56,31 @@ def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> Inspection:
         most=int(there.max()),
         histogram=_histogram(there),
         sample=len(pictures),
-        sizes=_commonest(_size(picture) for picture in pictures),
-        formats=_commonest(_format(picture) for picture in pictures),
+        sizes=_commonest(_size(image) for image in pictures),
+        formats=_commonest(_format(image) for image in pictures),
     )
 
 
-def pictures_of(folder: Path, identity: int) -> list[str]:
-    """Return where each picture of an identity lies.
+def images_of(folder: Path, identity: int) -> list[str]:
+    """Return where each image of an identity lies.
 
     Raises:
-        DataError: there is no such identity, or it has no picture.
+        DataError: there is no such identity, or it has no image.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     return [source.where(number) for number in numbers_of(source, identity, folder).tolist()]
 
 
-def numbers_of(source: FaceSource, identity: int, folder: Path) -> np.ndarray:
-    """Return the numbers of an identity's pictures, int64, at least one.
+def numbers_of(source: FaceDataset, identity: int, folder: Path) -> np.ndarray:
+    """Return the numbers of an identity's images, int64, at least one.
 
     Raises:
-        DataError: there is no such identity, or it has no picture.
+        DataError: there is no such identity, or it has no image.
     """
     numbers = np.flatnonzero(source.labels == identity)
     if not len(numbers):
         raise DataError(
-            f"{folder}: identity {identity} has no picture; identities go from 0 to {source.num_classes - 1:,}"
+            f"{folder}: identity {identity} has no image; identities go from 0 to {source.num_classes - 1:,}"
         )
     return numbers
 
@@ -102,11 +102,11 @@ def _commonest(values: object) -> dict[str, int]:
     return dict(Counter(values).most_common(5))  # type: ignore[call-overload]
 
 
-def _size(picture: bytes) -> str:
-    size = picture_size(picture)
+def _size(image: bytes) -> str:
+    size = encoded_image_size(image)
     return f"{size[0]}×{size[1]}" if size else "unreadable"
 
 
-def _format(picture: bytes) -> str:
+def _format(image: bytes) -> str:
     known = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"BM": "BMP"}
-    return known.get(picture[:2], "unknown")
+    return known.get(image[:2], "unknown")

@@ -1,6 +1,6 @@
 """Where the eyes, the nose and the corners of the mouth lie: read from a file, or found by OpenCV's YuNet."""
 
-# N pictures   F faces found in one
+# N images   F faces found in one
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 import cv2
 import numpy as np
 
-from facetrain.data.tools.alike import digest
+from facetrain.data.tools.near_duplicates import digest
 from facetrain.errors import DataError
 
 Finder = Callable[[str, np.ndarray], np.ndarray | None]
-"""Takes a picture's name and its pixels, uint8 RGB; returns float32 (5, 2), x and y, or None."""
+"""Takes an image's name and its pixels, uint8 RGB; returns float32 (5, 2), x and y, or None."""
 _LONGEST_SIDE = 640
-"""YuNet knows faces of 10 to 300 pixels: a larger picture is made smaller for it."""
+"""YuNet knows faces of 10 to 300 pixels: a larger image is made smaller for it."""
 _LEAST_SCORE = 0.6
 
 
 class ListedLandmarks:
-    """Landmarks by the names of their pictures: 48 bytes a picture, however long the names are."""
+    """Landmarks by the names of their images: 48 bytes an image, however long the names are."""
 
     def __init__(self, names: list[np.uint64], points: list[list[float]]) -> None:
         order = np.argsort(np.array(names, np.uint64))
@@ -43,7 +43,7 @@ class ListedLandmarks:
 def read_landmarks(path: Path) -> ListedLandmarks:
     """Read a CSV of lines `name,x1,y1,…,x5,y5`, or JSON of `{"name": [[x, y], … five times], …}`.
 
-    The points are, as seen in the picture: left eye, right eye, nose, left and right corner of the mouth.
+    The points are, as seen in the image: left eye, right eye, nose, left and right corner of the mouth.
 
     Raises:
         DataError: the file cannot be read, or a line or an entry is something else.
@@ -91,7 +91,7 @@ def _is_number(text: str) -> bool:
 
 
 class YuNet:
-    """OpenCV's detector with a model file that the user has: the face that a picture is about.
+    """OpenCV's detector with a model file that the user has: the face that an image is about.
 
     Of several faces it is the one that is large and near the middle (area − 2 · squared distance, as in
     InsightFace's preparation of datasets).
@@ -100,7 +100,7 @@ class YuNet:
     def __init__(self, model: Path) -> None:
         self._model = model
         self._creating = threading.Lock()
-        self._of_thread = threading.local()  # the size of the picture is part of a detector's state
+        self._of_thread = threading.local()  # the size of the image is part of a detector's state
         self._detector()
 
     def __call__(self, name: str, image: np.ndarray) -> np.ndarray | None:

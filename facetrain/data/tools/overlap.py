@@ -1,6 +1,6 @@
 """Who of a training set also stands in a test set, by what a model sees."""
 
-# N pictures to train on   M pictures of the test set   K identities   D embedding
+# N images to train on   M images of the test set   K identities   D embedding
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.data.tools.likeness import (
+from facetrain.data.tools.contact_sheet import write_png
+from facetrain.data.tools.similarity import (
     best_other,
-    check_labelled,
-    find_centres,
+    check_labeled,
+    find_centers,
     own_similarity,
     telling_apart,
 )
-from facetrain.data.tools.sheet import write_png
 
 
 @dataclass(frozen=True)
 class Shared:
-    """An identity of the training set that a picture of the test set is like."""
+    """An identity of the training set that an image of the test set is like."""
 
     identity: int
     similarity: float
-    """Of the test picture and the identity's centre."""
-    picture: int
-    """The identity's picture that is most like it."""
-    test_picture: int
-    test_pictures: int
-    """How many pictures of the test set are most like this identity, and alike enough."""
+    """Of the test image and the identity's center."""
+    image: int
+    """The identity's image that is most like it."""
+    test_image: int
+    test_images: int
+    """How many images of the test set are most like this identity, and alike enough."""
 
 
 def overlap(
@@ -44,22 +44,22 @@ def overlap(
         embedding_ND: unit rows, float32.
         label_N: int64, from 0.
         test_MD: unit rows, float32.
-        threshold: similarity of a picture and a centre from which on they are of one person. If None, the one
-            that best tells the training pictures' own identities from their most similar other ones.
+        threshold: similarity of an image and a center from which on they are of one person. If None, the one
+            that best tells the training images' own identities from their most similar other ones.
     """
-    check_labelled(label_N)
-    centres = find_centres(embedding_ND, label_N, int(label_N.max()) + 1)
+    check_labeled(label_N)
+    centers = find_centers(embedding_ND, label_N, int(label_N.max()) + 1)
     if threshold is None:
-        _, other = best_other(embedding_ND, label_N, centres.unit_KD)
-        threshold = telling_apart(own_similarity(embedding_ND, label_N, centres), other)
-    identity, cosine = best_other(test_MD, np.full(len(test_MD), -1), centres.unit_KD)
+        _, other = best_other(embedding_ND, label_N, centers.unit_KD)
+        threshold = telling_apart(own_similarity(embedding_ND, label_N, centers), other)
+    identity, cosine = best_other(test_MD, np.full(len(test_MD), -1), centers.unit_KD)
     alike = cosine >= threshold
     found = []
     for shared in np.unique(identity[alike]).tolist():
         tested = np.flatnonzero(alike & (identity == shared))
         closest = int(tested[cosine[tested].argmax()])
-        pictures = np.flatnonzero(label_N == shared)
-        nearest = int(pictures[(embedding_ND[pictures] @ test_MD[closest]).argmax()])
+        images = np.flatnonzero(label_N == shared)
+        nearest = int(images[(embedding_ND[images] @ test_MD[closest]).argmax()])
         found.append(Shared(shared, float(cosine[closest]), nearest, closest, len(tested)))
     return threshold, sorted(found, key=lambda one: -one.similarity)
 
@@ -73,10 +73,10 @@ def draw_pairs(
     columns: int = 4,
     size: int = 112,
 ) -> None:
-    """Write a PNG with the two pictures of each pair side by side.
+    """Write a PNG with the two images of each pair side by side.
 
     Raises:
-        DataError: a picture cannot be decoded, or the PNG not be written.
+        DataError: an image cannot be decoded, or the PNG not be written.
     """
     gap = size // 8
     rows = -(-len(pairs) // columns)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.align import align
-from facetrain.data.dataset import open_source
+from facetrain.data.dataset import FaceDataset, name_of
 from facetrain.data.decode import decode_rgb, encode_jpeg, resize_square
-from facetrain.data.order import permute
-from facetrain.data.records import write_identities
-from facetrain.data.source import FaceSource, name_of
+from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import permute
 from facetrain.data.tools.landmarks import Finder
-from facetrain.data.tools.work import Progress, counted, in_order, new_folder, silent
+from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
 from facetrain.errors import DataError, ImageError
 
 
@@ -46,7 +46,7 @@ def pack(
 ) -> Packed:
     """Write a dataset of any layout as train.rec, train.idx and property; the folder appears whole or not at all.
 
-    A picture that is a JPEG of the right size keeps its bytes; any other is brought to `image_size`
+    An image that is a JPEG of the right size keeps its bytes; any other is brought to `image_size`
     and encoded with `quality`. Identities keep their order, and are numbered without gaps.
 
     Args:
@@ -54,20 +54,20 @@ def pack(
         output: where to.
         images: where the paths of a list file begin; its own folder if None.
         image_size: pixels a side.
-        quality: of pictures that are encoded anew, 1 to 100.
+        quality: of images that are encoded anew, 1 to 100.
         min_images_per_identity: leave out identities with fewer.
         landmarks: tells where a face's eyes, nose and mouth lie; faces are turned and cut out by them.
         shuffle: mix the images of all identities, as readers that shuffle only a little want them.
         seed: another one mixes otherwise.
-        skip_bad: leave out pictures that cannot be decoded, or have no landmarks, and list them.
+        skip_bad: leave out images that cannot be decoded, or have no landmarks, and list them.
         workers: threads; one per core if None.
         progress: told after every image.
 
     Raises:
-        DataError: there is nothing to pack, the output is there already or cannot be written, or a picture is bad and
+        DataError: there is nothing to pack, the output is there already or cannot be written, or an image is bad and
             bad ones are not to be skipped.
     """
-    source = open_source(source_path, min_images_per_identity=min_images_per_identity, root=images)
+    source = open_dataset(source_path, min_images_per_identity=min_images_per_identity, root=images)
     faces = _Faces(source, image_size, quality, landmarks)
     total = source.num_images * (2 if skip_bad else 1)
     with new_folder(output) as scratch:
@@ -83,15 +83,15 @@ def pack(
 
 
 class _Faces:
-    """The pictures of a source as they are to be written."""
+    """The images of a source as they are to be written."""
 
-    def __init__(self, source: FaceSource, size: int, quality: int, find: Finder | None) -> None:
+    def __init__(self, source: FaceDataset, size: int, quality: int, find: Finder | None) -> None:
         self._source, self._size, self._quality, self._find = source, size, quality, find
         # Kept from the examination to the writing: finding a face takes longer than all else.
         self._points = np.full((source.num_images if find else 0, 5, 2), np.nan, np.float32)
 
     def fault(self, number: int) -> str | None:
-        """Say what is wrong with a picture."""
+        """Say what is wrong with an image."""
         try:
             self._seen(number)
         except ImageError as error:
@@ -99,7 +99,7 @@ class _Faces:
         return None
 
     def fitting(self, number: int) -> bytes:
-        """Return a picture of the right size, encoded."""
+        """Return an image of the right size, encoded."""
         data, image = self._seen(number)
         if self._find is not None:
             return encode_jpeg(align(image, self._points[number], self._size), self._quality)
@@ -108,7 +108,7 @@ class _Faces:
         return encode_jpeg(resize_square(image, self._size), self._quality)
 
     def _seen(self, number: int) -> tuple[bytes, np.ndarray]:
-        """Read and decode a picture, and know where its face's landmarks lie."""
+        """Read and decode an image, and know where its face's landmarks lie."""
         data = self._source.read(number)
         image = decode_rgb(data, where=self._source.where(number))
         if self._find is not None and np.isnan(self._points[number, 0, 0]):
@@ -123,7 +123,7 @@ class _Faces:
 def _without_bad(
     faces: _Faces, count: int, workers: int | None, total: int, progress: Progress
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the numbers of the pictures that are good, int64, and what is wrong with the others."""
+    """Return the numbers of the images that are good, int64, and what is wrong with the others."""
     good, skipped = np.ones(count, bool), []
     faults: Iterator[str | None] = counted(in_order(faces.fault, range(count), workers), total, progress)
     for number, said in enumerate(faults):
@@ -131,5 +131,5 @@ def _without_bad(
             good[number] = False
             skipped.append(said)
     if not good.any():
-        raise DataError(f"none of the {count:,} pictures is good; the first: {skipped[0]}")
+        raise DataError(f"none of the {count:,} images is good; the first: {skipped[0]}")
     return np.flatnonzero(good), skipped

@@ -1,4 +1,4 @@
-"""Datasets made of others: merged, split, shuffled, cut down. Pictures keep their bytes."""
+"""Datasets made of others: merged, split, shuffled, cut down. Images keep their bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.counter import key_of
-from facetrain.data.dataset import open_source
-from facetrain.data.decode import picture_size
-from facetrain.data.mixture import MixedSource
-from facetrain.data.order import permute
-from facetrain.data.records import write_identities
-from facetrain.data.source import FaceSource
-from facetrain.data.tools.work import Progress, counted, in_order, new_folder, silent
+from facetrain.counter_rng import key_of
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.decode import encoded_image_size
+from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.mixture import MixtureDataset
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import permute
+from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
 from facetrain.errors import DataError
 
 
@@ -36,8 +36,8 @@ def merge(
     Raises:
         DataError: one cannot be read, or the output not be written.
     """
-    sources = [open_source(folder) for folder in folders]
-    everything = MixedSource(sources, [1.0] * len(sources))
+    sources = [open_dataset(folder) for folder in folders]
+    everything = MixtureDataset(sources, [1.0] * len(sources))
     with new_folder(output) as scratch:
         written = write_some(
             everything, np.arange(everything.num_images), everything.labels, scratch, workers, progress
@@ -53,7 +53,7 @@ def shuffle(
     Raises:
         DataError: it cannot be read, or the output not be written.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     mixed = permute(np.arange(source.num_images), source.num_images, key_of(seed))
     with new_folder(output) as scratch:
         written = write_some(source, mixed, source.labels[mixed], scratch, workers, progress)
@@ -88,7 +88,7 @@ def subset(
     Raises:
         DataError: nothing is left, it cannot be read, or the output not be written.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     counts = np.bincount(source.labels, minlength=source.num_classes)
     keep = (counts > 0) & (counts >= min_images_per_identity)
     if listed is not None:
@@ -130,7 +130,7 @@ def split(
     Raises:
         DataError: there are fewer than two identities, it cannot be read, or the output not be written.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     present = np.unique(source.labels)
     if not 0 < validation < 1 or len(present) < 2:
         raise DataError(
@@ -150,7 +150,7 @@ def split(
 
 
 def write_some(
-    source: FaceSource,
+    source: FaceDataset,
     numbers: np.ndarray,
     label: np.ndarray,
     folder: Path,
@@ -160,7 +160,7 @@ def write_some(
     """Write images (N,) of a source in this order under labels (N,), numbered anew; return how many of both."""
     _, label = np.unique(label, return_inverse=True)
     counts = np.bincount(label)
-    size = picture_size(source.read(int(numbers[0])))
+    size = encoded_image_size(source.read(int(numbers[0])))
     pictures = in_order(
         lambda row: (int(label[row]), source.read(int(numbers[row]))), range(len(label)), workers
     )

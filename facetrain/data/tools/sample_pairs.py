@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.bin import write_bin
-from facetrain.data.dataset import open_source
-from facetrain.data.tools.work import Progress, counted, in_order, silent
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.parallel import Progress, counted, in_order, silent
 from facetrain.errors import DataError
 
 FOLDS = 10
@@ -28,18 +28,18 @@ def sample_pairs(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> tuple[int, int]:
-    """Write pairs of a dataset's pictures, half of them of one person; return (pairs, of one person).
+    """Write pairs of a dataset's images, half of them of one person; return (pairs, of one person).
 
-    No pair stands twice. Who has many pictures is drawn no more often than who has two.
+    No pair stands twice. Who has many images is drawn no more often than who has two.
 
     Raises:
-        DataError: `pairs` is no multiple of 20, or the dataset has too few people or pictures.
+        DataError: `pairs` is no multiple of 20, or the dataset has too few people or images.
     """
     if pairs <= 0 or pairs % (2 * FOLDS):
         raise DataError(
             f"pairs: {pairs} is not a multiple of {2 * FOLDS}: {FOLDS} folds, half of each of one person"
         )
-    source = open_source(folder)
+    source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
     _, starts = np.unique(source.labels[order], return_index=True)
     rng = np.random.default_rng([seed, 7])
@@ -47,7 +47,7 @@ def sample_pairs(
     several = [number for number, images in enumerate(people) if len(images) > 1]
     if len(several) < 2 * FOLDS:
         raise DataError(
-            f"{folder}: {len(several):,} identities have two pictures or more; {FOLDS} folds need {2 * FOLDS}"
+            f"{folder}: {len(several):,} identities have two images or more; {FOLDS} folds need {2 * FOLDS}"
         )
     chosen: list[Pair] = []
     for fold in np.array_split(rng.permutation(several), FOLDS):

@@ -1,4 +1,4 @@
-"""Records → a folder of pictures per identity, and the index of a .rec that has lost it."""
+"""Records → a folder of images per identity, and the index of a .rec that has lost it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import open_source
-from facetrain.data.recordio import RecordReader
-from facetrain.data.tools.work import Progress, counted, in_order, new_folder, silent
+from facetrain.data.formats.recordio import RecordReader
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
 from facetrain.errors import DataError
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"BM": ".bmp"}
@@ -19,12 +19,12 @@ _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"BM": ".bmp"}
 def unpack(
     folder: Path, output: Path, *, workers: int | None = None, progress: Progress = silent
 ) -> tuple[int, int]:
-    """Write every picture, its bytes unchanged, as OUTPUT/identity/number; return (identities, images).
+    """Write every image, its bytes unchanged, as OUTPUT/identity/number; return (identities, images).
 
     Raises:
         DataError: the dataset cannot be read, or the output not be written.
     """
-    source = open_source(folder)
+    source = open_dataset(folder)
     letters = len(str(source.num_classes - 1)), len(str(source.num_images - 1))
 
     def write(number: int) -> None:

@@ -6,8 +6,8 @@ import torch
 from benchmarks import train
 from benchmarks.plain_recipe import PlainRecipe
 from facetrain.backbone.zoo import build_backbone
-from facetrain.head.margin import build_margin
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import build_margin
 
 CPU = torch.device("cpu")
 
@@ -28,8 +28,8 @@ def test_the_plain_recipe_has_the_loss_of_our_head_and_learns():
     )
     image, label = torch.randn(6, 3, 32, 32), torch.arange(6)
     # Near their own: the recipe's loss of an image ends at 69, where it takes the logarithm of 1e-30.
-    recipe.centres.data[label] = 0.03 * torch.randn(6, 16) + 0.01 * small()(image).detach()
-    head.weight.data.copy_(recipe.centres.data)
+    recipe.centers.data[label] = 0.03 * torch.randn(6, 16) + 0.01 * small()(image).detach()
+    head.weight.data.copy_(recipe.centers.data)
     for group in recipe.optimizer.param_groups:
         group["lr"] = 0.01
     expected = head(small()(image), label).item()

@@ -4,10 +4,10 @@ import torch
 
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.model_file import open_model
-from facetrain.checkpoint.mxnet_params import read_params
-from facetrain.checkpoint.mxnet_symbol import open_mxnet
 from facetrain.errors import ModelError
+from facetrain.models.model_file import open_model
+from facetrain.models.mxnet_params import read_params
+from facetrain.models.mxnet_symbol import open_mxnet
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, shaken, write_iresnet
 
 

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 from facetrain.checkpoint import manifest as manifests
-from facetrain.checkpoint.foreign import read_weights
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import NAME
-from facetrain.checkpoint.model_file import open_model
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError, ModelError
+from facetrain.models.model_file import open_model
+from facetrain.models.weight_files import read_weights
 from tests.support.snapshots import snapshot
 
 

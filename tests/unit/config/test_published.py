@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from facetrain.backbone.zoo import names
-from facetrain.build import plan_steps
 from facetrain.config.arcface_torch import convert
-from facetrain.config.load import load_config
+from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
+from facetrain.run.build import plan_steps
 from tests.support.command import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -45,7 +45,7 @@ def test_points_that_coincide_are_shifted():
     np.testing.assert_allclose(similarity(np.ones((5, 2)), np.zeros((5, 2)))[:, 2], [-1, -1])
 
 
-def test_the_landmarks_of_an_aligned_picture_lie_where_the_template_says():
+def test_the_landmarks_of_an_aligned_image_lie_where_the_template_says():
     image = np.zeros((300, 260, 3), np.uint8)
     seen = turned(ARCFACE_TEMPLATE, 20, 1.7, np.array([60, 10]))
     for x, y in seen:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.device_decode import build_decoder
+from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.loader import Loader
-from facetrain.data.order import GlobalOrder
-from facetrain.data.records import write_identities
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import GlobalSampler
 from facetrain.errors import DataError, ImageError
-from tests.support.datasets import picture
+from tests.support.datasets import encoded_image
 
 SIZE = 32
 HAS_DALI = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"))
@@ -30,11 +30,11 @@ def jpeg(number, size=SIZE):
 
 def write(folder, pictures):
     write_identities(folder, [len(pictures)], [(0, data) for data in pictures], SIZE)
-    return open_source(folder)
+    return open_dataset(folder)
 
 
 def loaded(source, *, decode="gpu", workers=1, bad_records="error"):
-    order = GlobalOrder(source.num_images, seed=1, global_batch_size=source.num_images)
+    order = GlobalSampler(source.num_images, seed=1, global_batch_size=source.num_images)
     loader = Loader(
         source, order, rank=0, world_size=1, local_batch_size=source.num_images, workers=workers,
         image_size=SIZE, decode=decode, bad_records=bad_records, stop_step=1,
@@ -50,7 +50,7 @@ def loaded(source, *, decode="gpu", workers=1, bad_records="error"):
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_jpegs_of_the_right_size_and_all_others_become_the_same_pixels(tmp_path, decode, workers):
-    pictures = [jpeg(0), picture(1, SIZE), jpeg(2, 48), jpeg(3), picture(4, 16)]
+    pictures = [jpeg(0), encoded_image(1, SIZE), jpeg(2, 48), jpeg(3), encoded_image(4, 16)]
     source = write(tmp_path, pictures)
     images, _ = loaded(source, decode=decode, workers=workers)
     for number in (0, 1, 3):
@@ -84,7 +84,7 @@ def test_a_device_that_cannot_decode_is_refused_at_the_start():
 
 
 @pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")
-def test_dali_goes_on_after_a_picture_that_it_has_refused():
+def test_dali_goes_on_after_a_image_that_it_has_refused():
     decode = build_decoder("dali", torch.device("cpu"), batch_size=4, threads=1)
     good, bad = (torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in (jpeg(1), damaged()))
     with pytest.raises(RuntimeError):

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.data.augment import Augment, normalise
-from facetrain.data.dataset import open_source
-from facetrain.data.jpeg import recompress
+from facetrain.data.augment import Augment, Room, normalize
+from facetrain.data.jpeg_compression import recompress
 from facetrain.data.loader import Loader
-from facetrain.data.order import GlobalOrder, permute
-from facetrain.data.room import Room
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import GlobalSampler, permute
 from facetrain.errors import DataError, ImageError, RecordError, RunError
-from tests.support.datasets import picture, write_records
+from tests.support.datasets import encoded_image, write_records
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1000, 4097])
@@ -26,29 +25,29 @@ def test_a_permutation_visits_everything_once_and_depends_on_the_key(length):
 
 @pytest.mark.parametrize("mode", ["full", "blocks"])
 def test_an_epoch_shows_every_image_at_most_once_and_the_next_is_another(mode):
-    order = GlobalOrder(1003, seed=5, global_batch_size=10, mode=mode, block=16, window=4)
+    order = GlobalSampler(1003, seed=5, global_batch_size=10, mode=mode, block=16, window=4)
     epochs = [np.concatenate([order.batch(100 * e + t) for t in range(100)]) for e in range(2)]
     assert order.steps_per_epoch == 100 and [order.epoch(t) for t in (0, 99, 100)] == [0, 0, 1]
     for seen in epochs:
         assert len(np.unique(seen)) == 1000 and seen.min() >= 0 and seen.max() < 1003
     assert not np.array_equal(*epochs)
-    other = GlobalOrder(1003, seed=6, global_batch_size=10, mode=mode, block=16, window=4)
+    other = GlobalSampler(1003, seed=6, global_batch_size=10, mode=mode, block=16, window=4)
     assert not np.array_equal(order.batch(0), other.batch(0))
 
 
 def test_blocks_read_in_stretches():
-    order = GlobalOrder(64 * 100, seed=1, global_batch_size=64 * 4, mode="blocks", block=64, window=4)
+    order = GlobalSampler(64 * 100, seed=1, global_batch_size=64 * 4, mode="blocks", block=64, window=4)
     assert len(np.unique(order.batch(0) // 64)) == 4
 
 
 @pytest.fixture
 def source(tmp_path):
-    return open_source(write_records(tmp_path, [n % 7 for n in range(40)]))
+    return open_dataset(write_records(tmp_path, [n % 7 for n in range(40)]))
 
 
 def collect(source, world_size, *, start=0, workers=2, global_batch=12, accumulate=1):
     """Return per step the rows that all ranks together see, micro-batch by micro-batch."""
-    order = GlobalOrder(source.num_images, seed=9, global_batch_size=global_batch)
+    order = GlobalSampler(source.num_images, seed=9, global_batch_size=global_batch)
     local = global_batch // world_size // accumulate
     ranks = []
     for rank in range(world_size):
@@ -92,12 +91,14 @@ def test_images_and_labels_are_those_of_the_numbers(source):
     assert torch.equal(label, torch.from_numpy(source.labels[sample.numpy()]))
     import cv2
 
-    expected = cv2.imdecode(np.frombuffer(picture(int(sample[0]) + 1), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    expected = cv2.imdecode(np.frombuffer(encoded_image(int(sample[0]) + 1), np.uint8), cv2.IMREAD_COLOR)[
+        ..., ::-1
+    ]
     np.testing.assert_array_equal(image[0].numpy(), expected)
 
 
 def test_a_batch_stays_what_it_is_for_as_long_as_it_is_held(source):
-    order = GlobalOrder(40, seed=9, global_batch_size=4)
+    order = GlobalSampler(40, seed=9, global_batch_size=4)
     loader = Loader(
         source, order, rank=0, world_size=1, local_batch_size=4, workers=1, image_size=16, stop_step=20
     )
@@ -134,7 +135,7 @@ class OneBad:
 
 
 def test_a_bad_image_is_an_error_that_names_it_or_gives_way_to_the_next(source):
-    order = GlobalOrder(40, seed=9, global_batch_size=40)
+    order = GlobalSampler(40, seed=9, global_batch_size=40)
     settings = {
         "rank": 0, "world_size": 1, "local_batch_size": 40, "image_size": 16, "stop_step": 1, "workers": 0
     }  # fmt: skip
@@ -153,7 +154,7 @@ def test_a_bad_image_is_an_error_that_names_it_or_gives_way_to_the_next(source):
 
 @pytest.mark.parametrize("taken", [0, 1])
 def test_closing_ends_the_reading_processes(source, taken):
-    order = GlobalOrder(40, seed=9, global_batch_size=4)
+    order = GlobalSampler(40, seed=9, global_batch_size=4)
     loader = Loader(source, order, rank=0, world_size=1, local_batch_size=4, image_size=16)
     batches = iter(loader)
     for _ in range(taken):
@@ -166,11 +167,11 @@ def test_closing_ends_the_reading_processes(source, taken):
 
 def test_an_error_in_a_reading_process_is_raised_where_the_batch_is_asked_for(tmp_path):
     folder = write_records(tmp_path, [n % 7 for n in range(40)])
-    source = open_source(folder)
+    source = open_dataset(folder)
     with (folder / "train.rec").open("r+b") as file:
         file.seek(int(source._catalogue.offset[5]))
         file.write(b"damaged!")
-    order = GlobalOrder(40, seed=9, global_batch_size=40)
+    order = GlobalSampler(40, seed=9, global_batch_size=40)
     loader = Loader(source, order, rank=0, world_size=1, local_batch_size=40, workers=1, image_size=16)
     with pytest.raises(RecordError, match="key 6 at byte .*: no record starts") as caught:
         next(iter(loader))
@@ -179,7 +180,7 @@ def test_an_error_in_a_reading_process_is_raised_where_the_batch_is_asked_for(tm
 
 
 def test_a_reading_process_that_is_killed_is_reported(source):
-    order = GlobalOrder(40, seed=9, global_batch_size=4)
+    order = GlobalSampler(40, seed=9, global_batch_size=4)
     loader = Loader(source, order, rank=0, world_size=1, local_batch_size=4, workers=1, image_size=16)
     batches = iter(loader)
     next(batches)
@@ -191,7 +192,7 @@ def test_a_reading_process_that_is_killed_is_reported(source):
 
 
 def test_blocks_are_asked_for_a_window_ahead():
-    order = GlobalOrder(64 * 12, seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
+    order = GlobalSampler(64 * 12, seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
     asked = [list(order.stretches_ahead(step, first=step == 0)) for step in range(12)]
     assert [len(stretches) for stretches in asked] == [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
     for window in range(3):
@@ -209,8 +210,8 @@ def images(count=6):
 ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop", "erase", "jpeg")}
 
 
-def test_normalised_pixels_lie_between_minus_one_and_one_in_channels_last():
-    image = normalise(torch.tensor([0, 255, 127], dtype=torch.uint8).expand(1, 2, 2, 3).contiguous())
+def test_normalized_pixels_lie_between_minus_one_and_one_in_channels_last():
+    image = normalize(torch.tensor([0, 255, 127], dtype=torch.uint8).expand(1, 2, 2, 3).contiguous())
     assert image[0, :, 0, 0].tolist() == pytest.approx([-1, 1, -1 / 255], abs=1e-6)
     assert image.is_contiguous(memory_format=torch.channels_last)
 
@@ -236,11 +237,11 @@ def test_each_augmentation_changes_images_as_often_as_asked(name):
     assert changed.min() >= -1.0001 and changed.max() <= 1.0001 and changed.shape == plain.shape
 
 
-def test_a_flip_mirrors_and_grey_has_three_equal_channels():
-    plain = normalise(images())
+def test_a_flip_mirrors_and_gray_has_three_equal_channels():
+    plain = normalize(images())
     torch.testing.assert_close(Augment(0, flip=1.0)(images(), torch.arange(6), 0), plain.flip(3))
-    grey = Augment(0, flip=0, gray=1.0)(images(), torch.arange(6), 0)
-    torch.testing.assert_close(grey[:, 0], grey[:, 2])
+    gray = Augment(0, flip=0, gray=1.0)(images(), torch.arange(6), 0)
+    torch.testing.assert_close(gray[:, 0], gray[:, 2])
 
 
 @pytest.mark.parametrize("quality", [20, 60, 92])
@@ -250,7 +251,7 @@ def test_the_jpeg_of_the_device_looks_like_the_one_of_opencv(quality):
     smooth = cv2.GaussianBlur(images(1)[0].numpy(), (0, 0), 2)
     _, data = cv2.imencode(".jpg", smooth[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
     expected = cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1].astype(np.float32)
-    ours = recompress(normalise(torch.from_numpy(smooth)[None]), torch.tensor([float(quality)]))
+    ours = recompress(normalize(torch.from_numpy(smooth)[None]), torch.tensor([float(quality)]))
     ours = (ours[0].permute(1, 2, 0).numpy() + 1) * 127.5
     damage = np.abs(expected - smooth).mean()
     assert np.abs(ours - expected).mean() < 0.35 * damage + 0.6
@@ -258,4 +259,4 @@ def test_the_jpeg_of_the_device_looks_like_the_one_of_opencv(quality):
 
 def test_fewer_images_than_a_batch_are_an_error():
     with pytest.raises(DataError, match="3 images do not fill one global batch of 4"):
-        GlobalOrder(3, seed=0, global_batch_size=4)
+        GlobalSampler(3, seed=0, global_batch_size=4)

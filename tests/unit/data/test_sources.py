@@ -6,11 +6,11 @@ import tarfile
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import SubsetSource, open_source
-from facetrain.data.mixture import MixedSource
-from facetrain.data.order import MixedOrder, epoch_size, order_of
+from facetrain.data.mixture import MixtureDataset
+from facetrain.data.open_dataset import SubsetDataset, open_dataset
+from facetrain.data.sampler import MixtureSampler, build_sampler, epoch_size
 from facetrain.errors import DataError
-from tests.support.datasets import picture, write_records
+from tests.support.datasets import encoded_image, write_records
 
 
 def write_tar(path, members):
@@ -26,32 +26,37 @@ def seen(source):
 
 
 def test_tar_shards_tell_identities_by_number(tmp_path):
-    write_tar(tmp_path / "b.tar", {"2.png": picture(2), "2.json": json.dumps({"label": 1}).encode()})
-    write_tar(tmp_path / "a.tar", {"0.cls": b"1\n", "0.png": picture(0), "1.png": picture(1), "1.cls": b"0"})
+    write_tar(tmp_path / "b.tar", {"2.png": encoded_image(2), "2.json": json.dumps({"label": 1}).encode()})
+    write_tar(
+        tmp_path / "a.tar",
+        {"0.cls": b"1\n", "0.png": encoded_image(0), "1.png": encoded_image(1), "1.cls": b"0"},
+    )
     for _ in range(2):  # the second time from the catalogue that was kept
-        source = open_source(tmp_path)
-        assert seen(source) == [(1, picture(0)), (0, picture(1)), (1, picture(2))]
+        source = open_dataset(tmp_path)
+        assert seen(source) == [(1, encoded_image(0)), (0, encoded_image(1)), (1, encoded_image(2))]
     assert source.num_classes == 2 and "b.tar" in source.where(2)
     assert seen(pickle.loads(pickle.dumps(source))) == seen(source)
 
 
 def test_tar_shards_tell_identities_by_folder(tmp_path):
-    write_tar(tmp_path / "a.tar", {f"faces/{who}/1.jpg": picture(n) for n, who in enumerate(["zoe", "ann"])})
-    assert seen(open_source(tmp_path)) == [(1, picture(0)), (0, picture(1))]
+    write_tar(
+        tmp_path / "a.tar", {f"faces/{who}/1.jpg": encoded_image(n) for n, who in enumerate(["zoe", "ann"])}
+    )
+    assert seen(open_dataset(tmp_path)) == [(1, encoded_image(0)), (0, encoded_image(1))]
 
 
 @pytest.mark.parametrize(
     ("members", "said"),
     [({"1.png": b"x"}, "no folder that names"), ({"1.png": b"x", "1.json": b"{}"}, "no identity"),
-     ({}, "no pictures")],
+     ({}, "no images")],
 )  # fmt: skip
-def test_tar_shards_without_pictures_or_identities_are_refused(tmp_path, members, said):
+def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, said):
     write_tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match=said):
-        open_source(tmp_path)
+        open_dataset(tmp_path)
     (tmp_path / "a.tar").write_bytes(b"\x1f\x8b nonsense" * 99)
     with pytest.raises(DataError, match="not an uncompressed tar"):
-        open_source(tmp_path)
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("names", [["p1", "p0", "p1"], [1, 0, 1]])
@@ -60,13 +65,13 @@ def test_parquet_rows_are_images(tmp_path, names, nested):
     pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     import pyarrow.parquet as pq
 
-    pictures = [picture(n) for n in range(3)]
-    column = [{"bytes": p, "path": None} for p in pictures] if nested else pictures
+    images = [encoded_image(n) for n in range(3)]
+    column = [{"bytes": p, "path": None} for p in images] if nested else images
     table = pa.table({"image": column, "label": names})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     pq.write_table(table, tmp_path / "b.parquet")
-    source = pickle.loads(pickle.dumps(open_source(tmp_path)))
-    assert seen(source) == list(zip([1, 0, 1, 1, 0, 1], pictures * 2, strict=True))
+    source = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
+    assert seen(source) == list(zip([1, 0, 1, 1, 0, 1], images * 2, strict=True))
     assert "a.parquet: row group 1, row 0" in source.where(2)
 
 
@@ -75,11 +80,11 @@ def test_parquet_without_the_columns_is_refused(tmp_path):
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"what": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="no column for the picture: it has what"):
-        open_source(tmp_path)
+    with pytest.raises(DataError, match="no column for the image: it has what"):
+        open_dataset(tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense PAR1")
     with pytest.raises(DataError, match=r"a\.parquet"):
-        open_source(tmp_path)
+        open_dataset(tmp_path)
 
 
 def mixture(tmp_path, text):
@@ -94,9 +99,9 @@ def test_a_mixture_keeps_identities_apart_and_can_leave_some_out(tmp_path):
     path = mixture(tmp_path, "datasets: [{path: one, without: drop.txt}, {path: two, identities: keep.txt}]")
     (tmp_path / "drop.txt").write_text("1\n")
     (tmp_path / "keep.txt").write_text("1\n")
-    source = open_source(path)
+    source = open_dataset(path)
     assert source.labels.tolist() == [0, 0, 1, 2, 2, 2] and source.num_classes == 3
-    assert [data for _, data in seen(source)] == [picture(n) for n in (1, 2, 6, 2, 3, 4)]
+    assert [data for _, data in seen(source)] == [encoded_image(n) for n in (1, 2, 6, 2, 3, 4)]
     assert "two" in source.where(3) and "key 2" in source.where(3)
 
 
@@ -104,14 +109,14 @@ def test_lists_of_a_mixture_number_the_dataset_as_it_is_whatever_images_an_ident
     write_records(tmp_path / "three", [0, 1, 1, 2, 2, 2])
     (tmp_path / "drop.txt").write_text("1\n")
     path = mixture(tmp_path, "datasets: [{path: three, without: drop.txt}]")
-    left = open_source(path, min_images_per_identity=2)
-    assert [data for _, data in seen(left)] == [picture(n) for n in (4, 5, 6)]
+    left = open_dataset(path, min_images_per_identity=2)
+    assert [data for _, data in seen(left)] == [encoded_image(n) for n in (4, 5, 6)]
 
 
 def test_weights_say_how_often_an_epoch_shows_a_dataset(tmp_path):
-    source = open_source(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
+    source = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(source) == 11
-    order = order_of(source, seed=1, global_batch_size=1)
+    order = build_sampler(source, seed=1, global_batch_size=1)
     first, second = (np.array([order.batch(11 * e + t)[0] for t in range(11)]) for e in range(2))
     for epoch in (first, second):
         assert np.bincount(epoch, minlength=10)[6:].tolist() == [2, 2, 2, 2]
@@ -121,7 +126,7 @@ def test_weights_say_how_often_an_epoch_shows_a_dataset(tmp_path):
 
 
 def blocks_of_two(seed=1):
-    return MixedOrder(
+    return MixtureSampler(
         [1000, 300], [0.5, 2], seed=seed, global_batch_size=11, mode="blocks", block=16, window=4
     )
 
@@ -145,15 +150,15 @@ def test_a_mixture_in_blocks_is_read_in_stretches_that_are_asked_for_ahead():
         batch = order.batch(step).tolist()
         assert len(set(batch) - asked) <= 300 % 16 + 1000 % 16 + 12  # those behind the last whole stretches
         read += batch
-    full = MixedOrder([1000, 300], [0.5, 2], seed=1, global_batch_size=11)
+    full = MixtureSampler([1000, 300], [0.5, 2], seed=1, global_batch_size=11)
     windows = [read[start : start + 64] for start in range(0, 1024, 64)]
     scattered = np.concatenate([full.batch(step) for step in range(100)]).tolist()
 
-    def neighbours(numbers):
+    def neighbors(numbers):
         return sum(number + 1 in numbers for number in numbers)
 
     mixed = [scattered[start : start + 64] for start in range(0, 1024, 64)]
-    assert sum(map(neighbours, windows)) > 0.8 * 1024 and sum(map(neighbours, mixed)) < 0.2 * 1024
+    assert sum(map(neighbors, windows)) > 0.8 * 1024 and sum(map(neighbors, mixed)) < 0.2 * 1024
 
 
 class Noting:
@@ -170,16 +175,16 @@ class Noting:
 
 def test_fetching_ahead_reaches_the_datasets_of_a_mixture_and_of_a_subset():
     one, two = Noting(10), Noting(20)
-    MixedSource([one, two], [1, 1]).prefetch(6, 9)
+    MixtureDataset([one, two], [1, 1]).prefetch(6, 9)
     assert (one.asked, two.asked) == ([(6, 4)], [(0, 5)])
     whole = Noting(12)
     whole.labels = np.arange(12) // 2
-    SubsetSource(whole, [1, 2, 5]).prefetch(1, 5)
+    SubsetDataset(whole, [1, 2, 5]).prefetch(1, 5)
     assert whole.asked == [(3, 3), (10, 2)]
 
 
 def test_a_mixed_batch_depends_on_seed_and_step_alone():
-    orders = [MixedOrder([100, 50], [1, 1.5], seed=seed, global_batch_size=7) for seed in (1, 1, 2)]
+    orders = [MixtureSampler([100, 50], [1, 1.5], seed=seed, global_batch_size=7) for seed in (1, 1, 2)]
     a, b, c = (order.batch(40) for order in orders)
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(a, c)
@@ -199,4 +204,4 @@ def test_a_mixed_batch_depends_on_seed_and_step_alone():
 )  # fmt: skip
 def test_a_mixture_that_cannot_be_followed_is_refused(tmp_path, text, said):
     with pytest.raises(DataError, match=said):
-        open_source(mixture(tmp_path, text))
+        open_dataset(mixture(tmp_path, text))

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from facetrain.distributed.agent_folder import agent_folder
+from facetrain.distributed.launch import agent_folder
 from tests.support.command import environment
 
 HOLDER = """
-from facetrain.distributed.agent_folder import agent_folder
+from facetrain.distributed.launch import agent_folder
 with agent_folder() as folder:
     (folder / "attempt_0").mkdir()
     print(folder, flush=True)

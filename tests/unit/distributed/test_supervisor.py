@@ -30,7 +30,7 @@ print("heard", len(heard), flush=True)
 """
 DEAF = """
 import signal, time
-from facetrain.distributed.parent import end_with_launcher
+from facetrain.distributed.process_lifetime import end_with_launcher
 end_with_launcher()
 for name in ("SIGTERM", "SIGINT"):
     signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -8,15 +8,13 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.schema import Config
-from facetrain.distributed.interface import Interface, interface_in_use, interfaces
+from facetrain.distributed.network_interface import Interface, interface_in_use, interfaces
 from facetrain.doctor import machine, software
-from facetrain.doctor.checkpoints import check_checkpoints
+from facetrain.doctor.check_result import look
 from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.disk import check_disk
-from facetrain.doctor.finding import look
 from facetrain.doctor.network import _interface, check_network
-from facetrain.doctor.recipe import check_learning_rate
-from facetrain.doctor.size import check_memory, checkpoint_bytes
+from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.errors import DataError
 from facetrain.plan.forecast import forecast
 from tests.support.datasets import write_records

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from facetrain.head import sweep
-from facetrain.head.margin import build_margin
+from facetrain.head import sharded_softmax as sweep
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import build_margin
 from tests.support.made_up_gpu import GPU, Context, made_up_gpu
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
@@ -16,7 +16,7 @@ OPTIONS = {
     "adamw": {"optimizer": "adamw"},
     "few bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "collected": {"fused": False},
-    "sub-centres": {"sub_centres": 3, "drop_from_step": 1},
+    "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
     "unified": {"loss": "unified", "fused": False},
 }
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
@@ -48,7 +48,7 @@ def step(head, number, patch):
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # only compared, in RowTable.store
 @pytest.mark.parametrize(("name", "margin"), CASES)
 def test_a_step_mixes_no_devices_and_waits_for_none(name, margin, monkeypatch):
-    monkeypatch.setattr("facetrain.head.rows.Noise", Noise)
+    monkeypatch.setattr("facetrain.head.row_optimizer.Noise", Noise)
     with made_up_gpu(monkeypatch) as waiting:
         head = MarginHead(
             embedding_size=32, num_classes=500, margin=build_margin(margin), weight_decay=1e-4, device=GPU,

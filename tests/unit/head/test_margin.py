@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from facetrain.errors import ConfigError
-from facetrain.head.margin import Margin, build_margin
-from facetrain.head.shard import shard_classes
+from facetrain.head.class_shard import shard_classes
+from facetrain.head.margins import Margin, build_margin
 from tests.support.dense_head import MARGINS
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from facetrain.errors import ConfigError, DataError
-from facetrain.head.margin import Margin
+from facetrain.head.class_shard import ClassShard, shard_classes
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import Margin
 from facetrain.head.sampling import drawn_classes
-from facetrain.head.shard import ClassShard, shard_classes
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 
 CLASSES, SIZE, BATCH = 23, 8, 12
@@ -86,7 +86,7 @@ def test_a_skipped_step_changes_nothing():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_loss_that_is_not_finite_leaves_centres_and_momentum_as_they_were(optimizer):
+def test_a_loss_that_is_not_finite_leaves_centers_and_momentum_as_they_were(optimizer):
     head = make_head(optimizer=optimizer)
     head(*batch()).backward()
     before = {name: t.clone() for name, t in head.row_state().items()}
@@ -150,7 +150,7 @@ def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives()
     assert only.tolist() == [3, 500, 999]
 
 
-def test_labels_up_to_two_to_the_31_find_their_own_centres():
+def test_labels_up_to_two_to_the_31_find_their_own_centers():
     ranks = 2**27
     head = MarginHead(
         embedding_size=SIZE, num_classes=2**31, margin=Margin(scale=4, m2=0.5), rank=ranks - 1, world_size=ranks,
@@ -209,7 +209,7 @@ def test_classes_outside_the_sample_are_not_touched():
     assert torch.equal(moved, sample_of(head, label, 0, 0.2)) and len(moved) < CLASSES
 
 
-def test_centres_start_the_same_for_any_number_of_ranks():
+def test_centers_start_the_same_for_any_number_of_ranks():
     whole = make_head(seed=5).weight.data
     parts = [make_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
     assert torch.equal(torch.cat(parts), whole)
@@ -232,7 +232,7 @@ def test_saved_rows_load_into_other_shards():
 @pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("placement", ["host", "disk"])
-def test_centres_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp_path):
+def test_centers_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp_path):
     options = {"sample_rate": rate, "sample_block": 2, "optimizer": optimizer}
     here, there = make_head(**options), make_head(**options, placement=placement, folder=tmp_path)
     # Rows stay on the device from step to step, are put back when a checkpoint asks, and a step may be passed over.

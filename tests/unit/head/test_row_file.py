@@ -79,6 +79,6 @@ def test_a_disk_that_takes_no_rows_is_an_error_that_says_how_to_go_on(file):
         file.put(INDEX, near)
 
 
-def test_a_disk_without_room_for_the_centres_is_an_error_before_training(tmp_path):
-    with pytest.raises(RunError, match="cannot reserve .* GiB for centres"):
+def test_a_disk_without_room_for_the_centers_is_an_error_before_training(tmp_path):
+    with pytest.raises(RunError, match="cannot reserve .* GiB for centers"):
         RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})

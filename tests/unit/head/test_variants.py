@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from facetrain.errors import ConfigError
-from facetrain.head.margin import build_margin
+from facetrain.head.class_shard import ClassShard
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.shard import ClassShard
+from facetrain.head.margins import build_margin
 from tests.support.dense_head import sample_classes
 from tests.support.dense_variants import VARIANTS
 
@@ -84,7 +84,7 @@ def test_a_head_whose_state_is_loaded_goes_on_as_the_saved_one(name):
     assert torch.equal(saved.weight.data, loaded.weight.data)
 
 
-@pytest.mark.parametrize("name", ["uniface", "sub-centres", "magface"])
+@pytest.mark.parametrize("name", ["uniface", "sub-centers", "magface"])
 def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
     whole, parts = make_head(name), make_head(name, fused=False)
     for step in range(2):

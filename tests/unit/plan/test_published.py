@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from facetrain.config.load import load_config
+from facetrain.config.loading import load_config
 from facetrain.plan.device import DEVICES
 from facetrain.plan.forecast import forecast
 from facetrain.plan.limits import cheapest_change, fits, largest_batch, most_identities
@@ -65,12 +65,12 @@ def test_two_million_identities_fit_where_they_were_trained(name, gpus):
     needed = forecast(described, described.data.num_classes, gpus)
     assert described.data.num_classes == 2_059_906
     assert fits(described, 2_059_906, gpus, 32 * GIB)
-    # In 32 bits, on the rank that has one more: centres, and momentum as large.
+    # In 32 bits, on the rank that has one more: centers, and momentum as large.
     rows = -(-2_059_906 // gpus)
-    assert needed.centres == needed.centre_moments == rows * 512 * 4
+    assert needed.centers == needed.center_moments == rows * 512 * 4
     more = forecast(described, 2_059_906, 2 * gpus, batch=described.train.batch_size)
     assert (
-        more.centres == pytest.approx(needed.centres / 2, rel=1e-4) and more.activations == needed.activations
+        more.centers == pytest.approx(needed.centers / 2, rel=1e-4) and more.activations == needed.activations
     )
 
 
@@ -79,8 +79,8 @@ def test_no_more_memory_is_forecast_than_the_published_program_took_beyond_a_fix
     ours = forecast(config("glint360k_r50", "head.sample_rate=0.1", "train.precision=bf16"), int(classes), 8)
     extra = int(1.2 * GIB)  # the context of CUDA and NCCL, and float32 activations of the neck
     assert ours.total <= TENTH_MB[classes] * (1 << 20) + extra
-    # Centres and momentum of the published program are the same size as ours.
-    assert ours.centres + ours.centre_moments == pytest.approx(classes / 8 * 512 * 8, rel=1e-3)
+    # Centers and momentum of the published program are the same size as ours.
+    assert ours.centers + ours.center_moments == pytest.approx(classes / 8 * 512 * 8, rel=1e-3)
 
 
 def test_what_is_called_the_most_fits_and_one_more_does_not():

@@ -69,18 +69,18 @@ def test_progress_without_a_terminal_is_a_line_with_rate_time_left_and_memory(ca
     assert "verification accuracy  lfw 99.51%" in said
 
 
-def test_pictures_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
-    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+def test_images_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     recorder = Recorder(board=TensorBoard(tmp_path))
     recorder.write(7, {"loss": 1.5})
-    recorder.show(7, {"lfw/roc": picture})
+    recorder.show(7, {"lfw/roc": image})
     recorder.close()
     events = read_events(tmp_path)
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 1.5)]
     (event,) = events.Images("lfw/roc")
     found = cv2.imdecode(np.frombuffer(event.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)
     assert event.step == 7
-    np.testing.assert_array_equal(found[:, :, ::-1], picture)
+    np.testing.assert_array_equal(found[:, :, ::-1], image)
 
 
 def test_tensorboard_shows_each_step_once_of_a_run_that_went_back_to_its_checkpoint(tmp_path):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from facetrain.data.augment import Augment, normalise
+from facetrain.data.augment import Augment, normalize
 from facetrain.data.loader import Batch
 from facetrain.optim.groups import build_optimizer, parameter_groups
 from facetrain.optim.scaler import LossScale
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
-from facetrain.train.spikes import SpikeDetector
+from facetrain.train.loss_spikes import SpikeDetector
 from tests.support.made_up_gpu import GPU, made_up_gpu
 
 
@@ -26,7 +26,7 @@ def test_augmentations_mix_no_devices_and_wait_for_none(monkeypatch):
     names = ("blur", "gray", "color", "crop", "erase", "jpeg")
     augment, sample = Augment(1, **dict.fromkeys(names, 1.0)), torch.arange(6)
     with made_up_gpu(monkeypatch) as waiting:
-        image = normalise(torch.empty(6, 32, 32, 3, dtype=torch.uint8, device=GPU), sample > 3)
+        image = normalize(torch.empty(6, 32, 32, 3, dtype=torch.uint8, device=GPU), sample > 3)
         for _, _, change in augment._others:  # not as a whole: which images they are for is chosen by content
             image = change(image, sample, 0)
     assert image.device == GPU and image.shape == (6, 3, 32, 32)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from facetrain import run
-from facetrain.config.load import load_config
+from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError
+from facetrain.run import training
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.unit.checkpoint.test_safety import vouch_for
 
@@ -24,7 +24,7 @@ def finished(dataset, tmp_path_factory):  # noqa: F811
         "eval: {targets: []}\nlog: {tensorboard: false}\n"
     )
     config = load_config(folder / "tiny.yaml")
-    assert run.train(config, folder / "run") == 0
+    assert training.train(config, folder / "run") == 0
     return folder / "run", config
 
 
@@ -40,7 +40,7 @@ CRAFTED = {
     ),
     "no loss scale": ("replicated", lambda t: t.pop("scale.value")),
     "sums that are no pairs": ("replicated", lambda t: t.update({"meter.loss": torch.zeros(3)})),
-    "centres of another length": ("rows_00000_of_00001", lambda t: t.update(weight=torch.zeros(20, 5))),
+    "centers of another length": ("rows_00000_of_00001", lambda t: t.update(weight=torch.zeros(20, 5))),
     "no random state": ("rank_00000", lambda t: t.pop("random.cpu")),
     "a random state that is none": (
         "rank_00000",
@@ -62,7 +62,7 @@ def test_what_no_run_saves_is_refused_and_nothing_outside_is_written(finished, t
     with pytest.raises(
         CheckpointError, match="step_00000002: belongs to another network, or was not written"
     ):
-        run.resume(finished[1], tmp_path / "run")
+        training.resume(finished[1], tmp_path / "run")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
@@ -78,7 +78,7 @@ def test_moments_of_a_network_in_channels_last_go_on_as_they_were(dataset, tmp_p
     )
     (tmp_path / "tiny.yaml").write_text(described)
     config = load_config(tmp_path / "tiny.yaml")
-    assert run.train(config, tmp_path / "run") == 0
+    assert training.train(config, tmp_path / "run") == 0
     expected = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert run.resume(config, tmp_path / "run", 1) == 0
+    assert training.resume(config, tmp_path / "run", 1) == 0
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected

@@ -5,9 +5,9 @@ from scipy.sparse.csgraph import connected_components
 
 from facetrain.verify import bootstrap
 from facetrain.verify.bootstrap import WeightedCurve, draw_subjects, interval
-from facetrain.verify.folds import FoldSearch, fold_accuracy
+from facetrain.verify.fold_accuracy import FoldSearch, fold_accuracy
 from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
-from facetrain.verify.scored import ScoredPairs, add_folds, assess_pairs
+from facetrain.verify.scored_pairs import ScoredPairs, add_folds, assess_pairs
 from facetrain.verify.subjects import numbers_of, subjects_of_pairs
 
 
@@ -82,14 +82,14 @@ def test_draws_do_not_depend_on_how_many_are_held_at_once():
     assert not np.array_equal(whole, np.concatenate(list(draw_subjects(30, 25, pairs=10, seed=1))))
 
 
-def people(random, subjects, pictures=3):
+def people(random, subjects, images=3):
     """Embeddings of people of whom some are harder than others, all their genuine pairs and as many others."""
-    centre, spread = random.normal(size=(subjects, 1, 8)), random.gamma(2, 0.35, size=(subjects, 1, 1))
-    unit = (centre + spread * random.normal(size=(subjects, pictures, 8))).reshape(-1, 8)
+    center, spread = random.normal(size=(subjects, 1, 8)), random.gamma(2, 0.35, size=(subjects, 1, 1))
+    unit = (center + spread * random.normal(size=(subjects, images, 8))).reshape(-1, 8)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    subject = np.repeat(np.arange(subjects), pictures)
-    left, right = np.triu_indices(pictures, 1)
-    start = np.arange(subjects)[:, None] * pictures
+    subject = np.repeat(np.arange(subjects), images)
+    left, right = np.triu_indices(images, 1)
+    start = np.arange(subjects)[:, None] * images
     genuine = (start + left).ravel(), (start + right).ravel()
     count = len(genuine[0])
     first = np.concatenate([genuine[0], random.integers(0, len(subject), count)])
@@ -137,11 +137,11 @@ def test_subjects_are_the_connected_components_of_the_genuine_pairs(shape):
     assert np.array_equal(subjects_of_pairs(first, second, same, 500), expected)
 
 
-def test_people_are_known_by_their_genuine_pairs_and_equal_pictures():
-    picture = numbers_of([b"a", b"b", b"b", b"c", b"d", b"e", b"a", b"d"])
-    assert picture.tolist() == [0, 1, 1, 2, 3, 4, 0, 3]
+def test_people_are_known_by_their_genuine_pairs_and_equal_images():
+    image = numbers_of([b"a", b"b", b"b", b"c", b"d", b"e", b"a", b"d"])
+    assert image.tolist() == [0, 1, 1, 2, 3, 4, 0, 3]
     same = np.array([True, True, False, False])
-    subject = subjects_of_pairs(picture[0::2], picture[1::2], same, 5)[picture]
+    subject = subjects_of_pairs(image[0::2], image[1::2], same, 5)[image]
     a, b, b2, c, d, e, a2, d2 = subject.tolist()
     assert a == b == b2 == c == a2 and d == d2 and len({a, d, e}) == 3
 

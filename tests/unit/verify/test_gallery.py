@@ -6,37 +6,40 @@ import torch
 from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.model_file import describe_backbone, save_model
-from facetrain.data.bin import write_bin
-from facetrain.data.scratch import scratch_array
+from facetrain.data.formats.bin import write_bin
 from facetrain.errors import DataError
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify import gallery
-from facetrain.verify.embed import PictureEmbedder, autocast
-from facetrain.verify.gallery import read_input
-from tests.support.datasets import picture, write_records
+from facetrain.verify.embedder import ImageEmbedder, autocast
+from facetrain.verify.gallery import read_input, scratch_array
+from tests.support.datasets import encoded_image, write_records
 
 CPU = torch.device("cpu")
 
 
 def read(path):
-    pictures, names, labels = read_input(path)
-    return list(pictures), list(names), np.asarray(labels).tolist()
+    images, names, labels = read_input(path)
+    return list(images), list(names), np.asarray(labels).tolist()
 
 
-def test_pictures_alone_and_in_a_folder_have_their_names_and_no_label(tmp_path):
+def test_images_alone_and_in_a_folder_have_their_names_and_no_label(tmp_path):
     for name in ("b.png", "a.png"):
-        (tmp_path / name).write_bytes(picture(ord(name[0])))
-    (tmp_path / "notes.txt").write_text("no picture")
-    assert read(tmp_path / "b.png") == ([picture(ord("b"))], ["b.png"], [-1])
-    assert read(tmp_path) == ([picture(ord("a")), picture(ord("b"))], ["a.png", "b.png"], [-1, -1])
+        (tmp_path / name).write_bytes(encoded_image(ord(name[0])))
+    (tmp_path / "notes.txt").write_text("no image")
+    assert read(tmp_path / "b.png") == ([encoded_image(ord("b"))], ["b.png"], [-1])
+    assert read(tmp_path) == (
+        [encoded_image(ord("a")), encoded_image(ord("b"))],
+        ["a.png", "b.png"],
+        [-1, -1],
+    )
 
 
 def test_a_folder_per_person_gives_labels(tmp_path):
     for person, number in (("x", 1), ("x", 2), ("y", 3)):
         (tmp_path / person).mkdir(exist_ok=True)
-        (tmp_path / person / f"{number}.png").write_bytes(picture(number))
-    pictures, names, labels = read(tmp_path)
-    assert pictures == [picture(n) for n in (1, 2, 3)] and labels == [0, 0, 1]
+        (tmp_path / person / f"{number}.png").write_bytes(encoded_image(number))
+    images, names, labels = read(tmp_path)
+    assert images == [encoded_image(n) for n in (1, 2, 3)] and labels == [0, 0, 1]
     assert [name.rpartition("/")[2] for name in names] == ["1.png", "2.png", "3.png"]
 
 
@@ -47,16 +50,16 @@ def test_records_of_any_name_are_those_of_that_name(tmp_path, name):
         (tmp_path / "of_others" / f"train.{suffix}").rename(tmp_path / f"others.{suffix}")
     write_records(tmp_path, [0, 0, 0, 0, 1])
     (tmp_path / "property").write_text("2,16,16")
-    pictures, names, labels = read(tmp_path / name)
+    images, names, labels = read(tmp_path / name)
     assert labels == ([0, 0, 0, 0, 1] if name == "train.rec" else [0, 0, 5])
-    assert pictures == [picture(n + 1) for n in range(len(labels))]
+    assert images == [encoded_image(n + 1) for n in range(len(labels))]
     assert all(name in where and f"key {n + 1}" in where for n, where in enumerate(names))
 
 
 def test_verification_sets_are_numbered(tmp_path):
-    write_bin(tmp_path / "s.bin", [picture(n) for n in range(4)], [True, False])
+    write_bin(tmp_path / "s.bin", [encoded_image(n) for n in range(4)], [True, False])
     assert read(tmp_path / "s.bin") == (
-        [picture(n) for n in range(4)],
+        [encoded_image(n) for n in range(4)],
         [f"s.bin:{n}" for n in range(4)],
         [-1] * 4,
     )
@@ -83,11 +86,11 @@ class Seen(nn.Module):
 
 
 def test_a_network_embeds_in_bfloat16_where_that_is_asked_for():
-    network, pictures = Seen(), [picture(n) for n in range(9)]
+    network, images = Seen(), [encoded_image(n) for n in range(9)]
     found = {}
     for bf16, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        embedder = PictureEmbedder(network, 16, 4, CPU, autocast=autocast(CPU, bf16))
-        found[bf16] = embedder.summed(pictures, name="set")
+        embedder = ImageEmbedder(network, 16, 4, CPU, autocast=autocast(CPU, bf16))
+        found[bf16] = embedder.summed(images, name="set")
         assert network.dtype == dtype and found[bf16].dtype == np.float32
     gap = np.abs(found[True] - found[False]).max() / np.abs(found[False]).max()
     assert 0 < gap < 0.02

@@ -8,7 +8,7 @@ import pytest
 from scipy.io import savemat
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from facetrain.data.bin import write_bin
+from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
 from facetrain.verify.distractors import distractor_ranks, mate_pairs
 from facetrain.verify.protocols import Options, assess
@@ -20,8 +20,8 @@ from tests.support.protocols import write_ijb, write_megaface, write_tinyface
 FEW = Options(replicates=60)
 
 
-def colours(folder, names, landmarks, size=16):
-    """What mean colour sees in the aligned faces: twice that, because a mirror image has the same."""
+def colors(folder, names, landmarks, size=16):
+    """What mean color sees in the aligned faces: twice that, because a mirror image has the same."""
     from facetrain.data.align import align
 
     rows = []
@@ -35,7 +35,7 @@ def templates_by_loops(folder, *, detection=True):
     """InsightFace's evaluation of IJB, from the files, in loops."""
     rows = [line.split() for line in (folder / "meta/ijbc_name_5pts_score.txt").read_text().splitlines()]
     numbers = np.array([row[1:] for row in rows], float)
-    seen = colours(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
+    seen = colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
     if detection:
         seen *= numbers[:, 10:]
     members = {}
@@ -113,7 +113,7 @@ def test_ijb_b_has_its_own_names_and_no_need_of_the_one_to_many_lists(tmp_path):
     assert assess(open_target("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
 
 
-def test_a_name_means_the_bin_set_even_where_a_folder_of_pictures_has_it_too(tmp_path, monkeypatch):
+def test_a_name_means_the_bin_set_even_where_a_folder_of_images_has_it_too(tmp_path, monkeypatch):
     write_bin(tmp_path / "lfw.bin", [face(n) for n in range(4)], [True, False])
     (tmp_path / "lfw").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -131,9 +131,9 @@ def test_a_name_means_the_bin_set_even_where_a_folder_of_pictures_has_it_too(tmp
             lambda t: t.replace("\n", "\nwhat 101 1\n", 1),
             "line 2: not `template template 1`",
         ),
-        ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no picture, among them 9999"),
-        ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "list other pictures: line 2"),
-        ("name_5pts_score", lambda t: t.split("\n", 1)[1], "list other pictures"),
+        ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no image, among them 9999"),
+        ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "list other images: line 2"),
+        ("name_5pts_score", lambda t: t.split("\n", 1)[1], "list other images"),
         ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), "line 1: 1 numbers after the name, not 2"),
         ("1N_probe_mixed", None, None),
         ("template_pair_label", None, "there is no such list"),
@@ -158,8 +158,8 @@ def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
     found = assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"]
     seen = {}
     for path in sorted(folder.rglob("*.png")):
-        colour = (cv2.imread(str(path))[0, 0, ::-1].astype(float) - 127.5) / 127.5
-        seen[path] = colour / np.linalg.norm(colour)
+        color = (cv2.imread(str(path))[0, 0, ::-1].astype(float) - 127.5) / 127.5
+        seen[path] = color / np.linalg.norm(color)
     gallery = [p for p in seen if p.parent.name != "Probe"]
     ranks = []
     for probe in (p for p in seen if p.parent.name == "Probe"):
@@ -198,11 +198,11 @@ def test_megaface_searches_each_mate_among_distractors_alone(tmp_path):
         open_target("megaface", tmp_path)
 
 
-def test_pictures_that_insightfaces_lists_name_are_left_out_of_megaface(tmp_path):
+def test_images_that_insightfaces_lists_name_are_left_out_of_megaface(tmp_path):
     folder = write_megaface(tmp_path / "megaface")
     for path in sorted((folder / "probes").rglob("*.png")):
         path.rename(path.with_name(f"{path.parent.name}_{path.name}"))
-    # As handed out: a remark, names with another suffix or a blank, tabs before a path; and one of no picture here.
+    # As handed out: a remark, names with another suffix or a blank, tabs before a path; and one of no image here.
     (folder / "facescrub_noises.txt").write_text("# remark\nperson0_0.jpg\nperson1 2.png\nperson9_0.png\n")
     (folder / "megaface_noises.txt").write_text(
         "0\tdistractors/3/3.png\ndistractors/4/4.jpg\n\ndistractors/4/3.png\n"
@@ -239,7 +239,7 @@ def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
         np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
 
 
-def test_pairs_have_both_curves_their_folds_and_the_hardest_pictures(tmp_path):
+def test_pairs_have_both_curves_their_folds_and_the_hardest_images(tmp_path):
     random = np.random.default_rng(0)
     same = random.random(200) < 0.5
     images = []
@@ -273,5 +273,5 @@ def test_a_network_that_has_diverged_is_named(tmp_path):
     from dataclasses import replace
 
     broken = replace(embedder(), embed=lambda image: image.mean((2, 3)) * float("nan"))
-    with pytest.raises(ModelError, match="ijbc: the embedding of picture 0 is not finite"):
+    with pytest.raises(ModelError, match="ijbc: the embedding of image 0 is not finite"):
         assess(open_target("ijbc", tmp_path), broken, FEW)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from facetrain.verify.evaluate import Evaluation
-from facetrain.verify.figures import result_figures, result_pictures
-from facetrain.verify.pairs import PairSet
+from facetrain.verify.figures import figure_images, result_figures
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.report import write_report
 from facetrain.verify.verification import verification_result
 from tests.support.faces import face
@@ -74,13 +74,13 @@ def test_axes_are_named_after_the_protocol(found):
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
-def test_pictures_are_the_figures_in_pixels_however_well_the_pairs_are_told_apart(spread):
+def test_images_are_the_figures_in_pixels_however_well_the_pairs_are_told_apart(spread):
     random, same = np.random.default_rng(0), np.arange(40) % 2 == 0
     embedding_ND = random.normal(size=(80, 8))
     embedding_ND[1::2][same] = embedding_ND[0::2][same] + spread * embedding_ND[1::2][same]
     pairs = PairSet("lfw", [], same, subject=np.arange(80))
     result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=0)
-    pictures = result_pictures(result)
+    pictures = figure_images(result)
     assert set(pictures) == {"roc", "det", "scores", "folds"}
     for pixels in pictures.values():
         assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8

@@ -5,7 +5,7 @@ import pytest
 
 from facetrain.errors import DataError
 from facetrain.verify.result import Result
-from facetrain.verify.scored import assess_pairs
+from facetrain.verify.scored_pairs import assess_pairs
 from facetrain.verify.slices import read_table, slice_groups
 from tests.unit.verify.test_bootstrap import people
 
@@ -39,17 +39,17 @@ def test_a_group_without_impostors_has_no_false_match_rate():
     json.dumps([group.as_json() for group in groups], allow_nan=False)
 
 
-def test_pictures_of_one_value_make_a_group_and_of_two_another(tmp_path):
+def test_images_of_one_value_make_a_group_and_of_two_another(tmp_path):
     table = write(tmp_path / "t.csv", ["sex"], [["f"], ["f"], ["m"], ["f"], ["f"], ["m"]])
     assert read_table(table, 3).columns["sex"].tolist() == ["f", "f / m", "f / m"]
 
 
-def test_a_table_of_pictures_says_who_they_show(tmp_path):
+def test_a_table_of_images_says_who_they_show(tmp_path):
     table = write(tmp_path / "t.csv", ["subject", "sex"], [[70 + n % 13, "f"] for n in range(40)])
     found = read_table(table, 20)
     assert found.subject.tolist() == [n % 13 for n in range(40)] and found.columns.keys() == {"sex"}
     table = write(tmp_path / "t.csv", ["subject"], [[n] for n in range(20)])
-    with pytest.raises(DataError, match="needs a row for each of 40 pictures"):
+    with pytest.raises(DataError, match="needs a row for each of 40 images"):
         read_table(table, 20)
 
 
@@ -64,7 +64,7 @@ def test_many_numbers_become_four_ranges_and_few_stay(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([["a"]], r"1 rows; a row for each of 3 pairs or 6 pictures"),
+        ([["a"]], r"1 rows; a row for each of 3 pairs or 6 images"),
         ([["a"], ["b", "c"], ["d"]], "row 3: 2 fields under 1 names"),
     ],
 )

@@ -22,7 +22,7 @@ def test_pooling_equals_loops_over_templates_and_media(at_once, monkeypatch):
     random = np.random.default_rng(0)
     monkeypatch.setattr(templates, "_ROWS", at_once)
     embedding = random.normal(size=(300, 6)).astype(np.float32)
-    # Media have the same numbers in several templates, and one template holds a third of all pictures.
+    # Media have the same numbers in several templates, and one template holds a third of all images.
     template, medium = random.choice([5, 9, 9, 40, 41], 300), random.integers(0, 4, 300)
     weight = random.random(300).astype(np.float32)
     ids, found = pool_templates(embedding, template, medium, weight)

@@ -3,19 +3,19 @@ import pytest
 import torch
 from torch import nn
 
-from facetrain.data.bin import write_bin
+from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ImageError, PairsError
-from facetrain.verify.embed import PictureEmbedder
-from facetrain.verify.figures import result_pictures
-from facetrain.verify.pairs import PairSet, load_targets
+from facetrain.verify.embedder import ImageEmbedder
+from facetrain.verify.figures import figure_images
+from facetrain.verify.pair_set import PairSet, load_targets
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
-from tests.support.datasets import picture
+from tests.support.datasets import encoded_image
 
 
 def pair_set(name="set", pairs=20):
-    # A genuine pair is the same picture twice.
-    images = [picture(n if k == 0 or n % 2 else 1000 + n) for n in range(pairs) for k in range(2)]
+    # A genuine pair is the same image twice.
+    images = [encoded_image(n if k == 0 or n % 2 else 1000 + n) for n in range(pairs) for k in range(2)]
     return PairSet(name, images, np.arange(pairs) % 2 == 1)
 
 
@@ -47,21 +47,21 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_mean_length_is_that_of_pictures_and_mirrors_as_insightface_prints_it():
+def test_the_mean_length_is_that_of_images_and_mirrors_as_insightface_prints_it():
     plain, mirrored = np.eye(4), 3 * np.eye(4)
     result, _ = verification_result(plain, mirrored, PairSet("set", [b""] * 4, np.array([True, False])))
     assert result.metrics["xnorm"] == 2
 
 
-def test_a_picture_of_several_pairs_is_embedded_once_and_stands_in_each():
-    pictures = [picture(number) for number in (4, 9, 4, 2, 9, 9)]
+def test_a_image_of_several_pairs_is_embedded_once_and_stands_in_each():
+    pictures = [encoded_image(number) for number in (4, 9, 4, 2, 9, 9)]
     rows = []
 
     def embed(image_BCHW):
         rows.append(len(image_BCHW))
         return image_BCHW.flatten(1)
 
-    embedder = PictureEmbedder(embed, image_size=16, batch_size=2, device=torch.device("cpu"))
+    embedder = ImageEmbedder(embed, image_size=16, batch_size=2, device=torch.device("cpu"))
     plain, mirrored = embedder.both(pictures, name="set")
     alone = [embedder.summed([one], name="set", flip=False)[0] for one in pictures]
     assert sum(rows[:-6]) == 2 * 3
@@ -73,19 +73,19 @@ def test_a_network_that_has_diverged_has_no_accuracy():
     net = Net()
     nn.init.constant_(net.fc.weight, float("nan"))
     result = dict(make_verifier(pair_set())(net))["set"]
-    assert result.told["accuracy"] == 0 and result_pictures(result) == {}
+    assert result.told["accuracy"] == 0 and figure_images(result) == {}
 
 
-def test_a_damaged_picture_is_named_by_set_and_number():
+def test_a_damaged_image_is_named_by_set_and_number():
     pairs = pair_set()
     pairs.images[5] = b"nothing"
-    with pytest.raises(ImageError, match="set: picture 5"):
+    with pytest.raises(ImageError, match="set: image 5"):
         dict(make_verifier(pairs)(Net()))
 
 
 def test_sets_are_found_by_name_or_path_and_missing_ones_named(tmp_path):
     for name in ("lfw", "other"):
-        write_bin(tmp_path / f"{name}.bin", [picture(n) for n in range(4)], [True, False])
+        write_bin(tmp_path / f"{name}.bin", [encoded_image(n) for n in range(4)], [True, False])
     sets = load_targets(["lfw", str(tmp_path / "other.bin")], tmp_path)
     assert [pairs.name for pairs in sets] == ["lfw", "other"]
     with pytest.raises(PairsError, match="no such verification set; there are lfw, other"):

@@ -4,13 +4,13 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb, encode_jpeg
-from facetrain.data.recordio import RecordHeader, RecordWriter
-from facetrain.data.tools.alike import near_pairs, perceptual_hash
+from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
+from facetrain.data.tools.near_duplicates import near_pairs, perceptual_hash
 from facetrain.errors import DataError
-from tests.support.datasets import picture, write_records
+from tests.support.datasets import encoded_image, write_records
 
 
 def kinds(found):
@@ -21,8 +21,8 @@ def said(found, kind):
     return [fault.said for fault in found.faults if fault.kind == kind]
 
 
-def write_pictures(folder, pictures):
-    """Write (label, picture) without a header record, as im2rec does."""
+def write_images(folder, pictures):
+    """Write (label, image) without a header record, as im2rec does."""
     folder.mkdir()
     with RecordWriter(folder / "train.rec") as writer:
         for key, (label, data) in enumerate(pictures):
@@ -35,38 +35,38 @@ def test_nothing_is_wrong_with_a_whole_dataset(tmp_path):
     assert (found.images, found.identities, found.faults, found.damaged) == (4, 3, [], False)
 
 
-def test_every_damaged_picture_and_label_is_named_and_left_out_of_the_clean_copy(tmp_path):
+def test_every_damaged_image_and_label_is_named_and_left_out_of_the_clean_copy(tmp_path):
     bad = [
-        (0, picture(0)),
+        (0, encoded_image(0)),
         (0, b"damaged"),
-        (-1, picture(2)),
-        (1.5, picture(3)),
-        (2, picture(4)[:90]),
-        (2, picture(5)),
+        (-1, encoded_image(2)),
+        (1.5, encoded_image(3)),
+        (2, encoded_image(4)[:90]),
+        (2, encoded_image(5)),
     ]
-    found = check(write_pictures(tmp_path / "data", bad), repair=tmp_path / "clean")
-    assert kinds(found) == ["dataset", "gap", "label", "label", "picture", "picture"] and found.damaged
+    found = check(write_images(tmp_path / "data", bad), repair=tmp_path / "clean")
+    assert kinds(found) == ["dataset", "gap", "label", "label", "image", "image"] and found.damaged
     assert ["key 2" in line for line in said(found, "label")] == [True, False]
-    assert "key 1" in said(found, "picture")[0] and "key 4" in said(found, "picture")[1]
-    clean = open_source(tmp_path / "clean")
+    assert "key 1" in said(found, "image")[0] and "key 4" in said(found, "image")[1]
+    clean = open_dataset(tmp_path / "clean")
     assert clean.labels.tolist() == [0, 1]
-    assert [clean.read(0), clean.read(1)] == [picture(0), picture(5)]
+    assert [clean.read(0), clean.read(1)] == [encoded_image(0), encoded_image(5)]
     assert check(tmp_path / "clean").faults == []
 
 
-def test_equal_pictures_are_told_apart_by_whose_they_are(tmp_path):
+def test_equal_images_are_told_apart_by_whose_they_are(tmp_path):
     pictures = [
-        (0, picture(0)),
-        (0, picture(0)),
-        (0, picture(1)),
-        (1, picture(2)),
-        (2, picture(2)),
-        (1, picture(3)),
+        (0, encoded_image(0)),
+        (0, encoded_image(0)),
+        (0, encoded_image(1)),
+        (1, encoded_image(2)),
+        (2, encoded_image(2)),
+        (1, encoded_image(3)),
     ]
-    found = check(write_pictures(tmp_path / "data", pictures), repair=tmp_path / "clean")
+    found = check(write_images(tmp_path / "data", pictures), repair=tmp_path / "clean")
     assert kinds(found) == ["contradiction", "duplicate"] and not found.damaged
     assert "identities 1, 2" in said(found, "contradiction")[0]
-    assert open_source(tmp_path / "clean").labels.tolist() == [0, 0, 1]
+    assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 0, 1]
 
 
 def test_records_behind_a_damaged_one_are_found_by_the_index(tmp_path):
@@ -77,7 +77,7 @@ def test_records_behind_a_damaged_one_are_found_by_the_index(tmp_path):
     (data / "train.rec").write_bytes(rec)
     found = check(data, repair=tmp_path / "clean")
     assert found.images == 3 and found.damaged and "key 2" in said(found, "record")[1]
-    assert open_source(tmp_path / "clean").labels.tolist() == [0, 1, 1]
+    assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 1, 1]
 
 
 def test_records_that_a_wrong_index_leaves_out_are_found_by_a_walk(tmp_path):
@@ -86,7 +86,7 @@ def test_records_that_a_wrong_index_leaves_out_are_found_by_a_walk(tmp_path):
     (data / "train.idx").write_bytes(b"".join(lines[:3]))
     found = check(data, repair=tmp_path / "clean")
     assert found.images == 4 and "4 of 7 records are not in it" in said(found, "index")[0]
-    assert open_source(tmp_path / "clean").num_images == 4
+    assert open_dataset(tmp_path / "clean").num_images == 4
     (data / "train.idx").write_text("nonsense\n")
     assert check(data).images == 4 and check(data).damaged
 
@@ -99,28 +99,28 @@ def test_a_file_that_is_cut_off_keeps_what_stands_before_the_cut(tmp_path):
     assert found.damaged and 0 < found.images < 4
     (past,) = [line for line in said(found, "record") if "of the index lie past the end" in line]
     assert re.search(r"train\.rec: [23] records .* the first of them key \d at byte", past)
-    assert open_source(tmp_path / "clean").num_images == found.images
+    assert open_dataset(tmp_path / "clean").num_images == found.images
 
 
-def test_identity_records_that_say_otherwise_than_the_pictures_are_a_contradiction(tmp_path):
+def test_identity_records_that_say_otherwise_than_the_images_are_a_contradiction(tmp_path):
     (tmp_path / "data").mkdir()
     with RecordWriter(tmp_path / "data" / "train.rec") as writer:
         writer.write(0, RecordHeader(flag=2, labels=(9.0, 11.0)), b"")
         for key, label in enumerate([0, 0, 1], start=1):
-            writer.write(key, RecordHeader.of_image(label, key), picture(key))
+            writer.write(key, RecordHeader.of_image(label, key), encoded_image(key))
     assert "record 0 announces" in said(check(tmp_path / "data"), "dataset")[0]
 
 
 def test_nothing_is_written_where_nothing_is_good(tmp_path):
-    data = write_pictures(tmp_path / "data", [(0, b"damaged")])
-    with pytest.raises(DataError, match="not one picture is good"):
+    data = write_images(tmp_path / "data", [(0, b"damaged")])
+    with pytest.raises(DataError, match="not one image is good"):
         check(data, repair=tmp_path / "clean")
     assert not (tmp_path / "clean").exists()
     with pytest.raises(DataError):
         check(tmp_path / "nothing")
 
 
-def test_a_picture_saved_again_is_near_and_another_one_is_not(tmp_path):
+def test_a_image_saved_again_is_near_and_another_one_is_not(tmp_path):
     rng = np.random.default_rng(0)
     photos = [
         cv2.resize(rng.integers(0, 255, (12, 12, 3), np.uint8), (96, 96), interpolation=2) for _ in range(40)
@@ -144,6 +144,6 @@ def test_near_pairs_are_those_that_a_comparison_of_all_finds():
     assert near_pairs(bits[:1]).shape == (0, 2) and near_pairs(bits[:0]).shape == (0, 2)
 
 
-def test_brightness_does_not_change_what_a_picture_shows():
-    image = decode_rgb(picture(1, 64), where="x") // 2
+def test_brightness_does_not_change_what_a_image_shows():
+    image = decode_rgb(encoded_image(1, 64), where="x") // 2
     assert np.bitwise_count(perceptual_hash(image) ^ perceptual_hash(image + 30)).sum() <= 2

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from facetrain.data.align import ARCFACE_TEMPLATE, align
-from facetrain.data.dataset import open_source
 from facetrain.data.decode import decode_rgb
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmarks import YuNet, read_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
@@ -16,7 +16,7 @@ POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
 
 
 def photograph(path, points=POINTS, size=(240, 200)):
-    """Draw coloured dots where the landmarks are."""
+    """Draw colored dots where the landmarks are."""
     image = np.full((*size[::-1], 3), 60, np.uint8)
     for number, (x, y) in enumerate(points):
         cv2.circle(image, (round(x), round(y)), 5, (255, 40 * number, 0), -1)
@@ -73,7 +73,7 @@ def test_a_file_that_holds_no_landmarks_is_refused(tmp_path, name, content, said
 def test_packed_faces_lie_as_the_template_says(people, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
     pack(people, tmp_path / "out", landmarks=listed, quality=100)
-    source = open_source(tmp_path / "out")
+    source = open_dataset(tmp_path / "out")
     image = decode_rgb(source.read(2), where="x")
     assert image.shape == (112, 112, 3)
     wanted = align(photograph(tmp_path / "again.png"), POINTS, 112)
@@ -84,7 +84,7 @@ def test_packed_faces_lie_as_the_template_says(people, tmp_path):
         )
 
 
-def test_pictures_without_landmarks_are_named_or_left_out(people, tmp_path):
+def test_images_without_landmarks_are_named_or_left_out(people, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "bob/1.png"])
     with pytest.raises(ImageError, match=r"2\.png: no landmarks of a face \(ann/2\.png\)"):
         pack(people, tmp_path / "strict", landmarks=listed)
@@ -96,13 +96,13 @@ def test_pictures_without_landmarks_are_named_or_left_out(people, tmp_path):
     assert told == [(n, 6) for n in (1, 2, 3, 5, 6)]
 
 
-def test_numbers_name_the_pictures_of_datasets_without_names(people, tmp_path):
+def test_numbers_name_the_images_of_datasets_without_names(people, tmp_path):
     pack(people, tmp_path / "records", image_size=200)
     listed = write_csv(tmp_path / "a.csv", ["0", "1", "2"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
 
 
-def test_the_detector_finds_the_face_that_the_picture_is_about(tmp_path):
+def test_the_detector_finds_the_face_that_the_image_is_about(tmp_path):
     pytest.importorskip("onnx")
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
     image = np.full((256, 640, 3), 60, np.uint8)
@@ -122,7 +122,7 @@ def test_a_dataset_is_aligned_by_the_detector_without_a_word_from_opencv(tmp_pat
     cv2.imwrite(str(tmp_path / "people" / "ann" / "1.png"), image)
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
     pack(tmp_path / "people", tmp_path / "out", landmarks=find, quality=100)
-    packed = decode_rgb(open_source(tmp_path / "out").read(0), where="x")[..., 0]
+    packed = decode_rgb(open_dataset(tmp_path / "out").read(0), where="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)
     assert not any(capfd.readouterr())

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import open_source
-from facetrain.data.recordio import RecordReader
+from facetrain.data.formats.recordio import RecordReader
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.rewrite import merge, shuffle, split, subset
 from facetrain.data.tools.unpack import index, unpack
 from facetrain.errors import DataError, RecordError
@@ -17,8 +17,8 @@ def data(tmp_path):
 
 
 def content(folder):
-    """Which pictures belong together, whatever the numbers of the identities and the order."""
-    source = open_source(folder)
+    """Which images belong together, whatever the numbers of the identities and the order."""
+    source = open_dataset(folder)
     groups = {label: set() for label in source.labels.tolist()}
     for number, label in enumerate(source.labels.tolist()):
         groups[label].add(source.read(number))
@@ -29,9 +29,9 @@ def test_merged_datasets_keep_their_people_apart(data, tmp_path):
     other = write_records(tmp_path / "other", [0, 1, 1])
     written = merge([data, other], tmp_path / "out")
     assert (written.identities, written.images) == (6, 13)
-    source = open_source(tmp_path / "out")
+    source = open_dataset(tmp_path / "out")
     assert source.labels.tolist() == [*LABELS, 4, 5, 5]
-    assert source.read(11) == open_source(other).read(1)
+    assert source.read(11) == open_dataset(other).read(1)
     assert (tmp_path / "out" / "property").read_text() == "6,16,16\n"
 
 
@@ -41,7 +41,7 @@ def test_shuffled_images_keep_their_people_and_depend_on_the_seed_alone(data, tm
     a, b, c = ((tmp_path / name / "train.rec").read_bytes() for name in "abc")
     assert a == b != c
     assert content(tmp_path / "a") == content(data)
-    assert open_source(tmp_path / "a").labels.tolist() != LABELS
+    assert open_dataset(tmp_path / "a").labels.tolist() != LABELS
 
 
 def test_the_parts_of_a_split_have_nobody_in_common_and_miss_nobody(data, tmp_path):
@@ -57,12 +57,12 @@ def test_a_split_that_leaves_one_side_empty_is_refused(data, tmp_path, part):
         split(data, tmp_path / "out", validation=part)
 
 
-def test_a_subset_keeps_who_is_listed_and_no_more_pictures_than_asked_for(data, tmp_path):
+def test_a_subset_keeps_who_is_listed_and_no_more_images_than_asked_for(data, tmp_path):
     (tmp_path / "keep.txt").write_text("3\n1\n")
     subset(data, tmp_path / "listed", listed=tmp_path / "keep.txt")
-    assert open_source(tmp_path / "listed").labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert open_dataset(tmp_path / "listed").labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
     subset(data, tmp_path / "few", min_images_per_identity=2, max_images_per_identity=2)
-    assert open_source(tmp_path / "few").labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert open_dataset(tmp_path / "few").labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert subset(data, tmp_path / "two", identities=2, seed=5).identities == 2
     assert content(tmp_path / "two") < content(data)
 
@@ -78,10 +78,10 @@ def test_a_list_of_identities_that_are_not_there_is_refused(data, tmp_path, list
     assert not (tmp_path / "out").exists()
 
 
-def test_unpacked_pictures_are_the_records_bytes_in_a_folder_per_identity(data, tmp_path):
+def test_unpacked_images_are_the_records_bytes_in_a_folder_per_identity(data, tmp_path):
     assert unpack(data, tmp_path / "out") == (4, 10)
     assert content(tmp_path / "out") == content(data)
-    assert (tmp_path / "out" / "3" / "9.png").read_bytes() == open_source(data).read(9)
+    assert (tmp_path / "out" / "3" / "9.png").read_bytes() == open_dataset(data).read(9)
 
 
 def test_a_failure_half_way_leaves_nothing_behind(data, tmp_path):

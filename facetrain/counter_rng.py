@@ -1,0 +1,74 @@
+"""Random numbers that are a pure function of what they are for: no state, no order, any device.
+
+A generator's numbers depend on how many were drawn before. These depend on a key and a counter
+alone, so the same image is augmented alike, and the same classes are sampled, whatever the number
+of ranks, workers or restarts. To import this takes no torch, which the tools for datasets do without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def key_of(*parts: int) -> int:
+    """Fold whole numbers (a seed, an epoch, a purpose) into one 64-bit key."""
+    key = 0
+    for part in parts:
+        key = _mix_int((key ^ (part & _MASK)) + _GOLDEN)
+    return key
+
+
+def hash64(counter: Tensor, key: int) -> Tensor:
+    """Hash whole numbers, each for itself: int64 (...) -> int64 (...), all 64 bits random.
+
+    SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+    2014), twice, with the key between.
+    """
+    return _mix(_mix(counter + _signed(_GOLDEN)) ^ _signed(key))
+
+
+def uniform(counter: Tensor, key: int) -> Tensor:
+    """Return numbers in [0, 1), float64, each a function of its counter (int64) and the key alone."""
+    return _shift_right(hash64(counter, key), 11).double() * 2.0**-53
+
+
+def normal(counter: Tensor, key: int) -> Tensor:
+    """Return standard normal numbers, float64, each a function of its counter (int64) and the key alone.
+
+    By the inverse of the distribution function, so that one counter gives one number.
+    """
+    import torch
+
+    # The middle of one of 2^52 cells: never 0 or 1, where the inverse is infinite.
+    middle = (_shift_right(hash64(counter, key), 12).double() + 0.5) * 2.0**-52
+    return torch.special.ndtri(middle)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    # torch has no unsigned 64-bit arithmetic; its shift copies the sign, which the mask takes away.
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix_int(z: int) -> int:
+    z &= _MASK
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

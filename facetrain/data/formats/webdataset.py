@@ -1,0 +1,111 @@
+"""WebDataset: tar shards of images.
+
+`KEY.jpg` stands beside `KEY.cls` or `KEY.json` that say whose it is, or in a folder with its identity's name.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.positional_file import File
+from facetrain.errors import DataError
+
+_LABEL_KEYS = ("label", "identity", "class", "cls")
+_LABEL_BYTES = 1 << 20
+_OPEN_SHARDS = 256
+
+
+class TarDataset:
+    """A folder of uncompressed .tar shards. Where each image lies is found once, and kept beside them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._shards = sorted(folder.glob("*.tar"))
+        name = folder / ".shards.catalogue"
+        columns = load_columns(name, self._shards) or save_columns(
+            name, self._shards, _catalogue(self._shards), {}
+        )
+        self._shard, self._offset = columns.arrays["shard"], columns.arrays["offset"]
+        self._size, self.labels = columns.arrays["size"], columns.arrays["label"]
+        self.num_images = len(self.labels)
+        if not self.num_images:
+            raise DataError(f"{folder}: its {len(self._shards):,} .tar shards hold no images")
+        self.num_classes = int(self.labels.max()) + 1
+        self._open = lru_cache(maxsize=_OPEN_SHARDS)(File)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as the folder."""
+        return TarDataset, (self._folder,)
+
+    def read(self, number: int) -> bytes:
+        """Return an image as it is encoded."""
+        size = int(self._size[number])
+        data = self._open(self._shards[self._shard[number]]).bytes_at(int(self._offset[number]), size)
+        if len(data) < size:
+            raise DataError(f"{self.where(number)}: the shard is cut off; download it again")
+        return data
+
+    def where(self, number: int) -> str:
+        """Name the shard and the byte."""
+        return f"{self._shards[self._shard[number]]}: image at byte {self._offset[number]:,}"
+
+
+def _catalogue(shards: list[Path]) -> dict[str, np.ndarray]:
+    found = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path)]
+    numbered = {type(name) for *_, name in found} == {int}
+    names = sorted({name for *_, name in found}, key=str)
+    label_of = {name: name if numbered else label for label, name in enumerate(names)}
+    table = np.array([(*place, label_of[name]) for *place, name in found], dtype=np.int64).reshape(-1, 4)
+    shard, offset, size, label = (np.ascontiguousarray(column) for column in table.T)
+    return {"shard": shard.astype(np.int32), "offset": offset, "size": size, "label": label.astype(np.int32)}
+
+
+def _images(path: Path) -> Iterator[tuple[int, int, int | str]]:
+    """Yield (offset, size, identity) of every image: a number where .cls or .json has one, else a name."""
+    images: dict[str, tuple[int, int]] = {}
+    identities: dict[str, int | str] = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                folder, _, file = member.name.rpartition("/")
+                stem, _, kind = file.partition(".")
+                key, suffix = f"{folder}/{stem}", "." + kind.lower()
+                if not member.isfile():
+                    continue
+                if suffix in IMAGE_SUFFIXES:
+                    images[key] = member.offset_data, member.size
+                elif suffix in (".cls", ".json") and member.size <= _LABEL_BYTES:
+                    content = archive.extractfile(member)
+                    identities[key] = _identity(
+                        content.read() if content else b"", suffix, f"{path}: {member.name}"
+                    )
+    except (tarfile.TarError, OSError) as error:
+        raise DataError(f"{path}: not an uncompressed tar archive ({error})") from error
+    for key, (offset, size) in images.items():
+        folder = key.rpartition("/")[0].rpartition("/")[2]
+        if key not in identities and not folder:
+            raise DataError(
+                f"{path}: image {key[1:]} has no .cls or .json beside it, and no folder that names its "
+                "identity"
+            )
+        yield offset, size, identities.get(key, folder)
+
+
+def _identity(content: bytes, suffix: str, where: str) -> int | str:
+    try:
+        value = content.decode("utf-8").strip()
+        if suffix == ".json":
+            fields = json.loads(value)
+            value = next(str(fields[name]) for name in _LABEL_KEYS if name in fields)
+    except (ValueError, StopIteration, TypeError) as error:
+        raise DataError(f"{where}: holds no identity (as {', '.join(_LABEL_KEYS)})") from error
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value

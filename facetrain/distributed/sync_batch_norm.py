@@ -1,0 +1,112 @@
+"""Batch normalization whose statistics span the ranks, on CPU as well as on CUDA.
+
+torch's own SyncBatchNorm refuses CPU tensors. With this one, a run's mathematics depends on the
+global batch alone, not on how many ranks share it.
+"""
+
+# N local samples and positions   C channels   W world size
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.distributed import collectives
+
+
+def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+    """Replace every batch norm inside `module` by one over all ranks; names in its state stay the same."""
+    if collectives.world_size() == 1:
+        return module
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+            setattr(module, name, _HostSyncBatchNorm.taking_over(child))
+        else:
+            use_sync_batch_norm(child, device)
+    return module
+
+
+class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm over the ranks for tensors on the host. Every rank must bring as many samples."""
+
+    @classmethod
+    def taking_over(cls, norm: nn.modules.batchnorm._BatchNorm) -> _HostSyncBatchNorm:
+        """Build one that shares the parameters and buffers of `norm`."""
+        sync = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        # Shared, not copied: an optimizer may already hold them.
+        sync._parameters, sync._buffers = norm._parameters, norm._buffers
+        return sync.train(norm.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected (samples, channels, …), got {tuple(input.shape)}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize (B, C, …) by the statistics of all ranks in training, else by the running ones."""
+        if not self.training:
+            return super().forward(x)
+        y, mean_C, var_C = _SyncNormalize.apply(x, self.weight, self.bias, self.eps)
+        self._track(mean_C, var_C, x.numel() // self.num_features * collectives.world_size())
+        return y
+
+    @torch.no_grad()
+    def _track(self, mean_C: Tensor, var_C: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), share)
+        unbiased_C = var_C * (count / max(count - 1, 1))
+        self.running_var.lerp_(unbiased_C.to(self.running_var.dtype), share)
+
+
+class _SyncNormalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # float32 statistics also of bf16 activations, as torch's own kernels keep them.
+        wide = x if x.dtype == torch.float64 else x.float()
+        over = [dim for dim in range(x.dim()) if dim != 1]
+        var_C, mean_C = torch.var_mean(wide, over, correction=0)
+        mean_C, var_C = _combine(mean_C, var_C)
+        invstd_C = (var_C + eps).rsqrt()
+        ctx.save_for_backward(x, weight_C, mean_C, invstd_C)
+        ctx.has_bias = bias_C is not None
+        ctx.mark_non_differentiable(mean_C, var_C)
+        y = torch.batch_norm(x, weight_C, bias_C, mean_C, var_C, False, 0.0, eps, False)
+        return y, mean_C, var_C
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight_C, mean_C, invstd_C = ctx.saved_tensors
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        over = [dim for dim in range(x.dim()) if dim != 1]
+        wide = grad_y if grad_y.dtype == torch.float64 else grad_y.float()
+        normed = (x - mean_C.view(shape)) * invstd_C.view(shape)
+        sums_2C = torch.stack([wide.sum(over), (wide * normed).sum(over)])
+        grad_bias_C, grad_weight_C = sums_2C.clone()
+        count = x.numel() // x.shape[1] * collectives.world_size()
+        mean_grad_C, mean_product_C = collectives.sum_(sums_2C) / count
+        grad_x = wide - mean_grad_C.view(shape) - normed * mean_product_C.view(shape)
+        slope_C = invstd_C if weight_C is None else invstd_C * weight_C
+        return (
+            (grad_x * slope_C.view(shape)).to(x.dtype),
+            grad_weight_C if weight_C is not None else None,
+            grad_bias_C if ctx.has_bias else None,
+            None,
+        )
+
+
+def _combine(mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all ranks from those of each, for as many samples on every rank.
+
+    The variance of the whole is the mean variance plus the variance of the means, which does not
+    cancel as a difference of sums of squares would.
+    """
+    means_WC, vars_WC = collectives.gather(torch.stack([mean_C, var_C])).unbind(1)
+    return means_WC.mean(0), vars_WC.mean(0) + means_WC.var(0, correction=0)

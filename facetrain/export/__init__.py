@@ -1,1 +1,0 @@
-"""Models that leave the house: safetensors, ONNX, torch.export."""

@@ -1,0 +1,1 @@
+"""Model files, weights of other programs, export."""

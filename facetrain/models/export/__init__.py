@@ -1,0 +1,1 @@
+"""Export of a trained network to other formats."""

@@ -1,0 +1,192 @@
+"""What a backbone costs, found by training it on tensors that have shapes but no memory."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from facetrain.backbone.base import Backbone
+from facetrain.backbone.prelu import use_torchs_backward
+from facetrain.backbone.zoo import build_backbone
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class BackboneCost:
+    """Bytes and operations of one backbone on one rank; bytes of a step are linear in the batch."""
+
+    parameters: int
+    """How many trainable numbers."""
+    state_bytes: int
+    """Of parameters and buffers."""
+    flops_per_image: int
+    """Forward and backward, nothing computed twice; a multiply-add counts two."""
+    moved_per_image: int
+    """Bytes that the operations of such a step read and write, each on its own; what a batch has once left aside."""
+    measured: tuple[tuple[int, int, int], tuple[int, int, int]]
+    """Two points (batch, bytes kept by the forward pass, most bytes in the backward pass)."""
+
+    def kept(self, batch: int) -> int:
+        """Return the bytes that exist when the forward pass is done: activations, and weights cast to 16 bits."""
+        return self._at(batch, 1)
+
+    def peak(self, batch: int) -> int:
+        """Return the most bytes that exist at a time, forward and backward."""
+        return self._at(batch, 2)
+
+    def _at(self, batch: int, column: int) -> int:
+        low, high = self.measured
+        slope = (high[column] - low[column]) / (high[0] - low[0])
+        return round(low[column] + slope * (batch - low[0]))
+
+
+def measure_backbone(
+    options: dict[str, Any],
+    *,
+    precision: str,
+    batch: int,
+    checkpoint_activations: bool = False,
+    gradients_held: bool = True,
+) -> BackboneCost:
+    """Count a training step of `build_backbone(**options)` at `batch` and at twice as much.
+
+    `gradients_held`: they exist before the backward pass starts, as DDP's buckets do.
+
+    Raises:
+        ModelError: there is no such backbone.
+    """
+    net = _on_meta(options, checkpoint_activations=checkpoint_activations)
+    state = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers()))
+    (*low, moved), (*high, moved_by_two) = (
+        _count_bytes(net, options, size, precision, gradients_held) for size in (batch, 2 * batch)
+    )
+    return BackboneCost(
+        parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
+        state_bytes=state,
+        flops_per_image=_count_flops(options),
+        moved_per_image=(moved_by_two - moved) // batch,
+        measured=((batch, low[0], low[1]), (2 * batch, high[0], high[1])),
+    )
+
+
+def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int:
+    """Return the most bytes that exist while `build_backbone(**options)` embeds a batch, as in verification."""
+    net = _on_meta(options).eval()
+    with FakeTensorMode():
+        _give_fake_tensors(net)
+        image = _image(options, batch)
+        with torch.no_grad(), LiveBytes() as live:
+            _forward(net, image, precision)
+        return live.peak
+
+
+def _on_meta(options: dict[str, Any], *, checkpoint_activations: bool = False) -> Backbone:
+    with torch.device("meta"):
+        return build_backbone(**options, checkpoint_activations=checkpoint_activations)
+
+
+def _count_bytes(
+    net: Backbone, options: dict[str, Any], batch: int, precision: str, gradients_held: bool
+) -> tuple[int, int, int]:
+    """Return the bytes that the forward pass keeps, the most that exist, and those read and written."""
+    with FakeTensorMode():
+        _give_fake_tensors(net)
+        if gradients_held:
+            for parameter in net.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        image = _image(options, batch)
+        with LiveBytes() as live:
+            embedding_BD = _forward(net, image, precision)
+            kept = live.now
+            embedding_BD.backward(torch.zeros_like(embedding_BD))
+        return kept, live.peak, live.moved
+
+
+def _count_flops(options: dict[str, Any]) -> int:
+    # Apart from the bytes: the counter's hooks would keep recomputed activations alive.
+    net = _on_meta(options)
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        _give_fake_tensors(net)
+        _forward(net, _image(options, 2), "fp32").sum().backward()
+    return counter.get_total_flops() // 2
+
+
+def _forward(net: Backbone, image_BCHW: Tensor, precision: str) -> Tensor:
+    with torch.autocast("cpu", _DTYPES[precision]) if precision in _DTYPES else nullcontext():
+        feature = net.trunk(image_BCHW)
+    return net.neck(feature.float())
+
+
+def _image(options: dict[str, Any], batch: int) -> Tensor:
+    side = options.get("image_size", 112)
+    return torch.zeros(batch, 3, side, side)
+
+
+def _give_fake_tensors(net: nn.Module) -> None:
+    """Replace the tensors of a network on the meta device by fake ones on the CPU."""
+    use_torchs_backward(net)  # count what a GPU does
+    for module in net.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                fake = nn.Parameter(torch.zeros(parameter.shape), parameter.requires_grad)
+                module._parameters[name] = fake
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storage of every tensor that an operation makes, until the last tensor on it is gone.
+
+    Works on real and on fake tensors: fake ones have shapes and lifetimes but no memory, so a network
+    of any size is counted on any machine. Storage that existed before is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        """Bytes that exist."""
+        self.peak = 0
+        """The most that existed at a time."""
+        self.moved = 0
+        """Bytes of what operations read and wrote; what only looks at its arguments otherwise moves none."""
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count what it made; what its arguments lie in was there before."""
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._known:
+                self._known.add(tensor.untyped_storage())
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        if not func.is_view:
+            self.moved += sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._release, size)
+
+    def _release(self, size: int) -> None:
+        self.now -= size
+
+
+def _bytes(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -1,0 +1,97 @@
+"""What a finished run has learned, and what to try next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from facetrain.telemetry.jsonl import read_jsonl
+
+
+def summary(
+    folder: Path,
+    targets: Sequence[str],
+    eval_dir: str,
+    *,
+    ended_by: str,
+    skipped: list[str],
+    seconds: float,
+) -> str:
+    """Tell a run from its metrics: loss and accuracy from first to last, and the next commands.
+
+    `ended_by` is the key of the config that ended the run.
+    """
+    records = read_jsonl(folder / "metrics.jsonl")
+    lines = ["", f"{folder}: finished; this command took {seconds:.0f} s"]
+    losses = [record for record in records if "loss" in record]
+    if losses:
+        first, last = losses[0], losses[-1]
+        lines.append(
+            f"  loss      {first['loss']:.3f} at step {first['step']} → {last['loss']:.3f} at step {last['step']}"
+        )
+    for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
+        lines.append(
+            _course(name.removesuffix("/accuracy"), [record for record in records if name in record])
+        )
+    if skipped:
+        lines.append(
+            f"  {len(skipped)} images could not be read and gave way to others, listed in "
+            f"{folder / 'skipped_images.txt'}; the first: {skipped[0]}"
+        )
+    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
+
+
+def _course(name: str, records: list[dict[str, Any]]) -> str:
+    first, last = records[0], records[-1]
+    before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
+    line = f"  {name:9} accuracy {before:.2%} at step {first['step']} → {after:.2%}"
+    if f"{name}/auc" in last:
+        line += f" (AUC {last[f'{name}/auc']:.4f})"
+    return f"{line}, {last[f'{name}/pairs']:.0f} pairs"
+
+
+def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
+    quoted, board = shlex.quote(str(folder)), folder / "tensorboard"
+    lines = ["next:"]
+    if targets:
+        data = shlex.quote(eval_dir)
+        lines.append(f"  facetrain eval {quoted} --target {shlex.quote(targets[0])} --data-dir {data}")
+    lines += [
+        f"  facetrain resume {quoted} --set {ended_by}=MORE",
+        f"  facetrain export {quoted} --format onnx --output model.onnx",
+    ]
+    if board.is_dir():
+        lines.append(f"  tensorboard --logdir {shlex.quote(str(board))}")
+    return lines
+
+
+def plot_curves(metrics: Path, output: Path) -> bool:
+    """Draw a metrics.jsonl as a PNG; return whether it could be done: it needs matplotlib (facetrain[plot])."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    records = read_jsonl(metrics)
+    losses = [(record["step"], record["loss"]) for record in records if isinstance(record.get("loss"), float)]
+    names = sorted({name for record in records for name in record if name.endswith("/accuracy")})
+    figure, left = pyplot.subplots(figsize=(7, 3.6), dpi=120)
+    if losses:
+        left.plot(*zip(*losses, strict=True), color="tab:gray", label="loss")
+    left.set_xlabel("step")
+    left.set_ylabel("loss")
+    right = left.twinx()
+    for name in names:
+        course = [(record["step"], 100 * record[name]) for record in records if name in record]
+        right.plot(*zip(*course, strict=True), marker="o", label=f"{name.removesuffix('/accuracy')} accuracy")
+    right.set_ylabel("verification accuracy (%)")
+    right.set_ylim(45, 101)
+    figure.legend(loc="center right", bbox_to_anchor=(0.9, 0.5))
+    figure.tight_layout()
+    figure.savefig(output)
+    pyplot.close(figure)
+    return True

@@ -1,0 +1,44 @@
+"""Labels taken from the identity records, where float32 rounds and where they cannot be believed."""
+
+import numpy as np
+
+from facetrain.data.formats.identity_records import labels_by_ranges
+from facetrain.data.formats.record_index import read_index
+from facetrain.data.formats.recordio import RecordHeader, RecordReader, RecordWriter
+from facetrain.data.open_dataset import open_dataset
+from tests.support.datasets import write_records
+
+
+def labels_of(folder):
+    rec = folder / "train.rec"
+    return labels_by_ranges(RecordReader(rec), *read_index(rec, folder / "train.idx"))
+
+
+def write_from(folder, first_key, counts, *, label_of=lambda identity: identity):
+    """Write identities of these sizes whose keys begin at `first_key`."""
+    edges = first_key + np.cumsum([0, *counts])
+    with RecordWriter(folder / "train.rec") as writer:
+        writer.write(0, RecordHeader(2, (float(edges[-1]), float(edges[-1] + len(counts)))), b"")
+        for identity, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            for key in range(start, stop):
+                writer.write(key, RecordHeader(0, (float(label_of(identity)),), key), b"image")
+        for identity, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            writer.write(int(edges[-1]) + identity, RecordHeader(2, (float(start), float(stop))), b"")
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def test_ranges_give_the_labels_without_the_images(tmp_path):
+    write_records(tmp_path, [0, 0, 1, 1, 1, 2])
+    assert labels_of(tmp_path).tolist() == [0, 0, 1, 1, 1, 2]
+
+
+def test_borders_that_float32_rounds_are_asked_of_the_images(tmp_path):
+    for first_key in (2**24 - 5, 2**25 + 1, 2**26 + 3):
+        expected = write_from(tmp_path, first_key, [3, 1, 2, 5, 1, 1, 7, 2])
+        np.testing.assert_array_equal(labels_of(tmp_path), expected)
+
+
+def test_ranges_that_the_images_contradict_are_not_believed(tmp_path):
+    write_from(tmp_path, 1, [2, 3, 2], label_of=lambda identity: 2 - identity)
+    assert labels_of(tmp_path) is None
+    assert open_dataset(tmp_path).labels.tolist() == [2, 2, 1, 1, 1, 0, 0]

@@ -1,0 +1,66 @@
+import pickle
+
+import pytest
+
+from facetrain.data.formats.image_list import ListDataset
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image
+
+
+@pytest.fixture
+def images(tmp_path):
+    for number, name in enumerate(["a/1.png", "b/my face.png", "a/2.png"]):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded_image(number))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "labels"),
+    [
+        ("a.tsv", "a/1.png\tzoe\nb/my face.png\tann\na/2.png\tzoe\n", [1, 0, 1]),
+        ("a.csv", "path,person\r\na/1.png,zoe\r\nb/my face.png,ann\r\na/2.png,zoe", [1, 0, 1]),
+        ("a.txt", "a/1.png 3\nb/my face.png 0\n\na/2.png 3\n", [3, 0, 3]),
+        ("b.txt", "3,a/1.png\n0,b/my face.png\n3,a/2.png\n", [3, 0, 3]),
+        ("a.lst", "7\t2.000000\ta/1.png\n2\t0.000000\tb/my face.png\n1\t2.0\t5.0\ta/2.png\n", [2, 0, 2]),
+        ("b.lst", "1\ta/1.png\t2\n1\tb/my face.png\t0\n0\ta/2.png\t2\t3\t4\n", [2, 0, 2]),
+    ],
+)
+def test_every_form_of_a_list_names_images_and_identities(images, name, text, labels):
+    (images / name).write_bytes(text.encode())
+    for _ in range(2):  # the second time from the catalogue that was kept
+        source = open_dataset(images / name)
+        assert source.labels.tolist() == labels and source.num_classes == max(labels) + 1
+        assert [source.read(n) for n in range(3)] == [encoded_image(n) for n in range(3)]
+    again = pickle.loads(pickle.dumps(source))
+    assert again.where(1) == str(images / "b" / "my face.png") and again.name(1) == "b/my face.png"
+    assert open_dataset(images / name, min_images_per_identity=2).num_images == 2
+
+
+def test_paths_may_begin_in_another_folder(images, tmp_path):
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "a.txt").write_text("a/1.png 0\n")
+    source = ListDataset(tmp_path / "lists" / "a.txt", images)
+    assert pickle.loads(pickle.dumps(source)).read(0) == encoded_image(0)
+    with pytest.raises(DataError, match=r"lists/a/1\.png: No such file"):
+        open_dataset(tmp_path / "lists" / "a.txt").read(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"a/1.png 0\nnonsense\n", "line 2: 'nonsense' does not name an image"),
+        (b"a/1.png 0\na/2.png\n", "line 2"),
+        (b"", "names no images"),
+        (b"a/1.png -1\n", "the identity -1 is not a whole number"),
+        (b"a/1.png 0.5\n", "the identity 0.5"),
+        (b"a/1.png nan\n", "the identity nan"),
+        (b"\xff\xfe a/1.png 0\n", "line 1: not text"),
+    ],
+)
+def test_a_list_that_cannot_be_followed_is_refused(images, text, said):
+    (images / "a.txt").write_bytes(text)
+    with pytest.raises(DataError, match=said):
+        open_dataset(images / "a.txt")

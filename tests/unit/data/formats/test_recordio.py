@@ -1,0 +1,167 @@
+import os
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from facetrain.data.formats.record_index import load_catalogue, read_index
+from facetrain.data.formats.recordio import (
+    LABEL_MARK,
+    MAGIC,
+    RecordHeader,
+    RecordReader,
+    RecordWriter,
+    decode_record,
+)
+from facetrain.errors import DataError, RecordError
+from tests.support.datasets import write_records
+
+_MAGIC = struct.pack("<I", MAGIC)
+
+
+def write(path, payloads):
+    with RecordWriter(path) as writer:
+        for key, payload in enumerate(payloads):
+            writer.write(key, RecordHeader.of_image(key, key), payload)
+    return path
+
+
+def test_a_payload_with_the_magic_anywhere_comes_back_whole(tmp_path):
+    payloads = [_MAGIC, b"a" + _MAGIC, _MAGIC * 3 + b"xyz", b"1234" + _MAGIC + b"5", b"ab" * 7 + _MAGIC, b""]
+    reader = RecordReader(write(tmp_path / "a.rec", payloads))
+    read = [decode_record(payload, "") for _, payload in reader.scan()]
+    assert [payload for _, payload in read] == payloads
+    assert [header.label for header, _ in read] == list(range(6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([_MAGIC, b"a", b"bcd", b"\x00" * 4]), max_size=6).map(b"".join), max_size=4
+    )
+)
+def test_whatever_is_written_reads_back(tmp_path_factory, payloads):
+    path = write(tmp_path_factory.mktemp("rec") / "a.rec", payloads)
+    assert [decode_record(p, "")[1] for _, p in RecordReader(path).scan()] == payloads
+
+
+def test_labels_past_two_to_the_24_are_exact(tmp_path):
+    labels = [2**24 + 1, 2**31 - 1, 16_777_219]
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key, label in enumerate(labels):
+            writer.write(key, RecordHeader.of_image(label, key), b"image")
+    catalogue = load_catalogue(tmp_path / "train.rec", tmp_path / "train.idx")
+    assert catalogue.label.tolist() == labels
+
+
+def test_a_missing_index_is_rebuilt_by_a_scan(tmp_path):
+    write_records(tmp_path, [0, 0, 1])
+    with_index = read_index(tmp_path / "train.rec", tmp_path / "train.idx")
+    (tmp_path / "train.idx").unlink()
+    without = read_index(tmp_path / "train.rec", tmp_path / "train.idx")
+    for a, b in zip(with_index, without, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_catalogue_is_kept_and_made_anew_when_the_file_changes(tmp_path):
+    write_records(tmp_path, [0, 0, 1])
+    rec, idx = tmp_path / "train.rec", tmp_path / "train.idx"
+    first = load_catalogue(rec, idx)
+    second = load_catalogue(rec, idx)
+    assert isinstance(second.offset.base, np.memmap)
+    np.testing.assert_array_equal(first.label, second.label)
+    assert first.announced == second.announced == 4.0
+    write_records(tmp_path, [0, 1, 2, 2])
+    assert load_catalogue(rec, idx).label.tolist() == [0, 1, 2, 2]
+
+
+def test_a_failed_write_leaves_no_file_behind(tmp_path):
+    with pytest.raises(ZeroDivisionError), RecordWriter(tmp_path / "a.rec") as writer:
+        writer.write(0, RecordHeader.of_image(0, 0), b"x")
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+def damaged(path, at, data):
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda rec, idx: damaged(rec, 56, b"\0\0\0\0"), "no record starts"),
+        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "cut off"),
+        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:70]), "past the end|cut off"),
+        (lambda rec, idx: idx.write_text("0\t0\n1\t99999999\n"), "key 1 at byte 99,999,999"),
+        (lambda rec, idx: idx.write_text("0\t0\n1\t-4\n"), "not an index"),
+        (lambda rec, idx: idx.write_text("0\t0\n0\t64\n"), "a key stands more than once"),
+        (lambda rec, idx: idx.write_text("0\t0\n1\n"), "not an index"),
+        (lambda rec, idx: idx.write_text("0\tzero\n"), "not an index"),
+        (lambda rec, idx: damaged(rec, 4, struct.pack("<I", 1 << 28)), "cut off"),
+        (lambda rec, idx: damaged(rec, 8, struct.pack("<I", 1 << 30)), "labels"),
+    ],
+)
+def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, said):
+    rec, idx = write(tmp_path / "a.rec", [b"x" * 24, b"y" * 24]), tmp_path / "a.idx"
+    damage(rec, idx)
+    with pytest.raises(DataError, match=said) as caught:
+        keys, offsets = read_index(rec, idx)
+        load_catalogue(rec, idx)
+        reader = RecordReader(rec)
+        for key, offset in zip(keys, offsets, strict=True):
+            decode_record(reader.read_at(int(offset), int(key)), f"{rec}: key {key}")
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [-1.0, 0.5, float("nan"), float("inf"), 2.0**31])
+def test_a_label_that_is_no_identity_is_refused_with_its_key(tmp_path, label):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        writer.write(7, RecordHeader(0, (label,)), b"image")
+    with pytest.raises(RecordError, match="key 7 at byte 0: the label"):
+        load_catalogue(tmp_path / "train.rec", tmp_path / "train.idx")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300), st.booleans())
+def test_no_bytes_make_the_reader_do_more_than_fail_with_the_documented_error(tmp_path_factory, data, framed):
+    path = tmp_path_factory.mktemp("rec") / "train.rec"
+    path.write_bytes((_MAGIC + data) if framed else data)
+    try:
+        for _, payload in RecordReader(path).scan():
+            decode_record(payload, "x")
+        load_catalogue(path, path.with_suffix(".idx"))
+    except RecordError:
+        pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 2**24), min_size=1, max_size=3),
+    exact=st.none() | st.integers(0, 2**31 - 1),
+    image=st.binary(max_size=60) | st.just(b"p" * 20_000) | st.just(b"abcd" + _MAGIC + b"efgh"),
+    cut=st.integers(0, 8),
+    spare=st.sampled_from([-1, 0, 1000]),
+)
+def test_the_short_way_to_a_image_finds_what_the_long_one_does_or_leaves_it_to_it(
+    tmp_path_factory, labels, exact, image, cut, spare
+):
+    path = tmp_path_factory.mktemp("rec") / "train.rec"
+    flag = len(labels) if len(labels) > 1 else 0
+    id2 = 0 if exact is None else LABEL_MARK | exact
+    with RecordWriter(path) as writer:
+        writer.write(0, RecordHeader(flag, tuple(map(float, labels)), 0, id2), image)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
+    reader = RecordReader(path)
+    size = reader.size + spare
+    found = reader.image_at(0, size)
+    if found is None:
+        whole_and_short = cut == 0 and spare >= 0 and len(image) < 10_000 and _MAGIC not in image
+        assert not whole_and_short
+    else:
+        header, data = decode_record(reader.read_at(0), "")
+        assert found == (header.label, data)
+    assert reader.image_at(-4, size) is None and reader.image_at(1 << 40, 0) is None

@@ -1,0 +1,63 @@
+"""What leaves as ONNX comes back as the same network."""
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ModelError
+from facetrain.models.export.onnx import export_onnx
+from facetrain.models.model_file import PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
+
+pytest.importorskip("onnxscript")
+CPU = torch.device("cpu")
+SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "m.safetensors"
+    torch.manual_seed(0)
+    save_model(path, build_backbone("iresnet", **SMALL).state_dict(), describe_backbone("iresnet", **SMALL))
+    return open_model(path, CPU)
+
+
+def embedded(model, pixels):
+    with torch.no_grad():
+        return model.network(model.prepare(pixels)).numpy()
+
+
+def faces(count=3, size=32):
+    return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("from_pixels", [False, True])
+def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_path, from_pixels):
+    pixels = faces()
+    assert export_onnx(model, tmp_path / "m.onnx", from_pixels=from_pixels) < 1e-4
+    again = open_model(tmp_path / "m.onnx", CPU)
+    assert (again.image_size, again.embedding_size) == (32, 16)
+    assert again.notes["backbone"] == model.notes["backbone"]
+    np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-4)
+    mirrored = embedded(model, pixels.flip(2))
+    with torch.no_grad():
+        theirs = again.network(again.prepare(pixels).flip(3)).numpy()
+    np.testing.assert_allclose(theirs, mirrored, atol=1e-4)
+    with pytest.raises(ModelError, match="ONNX already"):
+        export_onnx(again, tmp_path / "n.onnx")
+
+
+class Brightness(torch.nn.Module):
+    def forward(self, image_BCHW):
+        return image_BCHW.flatten(1)[:, :16] / 255
+
+
+@pytest.mark.parametrize("from_pixels", [False, True])
+def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_pixels):
+    model = EmbeddingModel(
+        Brightness(), 32, 16, lambda x: x.permute(0, 3, 1, 2).float(), "graph", {"preprocessing": PIXELS}
+    )
+    export_onnx(model, tmp_path / "m.onnx", from_pixels=from_pixels)
+    again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()
+    assert again.preprocessing["mean"] == 0 and again.preprocessing["scale"] == 1
+    np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-6)

@@ -1,0 +1,125 @@
+"""What a run that fine-tunes takes over."""
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.config.loading import load_config
+from facetrain.errors import ConfigError, ModelError
+from facetrain.head.class_shard import shard_classes
+from facetrain.head.margin_head import MarginHead
+from facetrain.head.margins import build_margin
+from facetrain.models.initial_weights import initial_centers, initial_weights, take_centers
+from tests.support.mxnet_files import params_bytes
+from tests.support.snapshots import snapshot
+
+CLASSES, WIDTH = 11, 6
+
+
+def write_arcface_torch(folder, world_size, *, classes=CLASSES):
+    """Write what arcface_torch does with save_all_states; return the centers of all ranks."""
+    torch.manual_seed(0)
+    whole, backbone = torch.randn(classes, WIDTH), build_backbone("mbf").state_dict()
+    for rank in range(world_size):
+        shard = shard_classes(classes, rank, world_size)
+        state = {
+            "epoch": 3,
+            "global_step": 300,
+            "state_dict_backbone": backbone if rank == 0 else {"conv1.weight": torch.zeros(1)},
+            "state_dict_softmax_fc": {"weight": whole[shard.start : shard.stop].clone()},
+            "state_optimizer": {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+            "state_lr_scheduler": {"last_epoch": 300},
+        }
+        torch.save(state, folder / f"checkpoint_gpu_{rank}.pt")
+    return whole
+
+
+def head_of(classes, rank=0, world_size=1, width=WIDTH):
+    margin = build_margin(
+        "arcface", scale=64.0, m1=1.0, m2=0.5, m3=0.0, gradient="exact", beyond_pi="none", filter_threshold=0
+    )
+    return MarginHead(
+        embedding_size=width, num_classes=classes, margin=margin, rank=rank, world_size=world_size
+    )
+
+
+def centers_of(head):
+    return head.row_state()["weight"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_centers_of_all_of_arcface_torchs_ranks_are_put_together(tmp_path, world_size):
+    whole = write_arcface_torch(tmp_path, world_size)
+    found = initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+    assert found.num_classes == CLASSES
+    assert torch.equal(found.rows(0, CLASSES), whole) and torch.equal(found.rows(4, 7), whole[4:7])
+    assert (
+        initial_weights(tmp_path / "checkpoint_gpu_0.pt").keys() == build_backbone("mbf").state_dict().keys()
+    )
+
+
+def test_ranks_that_are_missing_or_of_another_run_are_refused(tmp_path):
+    write_arcface_torch(tmp_path, 3)
+    (tmp_path / "checkpoint_gpu_1.pt").rename(tmp_path / "kept.pt")
+    with pytest.raises(ModelError, match="ranks 0, 2"):
+        initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+    torch.save({"state_dict_softmax_fc": {"weight": torch.zeros(9, WIDTH)}}, tmp_path / "checkpoint_gpu_1.pt")
+    with pytest.raises(ModelError, match="not of one run"):
+        initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+    torch.save({"state_dict_backbone": {}}, tmp_path / "checkpoint_gpu_1.pt")
+    with pytest.raises(ModelError, match=r"gpu_1.pt: holds no table"):
+        initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+    with pytest.raises(ModelError, match=r"kept.pt: has no class centers.*head.init_from"):
+        initial_centers(tmp_path / "kept.pt")
+
+
+def test_the_centers_in_mxnets_files_are_read_where_training_left_them(tmp_path):
+    whole = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)).astype(np.float32)
+    (tmp_path / "m-symbol.json").write_text("{}")
+    (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc7_weight": whole}))
+    for name in ("m-symbol.json", "m-0000.params"):
+        found = initial_centers(tmp_path / name)
+        assert found.num_classes == CLASSES and np.array_equal(found.rows(2, 5).numpy(), whole[2:5])
+    (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc1_gamma": whole[0]}))
+    with pytest.raises(ModelError, match=r"m-symbol.json: has no class centers.*fc7_weight"):
+        initial_centers(tmp_path / "m-symbol.json")
+
+
+def test_the_centers_of_our_checkpoints_are_read_by_class(tmp_path):
+    writer = CheckpointWriter(tmp_path / "run" / "checkpoints", keep=1)
+    writer.save(snapshot(1, rank=0, world_size=1))
+    writer.finish()
+    found = initial_centers(tmp_path / "run")
+    assert found.rows(0, found.num_classes)[:, 0].tolist() == [c + 1.0 for c in range(found.num_classes)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("classes", [CLASSES, CLASSES + 8])
+def test_known_identities_keep_their_centers_and_new_ones_are_drawn(tmp_path, classes, world_size):
+    whole = write_arcface_torch(tmp_path, 2)
+    path = tmp_path / "checkpoint_gpu_0.pt"
+    drawn = centers_of(head_of(classes)).clone()
+    heads = [head_of(classes, rank, world_size) for rank in range(world_size)]
+    for head in heads:
+        take_centers(head, path, may_grow=classes > CLASSES)
+    found = torch.cat([centers_of(head) for head in heads])
+    assert torch.equal(found, torch.cat([whole, drawn[CLASSES:]]))
+
+
+def test_centers_of_other_identities_are_refused_with_what_to_do(tmp_path):
+    write_arcface_torch(tmp_path, 1)
+    path = tmp_path / "checkpoint_gpu_0.pt"
+    with pytest.raises(ModelError, match="11 identities, the dataset 12; head.init_from: extend"):
+        take_centers(head_of(12), path, may_grow=False)
+    with pytest.raises(ModelError, match="11 identities, the dataset 10; head.init_from: take reinit"):
+        take_centers(head_of(10), path, may_grow=True)
+    with pytest.raises(ModelError, match="6 numbers, the head's 8"):
+        take_centers(head_of(CLASSES, width=8), path, may_grow=False)
+
+
+def test_a_head_that_keeps_centers_must_be_told_whose(tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {train: d}\nhead: {init_from: keep}\n")
+    with pytest.raises(ConfigError, match="needs model.init_from"):
+        load_config(tmp_path / "c.yaml")

@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ModelError
+from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.weight_files import load_weights_into, read_weights
+
+CPU = torch.device("cpu")
+SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+def embedding_of(model, size):
+    image = torch.linspace(-1, 1, 2 * 3 * size * size).view(2, 3, size, size)
+    with torch.no_grad():
+        return model(image)
+
+
+def test_a_model_file_says_which_network_it_is(tmp_path):
+    network = build_backbone("iresnet", **SMALL).eval()
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    opened = open_model(tmp_path / "m.safetensors", CPU)
+    assert (opened.image_size, opened.embedding_size) == (32, 16)
+    assert torch.equal(embedding_of(opened.network, 32), embedding_of(network, 32))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: s,
+        lambda s: {f"module.{k}": v for k, v in s.items()},
+        lambda s: {"state_dict_backbone": s, "epoch": 3},
+    ],
+)
+@pytest.mark.parametrize("name", ["r18", "mbf"])
+def test_arcface_torchs_files_are_known_by_their_weights(tmp_path, wrap, name):
+    network = build_backbone(name).eval()
+    torch.save(wrap(network.state_dict()), tmp_path / "model.pt")
+    opened = open_model(tmp_path / "model.pt", CPU)
+    assert opened.description.startswith(f"{name}, ")
+    assert torch.equal(embedding_of(opened.network, 112), embedding_of(network, 112))
+
+
+def test_weights_of_another_network_are_refused_with_what_does_not_fit(tmp_path):
+    weights = build_backbone("iresnet", **SMALL).state_dict()
+    other = build_backbone("iresnet", **(SMALL | {"embedding_size": 8}))
+    with pytest.raises(ModelError, match=r"weights [0-9]+ of another shape \(fc.weight"):
+        load_weights_into(other, weights, "m.pt")
+    del weights["conv1.weight"]
+    with pytest.raises(ModelError, match=r"1 missing \(conv1.weight\)"):
+        load_weights_into(build_backbone("iresnet", **SMALL), weights, "m.pt")
+    torch.save(weights, tmp_path / "m.pt")
+    with pytest.raises(ModelError, match="those of no network"):
+        open_model(tmp_path / "m.pt", CPU)
+
+
+@pytest.mark.parametrize("value", [3, {}, {"a": 1}, [torch.ones(1)]])
+def test_a_file_without_named_weights_is_refused(tmp_path, value):
+    torch.save(value, tmp_path / "m.pt")
+    with pytest.raises(ModelError, match="no table of named weights"):
+        read_weights(tmp_path / "m.pt")
+    with pytest.raises(ModelError, match="no such file"):
+        read_weights(tmp_path / "none.pt")
+
+
+def test_a_file_that_announces_an_absurd_network_is_refused_before_it_takes_memory(tmp_path):
+    weights = build_backbone("iresnet", **SMALL).state_dict()
+    wide = describe_backbone("iresnet", **(SMALL | {"embedding_size": 1 << 40}))
+    save_model(tmp_path / "wide.safetensors", weights, wide)
+    with pytest.raises(ModelError, match="of another shape"):
+        open_model(tmp_path / "wide.safetensors", CPU)
+    deep = describe_backbone("iresnet", **(SMALL | {"layers": (1 << 40, 1, 1, 1)}))
+    save_model(tmp_path / "deep.safetensors", weights, deep)
+    with pytest.raises(ModelError, match="blocks"):
+        open_model(tmp_path / "deep.safetensors", CPU)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"step_00000012\n", b"step_00000012", bytes(range(256)), b"\x80\x02}q\x00(."]
+)
+def test_a_file_of_something_else_is_no_model(tmp_path, data):
+    (tmp_path / "m.pt").write_bytes(data)
+    with pytest.raises(ModelError, match=r"m.pt: cannot be read as weights alone"):
+        open_model(tmp_path / "m.pt", CPU)

@@ -1,0 +1,45 @@
+import json
+
+import pytest
+import torch
+
+from facetrain.distributed.world import World
+from facetrain.errors import UsageError
+from facetrain.run.folder import claim_folder, leave_unused
+
+
+def world(agent):
+    return World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), agent=agent)
+
+
+def claimed(default, agent):
+    return claim_folder(world(agent), given=None, default=default)
+
+
+def test_runs_that_start_together_each_have_a_folder_of_their_own(tmp_path):
+    default = tmp_path / "runs" / "name"
+    found = [claimed(default, agent)[0].name for agent in ("a", "b", "c")]
+    assert found == ["name", "name_2", "name_3"]
+
+
+def test_workers_that_their_agent_starts_again_find_their_folder(tmp_path):
+    claimed(tmp_path / "name", "a")
+    mine, _ = claimed(tmp_path / "name", "b")
+    (mine / "environment.json").write_text(json.dumps({"agents": ["b"]}))
+    assert claimed(tmp_path / "name", "b")[0] == mine
+
+
+def test_the_folder_of_a_run_that_wrote_nothing_goes_and_any_other_stays(tmp_path):
+    first, _ = claimed(tmp_path / "name", "a")
+    leave_unused(first, world("a"))
+    assert not first.exists()
+    second, _ = claimed(tmp_path / "name", "b")
+    (second / "log.txt").touch()
+    leave_unused(second, world("b"))
+    assert second.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file; give another"):
+        claimed(tmp_path / "file" / "name", "a")

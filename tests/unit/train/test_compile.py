@@ -1,0 +1,105 @@
+import copy
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.iresnet import IBasicBlock
+from facetrain.train.compile import _say_once
+from facetrain.train.precision import InPrecision
+
+# torch's compiler imports what torch itself has deprecated, and looks at gradients where there are none.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"),
+]
+
+
+class TwoBlocks(Backbone):
+    """Two blocks of the same shapes, and a linear layer."""
+
+    def __init__(self, again=False):
+        super().__init__()
+        self.embedding_size, self._again = 4, again
+        self.first, self.second = IBasicBlock(4, 4, 1), IBasicBlock(4, 4, 1)
+        self.fc = torch.nn.Linear(4 * 36, 4)
+
+    def trunk(self, image_BCHW):
+        x = run_block(self.first, image_BCHW, again=self._again)
+        return run_block(self.second, x, again=self._again).flatten(1)
+
+    def regions(self):
+        yield from ((block, "forward") for block in (self.first, self.second))
+
+    def neck(self, feature):
+        return self.fc(feature)
+
+
+def trained(net, precision, *, compile, steps=3):
+    """Train some steps; return the losses and what the network has become."""
+    network = InPrecision(
+        copy.deepcopy(net), precision, torch.device("cpu"), memory_format=torch.channels_last, compile=compile
+    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        image = torch.randn(5, 4, 6, 6, generator=generator).requires_grad_()
+        loss = (network(image) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, network
+
+
+@pytest.fixture(autouse=True)
+def afresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
+    torch._dynamo.reset()
+    counters.clear()
+    _say_once.cache_clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_compiled_network_learns_what_the_plain_one_does_and_equal_blocks_share_their_code(again):
+    torch.manual_seed(0)
+    net = TwoBlocks(again)
+    plain, network = trained(net, "fp32", compile=False)
+    compiled, other = trained(net, "fp32", compile=True)
+    assert compiled == pytest.approx(plain, rel=1e-5)
+    torch.testing.assert_close(
+        other.backbone.state_dict(), network.backbone.state_dict(), rtol=1e-4, atol=1e-5
+    )
+    assert counters["stats"]["unique_graphs"] == 1
+    # Verification brings batches of other sizes, in another mode.
+    network.eval(), other.eval()
+    with torch.no_grad():
+        image = torch.randn(3, 4, 6, 6)
+        torch.testing.assert_close(other(image), network(image), rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_in_16_bits_a_compiled_network_stays_as_near_as_rounding_allows():
+    torch.manual_seed(0)
+    net = TwoBlocks()
+    plain, _ = trained(net, "bf16", compile=False)
+    compiled, _ = trained(net, "bf16", compile=True)
+    assert compiled == pytest.approx(plain, rel=0.02) and counters["stats"]["unique_graphs"] == 1
+
+
+def test_without_a_working_compiler_the_network_trains_as_it_is_and_says_so_once(monkeypatch, capfd):
+    torch.manual_seed(0)
+    net = TwoBlocks()
+    plain, _ = trained(net, "fp32", compile=False)
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
+    compiled, _ = trained(net, "fp32", compile=True)
+    assert compiled == plain
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.compile:")]
+    assert len(said) == 1 and "runs as it is" in said[0]

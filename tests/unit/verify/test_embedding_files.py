@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from facetrain.errors import DataError
+from facetrain.verify import identification as nearest_module
+from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
+from facetrain.verify.identification import nearest
+
+
+def some(count=7, size=4):
+    unit = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    return Embeddings(unit, [f"ä {n}.jpg" for n in range(count)], np.arange(count) - 1)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_embeddings_come_back_as_they_were_written(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    save_embeddings(tmp_path / f"e{suffix}", some())
+    found = load_embeddings(tmp_path / f"e{suffix}")
+    np.testing.assert_allclose(found.embedding, some().embedding, rtol=1e-6)
+    assert (found.name, found.label.tolist()) == (some().name, some().label.tolist())
+    assert [path.name for path in tmp_path.iterdir()] == [f"e{suffix}"]
+
+
+def test_a_table_of_embeddings_has_a_row_for_each_face(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    save_embeddings(tmp_path / "e.parquet", some())
+    table = parquet.read_table(tmp_path / "e.parquet")
+    assert table.column_names == ["name", "label", "embedding"] and table.num_rows == 7
+    np.testing.assert_allclose(table["embedding"][3].as_py(), some().embedding[3])
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_what_is_no_file_of_embeddings_is_refused(tmp_path, suffix):
+    path = tmp_path / f"e{suffix}"
+    with pytest.raises(DataError, match="No such file"):
+        load_embeddings(path)
+    path.write_bytes(b"nothing of the kind" * 9)
+    with pytest.raises(DataError, match="not a file of embeddings"):
+        load_embeddings(path)
+
+
+def test_embeddings_that_do_not_go_with_their_names_are_refused(tmp_path):
+    np.savez(tmp_path / "e.npz", embedding=np.ones((3, 4)), name=np.array(["a"]), label=np.zeros(3))
+    with pytest.raises(DataError, match="1 names and embeddings of shape"):
+        load_embeddings(tmp_path / "e.npz")
+    np.savez(tmp_path / "p.npz", embedding=np.ones((1, 4)), name=np.array(["a"], object), label=np.zeros(1))
+    with pytest.raises(DataError, match="not a file of embeddings"):
+        load_embeddings(tmp_path / "p.npz")
+
+
+def test_other_endings_are_refused():
+    with pytest.raises(DataError, match=r"written as \.npz or \.parquet"):
+        save_embeddings(Path("e.csv"), some())
+
+
+@pytest.mark.parametrize("at_once", [3, 1 << 24])
+def test_the_nearest_are_those_of_a_full_sort(at_once, monkeypatch):
+    monkeypatch.setattr(nearest_module, "_AT_ONCE", at_once)
+    random = np.random.default_rng(0)
+    probe, gallery = (
+        random.normal(size=(9, 5)).astype(np.float32),
+        random.normal(size=(40, 5)).astype(np.float32),
+    )
+    entry, cosine = nearest(probe, gallery, 6)
+    similarity = probe @ gallery.T
+    np.testing.assert_array_equal(entry, np.argsort(-similarity, axis=1)[:, :6])
+    np.testing.assert_allclose(cosine, -np.sort(-similarity, axis=1)[:, :6], rtol=1e-5)
+    assert nearest(probe, gallery[:2], 6)[0].shape == (9, 2)
