@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "facetrain"
 
 LAYERS = [
-    {"errors", "files", "counter_rng", "profiling", "torch_private"},
+    {"errors", "counter_rng", "cpu_cores", "profiling", "torch_private"},
+    {"files"},
     {"distributed"},
     {"data", "backbone", "head", "optim", "telemetry"},
     {"checkpoint"},

@@ -10,17 +10,17 @@ begins with a dot is on its way in or out:
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
 import shutil
 from pathlib import Path
 
+from facetrain.files import sync_folder, write_atomically
+
 LATEST = "latest"
 STEP_NAME = re.compile(r"step_(\d{8,18})")
 _REPLACED = ".replaced"
-_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -62,7 +62,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def publish(scratch: Path, target: Path) -> None:
     """Give a written folder its name, and let `latest` name it; `remove_replaced` is to follow."""
-    sync_to_disk(scratch)
+    sync_folder(scratch)
     replaced, again = _hidden(target, _REPLACED), target.exists()
     if again:
         # Saved before, and again after going back to an earlier step: move aside, never delete first.
@@ -73,7 +73,7 @@ def publish(scratch: Path, target: Path) -> None:
         if again:
             os.rename(replaced, target)
         raise
-    sync_to_disk(target.parent)
+    sync_folder(target.parent)
     write_atomically(target.parent / LATEST, target.name + "\n")
 
 
@@ -95,30 +95,6 @@ def take_away(target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file: after a crash there is the old one or the new one."""
-    scratch = path.with_name(f".{path.name}.writing")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
-    sync_to_disk(path.parent)
-
-
-def sync_to_disk(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where its file system knows how to."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Several network and user-space file systems sync files only, and keep names in order by themselves.
-        if error.errno not in _NO_SYNC_OF_FOLDERS:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _hidden(target: Path, suffix: str) -> Path:

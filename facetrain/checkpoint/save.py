@@ -23,6 +23,7 @@ from facetrain.checkpoint.snapshot import HostCopy, Snapshot
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError
+from facetrain.files import write_atomically
 from facetrain.telemetry.log import warn
 
 
@@ -197,7 +198,7 @@ class CheckpointWriter:
             metrics=snapshot.metrics,
         )
         try:
-            commit.write_atomically(self._scratch / NAME, manifest.dump())
+            write_atomically(self._scratch / NAME, manifest.dump())
             commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
         except OSError as error:
             return self._told(error)

@@ -10,6 +10,7 @@ import typer
 
 from facetrain.cli import bench_backbone, bench_train
 from facetrain.cli.devices import Device, chosen_device
+from facetrain.cpu_cores import usable_cores
 
 app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
 app.command("train")(bench_train.train)
@@ -33,15 +34,13 @@ def loader(
     as_json: _Json = False,
 ) -> None:
     """Measure the loader beside the bare JPEG decoder and beside a DataLoader with PIL, on the same cores."""
-    import os
-
     import torch
 
     from facetrain.bench.loader import measure_loader
 
     report = measure_loader(
         data,
-        workers=workers or len(os.sched_getaffinity(0)),
+        workers=workers or usable_cores(),
         batch_size=batch_size,
         seconds=seconds,
         rounds=rounds,

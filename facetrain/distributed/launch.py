@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.supervisor import Supervisor
 from facetrain.distributed.watchdog import last_words
 from facetrain.errors import LaunchError, LostRankError, UsageError
@@ -194,8 +195,7 @@ def _quieten() -> None:
 
 
 def _share_cores(processes: int) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // processes, 1)))
 
 
 def _unmet(error: Exception, endpoint: str, log_dir: Path) -> str:

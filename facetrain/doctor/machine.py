@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from facetrain.cpu_cores import usable_cores
 from facetrain.doctor.check_result import Finding, count, failure, ok, warning
 
 _SHM = Path("/dev/shm")
@@ -17,7 +18,7 @@ _GIB = 1 << 30
 
 def check_host(processes: int) -> list[Finding]:
     """Count the cores and the memory that each process of this machine gets."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     found = f"{cores} cores and {memory:.0f} GiB for {count(processes, 'process', 'processes')}"
     if cores < processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
+from facetrain.cpu_cores import usable_cores
 from facetrain.data.augment import Augment, normalize
 from facetrain.data.dali import require_dali
 from facetrain.data.dataset import FaceDataset
@@ -83,7 +83,7 @@ def count_workers(config: Config, world: World) -> int:
     """Return how many processes of this rank read and decode images."""
     if config.data.workers != "auto":
         return config.data.workers
-    return min(max((os.cpu_count() or 1) // world.local_size, 1), 16)
+    return min(max(usable_cores() // world.local_size, 1), 16)
 
 
 def plan_steps(config: Config, num_images: int, world_size: int) -> Plan:

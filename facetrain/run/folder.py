@@ -18,12 +18,12 @@ from facetrain.checkpoint.commit import (
     point_latest,
     remove_unfinished,
     step_folder,
-    write_atomically,
 )
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decided_by_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
+from facetrain.files import write_atomically
 
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 

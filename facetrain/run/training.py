@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch import nn
 
-from facetrain.checkpoint.commit import write_atomically
 from facetrain.checkpoint.load import Checkpoint, open_together
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
@@ -24,6 +23,7 @@ from facetrain.distributed.agreement import naming_failures, one_voice, told_by_
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, DivergedError, SkippedError
+from facetrain.files import write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
     Plan,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -89,7 +89,7 @@ def evaluate(
             options or Options(),
             world,
             batch_size=batch_size,
-            workers=workers or max(1, len(os.sched_getaffinity(0)) // world.local_size),
+            workers=workers or max(1, usable_cores() // world.local_size),
             bf16=bf16,
             told=told if world.is_leader else None,
         )

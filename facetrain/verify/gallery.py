@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_list import LIST_SUFFIXES
@@ -79,7 +80,7 @@ def _embed(
         opened.image_size,
         batch_size,
         world.device,
-        workers=os.cpu_count() or 1,
+        workers=usable_cores(),
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
         told=(lambda done, _: told(start + done, count)) if told else None,

@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from facetrain.cpu_cores import usable_cores
 from facetrain.data.decode import encode_jpeg
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.record_writer import write_identities
@@ -70,7 +71,7 @@ def write_dataset(
         scratch.mkdir(parents=True)
         trained = [(number, images_per_identity) for number in range(identities)]
         strangers = [(_FIRST_EVAL_IDENTITY + number, _EVAL_IMAGES) for number in range(eval_identities)]
-        count = workers or os.cpu_count() or 1
+        count = workers or usable_cores()
         if drawn is None:
             people = _draw_all(seed, trained + strangers, image_size, count)
         else:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from facetrain.cpu_cores import usable_cores
 from facetrain.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -46,8 +47,8 @@ def in_order(
     work: Callable[[int], T], numbers: Iterable[int], workers: int | None
 ) -> Generator[T, None, None]:
     """Do work for numbers on all cores, a little ahead of whoever takes the results; closed, none is left at work."""
-    ahead = 4 * (workers or os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    ahead = 4 * (workers or usable_cores())
+    with ThreadPoolExecutor(workers or usable_cores()) as pool:
         waiting: deque[Future[T]] = deque()
         try:
             for number in numbers:

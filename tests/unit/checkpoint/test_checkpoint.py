@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished, sync_to_disk
+from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
 from facetrain.checkpoint.snapshot import HostCopy
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
+from facetrain.files import sync_folder
 from facetrain.head.row_file import RowFile
 from tests.support.faults import (
     files_limited_to,
@@ -225,7 +226,7 @@ def test_a_rename_that_fails_leaves_what_stood_there(tmp_path):
 
 
 def test_a_file_system_that_cannot_sync_folders_is_no_hindrance():
-    sync_to_disk(Path("/proc"))  # it says that the argument is invalid
+    sync_folder(Path("/proc"))  # it says that the argument is invalid
 
 
 def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path):

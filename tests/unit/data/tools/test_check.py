@@ -45,7 +45,7 @@ def test_every_damaged_image_and_label_is_named_and_left_out_of_the_clean_copy(t
         (2, encoded_image(5)),
     ]
     found = check(write_images(tmp_path / "data", bad), repair=tmp_path / "clean")
-    assert kinds(found) == ["dataset", "gap", "label", "label", "image", "image"] and found.damaged
+    assert kinds(found) == ["dataset", "gap", "image", "image", "label", "label"] and found.damaged
     assert ["key 2" in line for line in said(found, "label")] == [True, False]
     assert "key 1" in said(found, "image")[0] and "key 4" in said(found, "image")[1]
     clean = open_dataset(tmp_path / "clean")

@@ -1,0 +1,59 @@
+"""Atomic writes of small files, and errors of the operating system as errors of facetrain."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from facetrain.errors import FacetrainError
+
+_FOLDER_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def error_reason(error: BaseException) -> str:
+    """Return why an operation failed, on one line: the text of the errno where there is one."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return " ".join(str(reason).split()) or type(error).__name__
+
+
+@contextmanager
+def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> Iterator[None]:
+    """Turn an OSError of the block into `kind`, with the path, the reason and an advice.
+
+    The path that the error itself names wins over `path`.
+
+    Raises:
+        FacetrainError: of type `kind`, if the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = error.filename if isinstance(error.filename, str | os.PathLike) else path
+        raise kind(f"{place}: {error_reason(error)}" + (f"; {advice}" if advice else "")) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file. After a crash, the file holds the old text or the new text, never a mixture."""
+    scratch = path.with_name(f".{path.name}.writing")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Several network and user-space file systems sync files only, and order changes of names themselves.
+        if error.errno not in _FOLDER_SYNC_UNSUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)

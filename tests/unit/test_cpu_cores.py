@@ -1,0 +1,26 @@
+import os
+
+import pytest
+
+from facetrain import cpu_cores
+
+
+@pytest.fixture
+def affinity():
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def test_pinned_process_uses_the_cores_it_is_pinned_to(affinity):
+    os.sched_setaffinity(0, {min(affinity)})
+    assert cpu_cores.usable_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("100000 100000", 1), ("150000 100000", 2), ("max 100000", None), ("damaged", None)]
+)
+def test_container_quota_limits_the_cores(tmp_path, monkeypatch, affinity, quota, cores):
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(cpu_cores, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    assert cpu_cores.usable_cores() == min(cores or len(affinity), len(affinity))
