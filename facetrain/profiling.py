@@ -1,13 +1,18 @@
-"""The parts of a training step, as ranges that a profiler sees."""
+"""Named profiler ranges of a training step."""
 
 from __future__ import annotations
 
 from torch.profiler import record_function
 
-PARTS = ("data", "forward", "backward", "head", "collectives", "optimizer")
-PREFIX = "part:"
+RANGES = ("data", "forward", "backward", "head", "collectives", "optimizer")
+"""Names of the ranges. Where ranges nest, time belongs to the innermost one."""
+RANGE_PREFIX = "facetrain:"
+"""First characters of a range's name in a trace, so that it cannot be mistaken for torch's own events."""
 
 
-def part(name: str) -> record_function:
-    """Return a context that belongs to one of PARTS; the innermost one counts. Costs 5 µs where nobody records."""
-    return record_function(PREFIX + name)
+def profiler_range(name: str) -> record_function:
+    """Return a context manager that marks one of RANGES in a profiler's trace.
+
+    It costs about 5 µs when no profiler records.
+    """
+    return record_function(RANGE_PREFIX + name)

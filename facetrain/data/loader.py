@@ -19,7 +19,7 @@ from facetrain.data.device_prefetch import HOLDS, build_prefetcher
 from facetrain.data.reader import Filler, Slots
 from facetrain.data.reader_pool import TASK_ROWS, ReaderPool
 from facetrain.data.sampler import GlobalSampler
-from facetrain.profiling import part
+from facetrain.profiling import profiler_range
 
 _STEPS_AHEAD = 3
 _TASKS_AHEAD = 3
@@ -101,7 +101,7 @@ class Loader:
         """
         while self._pending:
             since = time.perf_counter()
-            with part("data"):
+            with profiler_range("data"):
                 step, slot, sample = self._pending.popleft()
                 self._note(self._pool.wait(slot))
                 self._sender.begin()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facetrain.profiling import part
+from facetrain.profiling import profiler_range
 
 # torch 2.13 renamed these two and warns about the old names; 2.11 and 2.12 know only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -78,7 +78,7 @@ class GatheredRows:
 
     def _arrive(self) -> Tensor:
         """Wait for the rows, and return them without gradient: (W, B, D)."""
-        with part("collectives"):
+        with profiler_range("collectives"):
             self._work.wait()
         return self._stacked_WBD
 
@@ -108,7 +108,7 @@ def gather(x: Tensor) -> Tensor:
     x = x.detach().contiguous()
     _record("all_gather", x)
     stacked = x.new_empty((world_size(), *x.shape))
-    with part("collectives"):
+    with profiler_range("collectives"):
         _all_gather(stacked.view(-1), x.view(-1))
     return stacked
 
@@ -120,7 +120,7 @@ def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
     x_GD = x_GD.contiguous()
     _record("reduce_scatter", x_GD)
     kept_BD = x_GD.new_empty((x_GD.shape[0] // world_size(), *x_GD.shape[1:]))
-    with part("collectives"):
+    with profiler_range("collectives"):
         _reduce_scatter(kept_BD, x_GD)
     return kept_BD
 
@@ -138,7 +138,7 @@ def max_(x: Tensor) -> Tensor:
 def _all_reduce_(x: Tensor, op: Any) -> Tensor:
     if world_size() > 1:
         _record("all_reduce", x)
-        with part("collectives"):
+        with profiler_range("collectives"):
             dist.all_reduce(x, op)
     return x
 

@@ -31,7 +31,7 @@ from facetrain.head.class_chunk import Backward, Chunk
 from facetrain.head.losses import Loss
 from facetrain.head.margins import Margin
 from facetrain.head.target import TargetClass, find_target
-from facetrain.profiling import part
+from facetrain.profiling import profiler_range
 
 TakeGradient = Callable[[Rows, Tensor, Tensor], None]
 """Called in the backward pass with a chunk's rows, their gradient (C, N·D), and whether the loss is finite."""
@@ -112,7 +112,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @part("head")
+    @profiler_range("head")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor | None, None]:
         unit_GD, norm_G, factor_GD, own_G, joined_G, weight_G, finite = ctx.saved_tensors
         sweep: ClassSweep = ctx.sweep

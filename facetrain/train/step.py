@@ -13,7 +13,7 @@ from facetrain.data.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.stepper import Stepped
-from facetrain.profiling import part
+from facetrain.profiling import profiler_range
 from facetrain.train.state import TrainState
 
 
@@ -41,7 +41,7 @@ class TrainStep:
         for number, batch in enumerate(batches, start=1):
             with self._reduction(last=number == len(batches)):
                 total = total + self._accumulate(state, batch, len(batches))
-        with part("optimizer"):
+        with profiler_range("optimizer"):
             stepped = state.stepper.finish()
         self._loss, self._last = total, stepped
         state.meter.add("loss", total)
@@ -79,13 +79,13 @@ class TrainStep:
         )
 
     def _accumulate(self, state: TrainState, batch: Batch, parts: int) -> Tensor:
-        with part("data"):
+        with profiler_range("data"):
             image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
-        with part("forward"):
+        with profiler_range("forward"):
             embedding_BD = self._network(image_BCHW)
-        with part("head"):
+        with profiler_range("head"):
             loss = state.head(embedding_BD, batch.label_B) / parts
-        with part("backward"):
+        with profiler_range("backward"):
             (loss * state.stepper.scale.value).backward()
         return loss.detach()
 

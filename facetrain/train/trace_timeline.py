@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from facetrain.profiling import PARTS, PREFIX
+from facetrain.profiling import RANGE_PREFIX, RANGES
 
 Event = dict[str, Any]
 _STEP = "ProfilerStep#"
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 
 def seconds_by_part(events: Iterable[Event]) -> dict[str, float]:
-    """Share the recorded steps' seconds out among PARTS and `idle`, each moment to one of them.
+    """Share the recorded steps' seconds out among RANGES and `idle`, each moment to one of them.
 
     On CUDA a moment belongs to the part whose kernel runs; where only a collective's kernel does, to
     `collectives`; where none does and the host waits for images, to `data`; else it is idle. On the CPU it
@@ -59,7 +59,7 @@ class Ranges:
     """The ranges of one thread, which nest."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        spans = [_span(event, event["name"].removeprefix(PREFIX)) for event in events]
+        spans = [_span(event, event["name"].removeprefix(RANGE_PREFIX)) for event in events]
         self.spans = sorted(spans, key=lambda span: (span.start, -span.stop))
         """An outer one before those within it."""
         self._starts = [span.start for span in self.spans]
@@ -75,7 +75,7 @@ class Ranges:
 def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
     found: dict[int, list[Event]] = {}
     for event in events:
-        if event["cat"] == "user_annotation" and event["name"].removeprefix(PREFIX) in PARTS:
+        if event["cat"] == "user_annotation" and event["name"].removeprefix(RANGE_PREFIX) in RANGES:
             found.setdefault(event["tid"], []).append(event)
     return found
 
@@ -110,11 +110,11 @@ def _span(event: Event, part: str) -> Span:
 def _paint(spans: Sequence[Span], window: Span) -> dict[str, float]:
     """Return the seconds of each part within the window; a later span hides the ones before it."""
     edges = np.unique([edge for span in spans for edge in (span.start, span.stop)])
-    names = ["idle", *PARTS]
+    names = ["idle", *RANGES]
     owner = np.zeros(len(edges) - 1, dtype=np.int8)
     for span in spans:
         owner[np.searchsorted(edges, span.start) : np.searchsorted(edges, span.stop)] = names.index(span.part)
     inside = (edges[:-1] >= window.start) & (edges[:-1] < window.stop)
     length = np.where(inside, np.diff(edges), 0) / 1e6
     seconds = np.bincount(owner, weights=length, minlength=len(names))
-    return {name: float(seconds[names.index(name)]) for name in (*PARTS, "idle")}
+    return {name: float(seconds[names.index(name)]) for name in (*RANGES, "idle")}
