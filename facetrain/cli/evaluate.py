@@ -97,7 +97,7 @@ def evaluate(
             device=device,
             batch_size=batch_size,
             bf16=bf16,
-            told=progress,
+            progress=progress,
         )
     if not found.is_leader:
         return
@@ -139,9 +139,9 @@ def embed(
 
     require_format(output)
     require_writable(output)
-    with progress_bar("embedding") as told:
+    with progress_bar("embedding") as progress:
         found = embed_input(
-            model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, told=told
+            model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, progress=progress
         )
     save_embeddings(output, found)
     typer.echo(f"{output}: {len(found.embedding):,} embeddings of {found.embedding.shape[1]} numbers")

@@ -81,8 +81,8 @@ def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
         raise UsageError(
             f"{path}: is no file of embeddings ({', '.join(SUFFIXES)}); --model says what embeds it"
         )
-    with progress_bar(f"embedding {path}") as told:
-        return embed_input(model, path, device=device, told=told)
+    with progress_bar(f"embedding {path}") as progress:
+        return embed_input(model, path, device=device, progress=progress)
 
 
 def _lines(one: dict[str, Any]) -> list[str]:

@@ -268,7 +268,7 @@ def _build_hooks(
         batch_size=config.eval.batch_size,
         device=run.world.device,
         workers=workers,
-        told=lambda done, of: stop.leave(),
+        progress=lambda done, of: stop.leave(),
     )
     writer = CheckpointWriter(
         run.folder / "checkpoints",

@@ -17,11 +17,11 @@ from torch import Tensor
 from facetrain.data.augment import normalize
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed import collectives
+from facetrain.progress import ProgressCallback
 from facetrain.verify.subjects import numbers_of
 
 Embedder = Callable[[Tensor], Tensor]
 """Maps normalized images (B, 3, H, W) to embeddings (B, D)."""
-Progress = Callable[[int, int], None]
 Crop = Callable[[np.ndarray, int, int], np.ndarray]
 """Makes uint8 (size, size, 3) of a decoded image (H, W, 3), its number, and the size."""
 
@@ -47,8 +47,8 @@ class ImageEmbedder:
     workers: int = 2
     prepare: Callable[[Tensor], Tensor] = normalize
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    told: Progress | None = None
-    """Hears how many of this rank's images of a set are done, and of how many."""
+    progress: ProgressCallback | None = None
+    """Called with the number of this rank's images of a set that are done, and their total."""
 
     def both(self, images: Sequence[bytes], *, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the embeddings of encoded images and of their mirror images: float32 (N, D) each.
@@ -113,8 +113,8 @@ class ImageEmbedder:
                 if found is None:
                     found = rows.new_empty((share, *rows.shape[1:]))
                 found[start : start + len(rows)] = rows
-                if self.told:
-                    self.told(start + len(rows), share)
+                if self.progress:
+                    self.progress(start + len(rows), share)
         assert found is not None, "no images"
         return collectives.gather(found).flatten(0, 1)[: len(chosen)].numpy()
 

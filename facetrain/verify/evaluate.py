@@ -12,7 +12,8 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.verify.embedder import ImageEmbedder, Progress, autocast
+from facetrain.progress import ProgressCallback
+from facetrain.verify.embedder import ImageEmbedder, autocast
 from facetrain.verify.model_comparison import Difference, compare_results
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, assess
@@ -64,13 +65,13 @@ def evaluate(
     batch_size: int = 256,
     workers: int | None = None,
     bf16: bool = False,
-    told: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Evaluation:
     """Return the results on every set, beside another model's where one is given; a model is a path, or open.
 
     Under torchrun all ranks share the embedding, and the leader has the results. `tables` gives the CSV
     by which a set of pairs is sliced. `workers` decode on each rank, by default as many as it has cores.
-    `told` hears how many images are embedded, and of how many.
+    `progress` is called with the number of embedded images and their total.
 
     Raises:
         ModelError: a model cannot be opened.
@@ -91,7 +92,7 @@ def evaluate(
             batch_size=batch_size,
             workers=workers or max(1, usable_cores() // world.local_size),
             bf16=bf16,
-            told=told if world.is_leader else None,
+            progress=progress if world.is_leader else None,
         )
         description, results = score(models[0])
         if against is None:
@@ -115,7 +116,7 @@ def _score(
     batch_size: int,
     workers: int,
     bf16: bool,
-    told: Progress | None,
+    progress: ProgressCallback | None,
 ) -> tuple[str, dict[str, Result]]:
     embedder = ImageEmbedder(
         opened.network,
@@ -125,7 +126,7 @@ def _score(
         workers=workers,
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
-        told=told,
+        progress=progress,
     )
     results: dict[str, Result] = {}
     with evaluating(opened.network):

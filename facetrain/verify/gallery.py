@@ -18,7 +18,8 @@ from facetrain.data.open_dataset import RecordDataset, open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.verify.embedder import ImageEmbedder, Progress, autocast
+from facetrain.progress import ProgressCallback
+from facetrain.verify.embedder import ImageEmbedder, autocast
 from facetrain.verify.embedding_files import Embeddings
 
 _DATASET_FILES = frozenset({".rec", ".yaml", ".yml"}) | LIST_SUFFIXES
@@ -35,9 +36,9 @@ def embed_input(
     device: str = "auto",
     batch_size: int = 256,
     bf16: bool = False,
-    told: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Embeddings:
-    """Embed an image, a folder of images, a dataset, a .rec or a .bin; `told` hears how far it has come.
+    """Embed an image, a folder of images, a dataset, a .rec or a .bin; `progress` is called with (images done, all).
 
     Many embeddings lie in a scratch file that is mapped into memory.
 
@@ -48,7 +49,14 @@ def embed_input(
     with join(device) as world:
         opened = open_model(model, world.device)
         embedding = _embed(
-            opened, pictures, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, told=told
+            opened,
+            pictures,
+            str(input),
+            world,
+            flip=flip,
+            batch_size=batch_size,
+            bf16=bf16,
+            progress=progress,
         )
     return Embeddings(embedding, names, labels)
 
@@ -72,7 +80,7 @@ def _embed(
     flip: bool,
     batch_size: int,
     bf16: bool = False,
-    told: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> np.ndarray:
     count, start = len(pictures), 0
     embedder = ImageEmbedder(
@@ -83,7 +91,7 @@ def _embed(
         workers=usable_cores(),
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
-        told=(lambda done, _: told(start + done, count)) if told else None,
+        progress=(lambda done, _: progress(start + done, count)) if progress else None,
     )
     whole: np.ndarray | None = None
     for start in range(0, count, _IN_MEMORY):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.data.augment import normalize
-from facetrain.verify.embedder import ImageEmbedder, Progress
+from facetrain.progress import ProgressCallback
+from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.verification import verification_result
@@ -29,9 +30,9 @@ class Verifier:
         workers: int = 2,
         prepare: Callable[[Tensor], Tensor] = normalize,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-        told: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
-        """Take the sets, and what their images are embedded with; what `told` raises ends a verification."""
+        """Take the sets, and what their images are embedded with; what `progress` raises ends a verification."""
         self.sets = list(sets)
         self._options = {
             "image_size": image_size,
@@ -40,7 +41,7 @@ class Verifier:
             "workers": workers,
             "prepare": prepare,
             "autocast": autocast,
-            "told": told,
+            "progress": progress,
         }
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:

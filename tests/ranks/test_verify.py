@@ -23,7 +23,7 @@ def score(told=None):
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
     # 20 images, the first two in two pairs: on 3 ranks the last share is not full.
     pairs = PairSet("set", [encoded_image(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
-    verifier = Verifier([pairs], image_size=16, batch_size=2, device=torch.device("cpu"), told=told)
+    verifier = Verifier([pairs], image_size=16, batch_size=2, device=torch.device("cpu"), progress=told)
     return dict(verifier(network))["set"].told
 
 

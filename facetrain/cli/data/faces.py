@@ -51,10 +51,10 @@ def overlap(
     from facetrain.verify.gallery import embed_input, read_input
 
     require_writable(output, sheet)
-    with progress_bar("embedding the dataset") as told:
-        trained = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
-    with progress_bar("embedding the test set") as told:
-        tested = embed_input(model, test, device=device, batch_size=batch_size, told=told)
+    with progress_bar("embedding the dataset") as progress:
+        trained = embed_input(model, dataset, device=device, batch_size=batch_size, progress=progress)
+    with progress_bar("embedding the test set") as progress:
+        tested = embed_input(model, test, device=device, batch_size=batch_size, progress=progress)
     used, found = overlap(trained.embedding, trained.label, tested.embedding, threshold=threshold)
     if output is not None:
         write_text(output, "".join(f"{one.identity}\n" for one in found))
@@ -91,8 +91,8 @@ def clean(
 
     require_absent(output)
     require_writable(report)
-    with progress_bar("embedding") as told:
-        embedded = embed_input(model, dataset, device=device, batch_size=batch_size, told=told)
+    with progress_bar("embedding") as progress:
+        embedded = embed_input(model, dataset, device=device, batch_size=batch_size, progress=progress)
     cleaning = tool.clean(embedded.embedding, embedded.label, threshold=threshold)
     findings = [
         vars(one) | {"name": embedded.name[one.image] if one.image >= 0 else None}

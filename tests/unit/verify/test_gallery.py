@@ -107,7 +107,7 @@ def test_embeddings_that_go_to_a_file_are_those_that_stay_in_memory(tmp_path, mo
         found.append(
             gallery.embed_input(
                 tmp_path / "m.safetensors", tmp_path / "data", device="cpu", batch_size=2,
-                told=lambda done, count: told.append((done, count)),
+                progress=lambda done, count: told.append((done, count)),
             )
         )  # fmt: skip
     whole, in_stretches = found
