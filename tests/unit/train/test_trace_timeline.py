@@ -32,13 +32,13 @@ def test_on_the_cpu_each_moment_belongs_to_the_innermost_range():
     seconds = seconds_by_part(
         [
             noted("ProfilerStep#5", 0, 10),
-            noted("part:data", 0, 1),
-            noted("part:forward", 2, 4),
-            noted("part:backward", 4, 9),
-            noted("part:head", 5, 7),
-            noted("part:collectives", 6, 7),
-            noted("part:optimizer", -3, -1),  # of the step before
-            noted("part:optimizer", 9, 9.5),
+            noted("facetrain:data", 0, 1),
+            noted("facetrain:forward", 2, 4),
+            noted("facetrain:backward", 4, 9),
+            noted("facetrain:head", 5, 7),
+            noted("facetrain:collectives", 6, 7),
+            noted("facetrain:optimizer", -3, -1),  # of the step before
+            noted("facetrain:optimizer", 9, 9.5),
         ]
     )
     # One second after the batch came and half a second at the end belong to nothing.
@@ -51,7 +51,7 @@ def test_on_the_cpu_a_collective_counts_only_where_the_thread_that_trains_waits_
     seconds = seconds_by_part(
         [
             noted("ProfilerStep#5", 0, 10),
-            noted("part:backward", 0, 8),
+            noted("facetrain:backward", 0, 8),
             event("cpu_op", "aten::convolution_backward", 0, 5),
             noted("gloo:all_reduce", 3, 7, SENDS),
         ]
@@ -63,10 +63,10 @@ def test_on_cuda_a_kernel_belongs_to_the_range_that_launched_it_not_to_the_one_i
     seconds = seconds_by_part(
         [
             noted("ProfilerStep#5", 0, 10),
-            noted("part:forward", 0, 1),
-            noted("part:backward", 1, 3),
-            noted("part:head", 1.5, 2, AUTOGRAD),
-            noted("part:data", 7, 9),
+            noted("facetrain:forward", 0, 1),
+            noted("facetrain:backward", 1, 3),
+            noted("facetrain:head", 1.5, 2, AUTOGRAD),
+            noted("facetrain:data", 7, 9),
             *launched(1, 0.5, "implicit_gemm", 1, 3),
             *launched(2, 1.2, "implicit_gemm", 3, 4, AUTOGRAD),  # autograd's thread, within the backward pass
             *launched(3, 1.6, "softmax", 4, 6, AUTOGRAD),
@@ -81,7 +81,7 @@ def test_on_cuda_a_collective_counts_where_no_other_kernel_runs():
     seconds = seconds_by_part(
         [
             noted("ProfilerStep#5", 0, 10),
-            noted("part:backward", 0, 1),
+            noted("facetrain:backward", 0, 1),
             *launched(1, 0.1, "implicit_gemm", 0.5, 4),
             *launched(2, 0.2, "ncclDevKernel_AllReduce", 2, 7),
         ]
@@ -91,6 +91,6 @@ def test_on_cuda_a_collective_counts_where_no_other_kernel_runs():
 
 def test_steps_in_a_row_are_one_window():
     seconds = seconds_by_part(
-        [noted("ProfilerStep#5", 0, 2), noted("ProfilerStep#6", 2, 5), noted("part:forward", 1, 4)]
+        [noted("ProfilerStep#5", 0, 2), noted("ProfilerStep#6", 2, 5), noted("facetrain:forward", 1, 4)]
     )
     assert seconds["forward"] == 3 and sum(seconds.values()) == 5
