@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import use_torchs_backward
 from facetrain.distributed import collectives
+from facetrain.distributed.ddp import LOCAL_BUFFERS
 from facetrain.head.class_shard import shard_classes
-from facetrain.run.build import OWN_BUFFERS
 
 _SCALE, _MARGIN, _MOMENTUM, _DECAY, _CLIP, _LR = 64.0, 0.5, 0.9, 5e-4, 5.0, 1e-6
 
@@ -71,7 +71,7 @@ def _over_ranks(network: nn.Module, device: torch.device) -> nn.Module:
         device_ids=[device] if device.type == "cuda" else None,
         bucket_cap_mb=16,
         static_graph=True,
-        **OWN_BUFFERS,
+        **LOCAL_BUFFERS,
     )
     wrapped.register_comm_hook(None, fp16_compress_hook)
     return wrapped

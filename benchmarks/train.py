@@ -133,10 +133,10 @@ def measure(
             for _ in range(options.rounds):  # in turn: a busy machine hits all alike
                 peak = max(peak, measure_machine(config.train.precision, world.device).flops)
                 for contender in contenders:
-                    contender.measure(options.steps, options.steps * training.plan.global_batch_size)
+                    contender.measure(options.steps, options.steps * training.schedule.global_batch_size)
         finally:
             loader.close()
-    batch = training.plan.local_batch_size
+    batch = training.schedule.local_batch_size
     shape = head_shape(config, classes, world.size, batch)
     flops = backbone_cost(config, world.size).flops_per_image + 6 * shape.width * shape.sampled * world.size
     found = {contender.name: contender.report(flops, peak) for contender in contenders}

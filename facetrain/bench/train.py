@@ -20,9 +20,11 @@ from facetrain.data.loader import Batch, Loader
 from facetrain.data.open_dataset import FaceDataset
 from facetrain.data.sampler import build_sampler
 from facetrain.distributed import collectives
+from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
-from facetrain.run.build import Plan, build_augment, build_state, count_workers, distribute, plan_steps
+from facetrain.run.build import build_augment, build_state, count_workers
+from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.train.profile import RECORDED, Profile, profiled
 from facetrain.train.state import TrainState
@@ -43,7 +45,7 @@ class Training:
 
     config: Config
     world: World
-    plan: Plan
+    schedule: StepSchedule
     state: TrainState
     step: TrainStep
 
@@ -88,18 +90,18 @@ def measure_training(
 
 def prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceDataset) -> Training:
     """Build a run as a config describes it, with so many identities."""
-    plan = plan_steps(config, _ENDLESS, world.size)
-    state = build_state(config, world, num_classes, plan, scratch, source)
-    network = distribute(
+    schedule = schedule_steps(config, _ENDLESS, world.size)
+    state = build_state(config, world, num_classes, schedule, scratch, source)
+    network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     augment = build_augment(config)
-    return Training(config, world, plan, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
+    return Training(config, world, schedule, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
 
 
 def same_batch(training: Training, num_classes: int) -> Batches:
     """Yield the same random images and labels again and again."""
-    side, count = training.config.data.image_size, training.plan.local_batch_size
+    side, count = training.config.data.image_size, training.schedule.local_batch_size
     generator = torch.Generator().manual_seed(training.world.rank)
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
     label = torch.randint(num_classes, (count,), generator=generator)
@@ -111,13 +113,13 @@ def same_batch(training: Training, num_classes: int) -> Batches:
 
 def open_loader(training: Training, source: FaceDataset) -> Loader:
     """Read batches of this rank as the run does."""
-    config, plan, world = training.config, training.plan, training.world
+    config, schedule, world = training.config, training.schedule, training.world
     return Loader(
         source,
-        build_sampler(source, seed=0, global_batch_size=plan.global_batch_size, mode=config.data.shuffle),
+        build_sampler(source, seed=0, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle),
         rank=world.rank,
         world_size=world.size,
-        local_batch_size=plan.local_batch_size,
+        local_batch_size=schedule.local_batch_size,
         accumulate=config.optim.accumulate,
         workers=count_workers(config, world),
         image_size=config.data.image_size,
@@ -145,7 +147,7 @@ def rate(training: Training, batches: Batches, steps: int) -> float:
     training.take(islice(batches, _WARM_UP))
     return rate_of(
         lambda: training.take(islice(batches, steps)),
-        steps * training.plan.global_batch_size,
+        steps * training.schedule.global_batch_size,
         training.world.device,
     )
 
@@ -175,7 +177,7 @@ def _report(
     rates: dict[str, list[float]],
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
-    config, world, batch = training.config, training.world, training.plan.local_batch_size
+    config, world, batch = training.config, training.world, training.schedule.local_batch_size
     cost = backbone_cost(config, world.size)
     head = head_shape(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each class of the sample: logits, and two gradients.

@@ -14,7 +14,7 @@ from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.disk import check_disk
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.plan.forecast import forecast
-from facetrain.run.build import plan_steps
+from facetrain.run.step_schedule import schedule_steps
 from facetrain.verify.pair_set import load_targets
 
 
@@ -81,15 +81,15 @@ def _examine_targets(config: Config) -> list[Finding]:
 
 
 def _examine_batch(config: Config, world: World, num_images: int) -> list[Finding]:
-    plan = plan_steps(config, num_images, world.size)
+    schedule = schedule_steps(config, num_images, world.size)
     found = (
-        f"{plan.local_batch_size:,} images × {count(world.size, 'rank')} × "
+        f"{schedule.local_batch_size:,} images × {count(world.size, 'rank')} × "
         f"{count(config.optim.accumulate, 'micro-batch', 'micro-batches')} = "
-        f"{plan.global_batch_size:,} a step; {plan.steps_per_epoch:,} steps an epoch, "
-        f"{plan.total_steps:,} in all"
+        f"{schedule.global_batch_size:,} a step; {schedule.steps_per_epoch:,} steps an epoch, "
+        f"{schedule.total_steps:,} in all"
     )
     rate = check_learning_rate(
-        config.optim.name, config.optim.lr, plan.global_batch_size, warmup=plan.warmup_steps > 0
+        config.optim.name, config.optim.lr, schedule.global_batch_size, warmup=schedule.warmup_steps > 0
     )
     return [ok("batch", found), *rate]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import plain_config
@@ -24,7 +21,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
-from facetrain.errors import ConfigError, DataError
+from facetrain.errors import ConfigError
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import build_margin
 from facetrain.models.initial_weights import start_from, take_centers
@@ -33,30 +30,10 @@ from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
 from facetrain.optim.scaler import LossScale
 from facetrain.optim.schedule import polynomial
 from facetrain.optim.stepper import Stepper
+from facetrain.run.step_schedule import StepSchedule
 from facetrain.train.loss_spikes import SpikeDetector
 from facetrain.train.precision import InPrecision, memory_format_for
 from facetrain.train.state import TrainState
-
-_DEFAULT_BATCH = 128
-# torch 2.13 renamed the option.
-_SYNC_BUFFERS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel.__init__).parameters
-)
-OWN_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS: False}
-"""For DDP: batch norm's statistics stay each rank's own until they are averaged."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The whole numbers that follow from the config, the dataset and the number of ranks."""
-
-    local_batch_size: int
-    global_batch_size: int
-    steps_per_epoch: int
-    total_steps: int
-    warmup_steps: int
 
 
 def build_augment(config: Config) -> Augment:
@@ -86,35 +63,6 @@ def count_workers(config: Config, world: World) -> int:
     return min(max(usable_cores() // world.local_size, 1), 16)
 
 
-def plan_steps(config: Config, num_images: int, world_size: int) -> Plan:
-    """Work out batch sizes and steps.
-
-    Raises:
-        ConfigError: the global batch cannot be shared by the ranks.
-        DataError: the dataset is smaller than one global batch.
-    """
-    parts = world_size * config.optim.accumulate
-    wanted = config.train.global_batch_size
-    if wanted and wanted % parts:
-        raise ConfigError(
-            f"train.global_batch_size: {wanted} images cannot be shared by {world_size} ranks in "
-            f"{config.optim.accumulate} micro-batches; take a multiple of {parts}"
-        )
-    local = wanted // parts if wanted else config.train.batch_size or _DEFAULT_BATCH
-    if local < 2:
-        raise ConfigError(
-            f"train: {local} image per rank and micro-batch is too few for batch normalization; take 2"
-        )
-    steps = num_images // (local * parts)
-    if steps == 0:
-        raise DataError(
-            f"{config.data.train}: {num_images:,} images are fewer than one global batch of {local * parts:,}"
-        )
-    total = min(steps * config.train.epochs, config.train.max_steps or steps * config.train.epochs)
-    warmup = round(config.optim.warmup_epochs * steps)
-    return Plan(local, local * parts, steps, total, warmup)
-
-
 def describe(config: Config) -> dict[str, Any]:
     """Return what a model file of this run says of its network, and of how it was trained."""
     described = describe_backbone(
@@ -127,7 +75,7 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def build_state(
-    config: Config, world: World, num_classes: int, plan: Plan, folder: Path, source: FaceDataset
+    config: Config, world: World, num_classes: int, schedule: StepSchedule, folder: Path, source: FaceDataset
 ) -> TrainState:
     """Build network, head and optimizers on this rank's device, the same on every rank."""
     torch.manual_seed(config.seed)  # the same weights on every rank
@@ -163,7 +111,7 @@ def build_state(
         num_classes,
         folder,
         fused=config.optim.accumulate == 1 and not scale.enabled,
-        steps_per_epoch=plan.steps_per_epoch,
+        steps_per_epoch=schedule.steps_per_epoch,
     )
     if config.model.init_from and config.head.init_from != "reinit":
         take_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
@@ -182,8 +130,8 @@ def build_state(
         schedule=lambda step: polynomial(
             step,
             base=config.optim.lr,
-            warmup_steps=plan.warmup_steps,
-            total_steps=plan.total_steps,
+            warmup_steps=schedule.warmup_steps,
+            total_steps=schedule.total_steps,
             power=config.optim.power,
         ),
         clip_grad_norm=config.optim.clip_grad_norm,
@@ -232,26 +180,6 @@ def _build_head(
         product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
         device=world.device,
     )
-
-
-def distribute(network: nn.Module, world: World, compress: str, *, accumulate: int = 1) -> nn.Module:
-    """Put DDP around a network, where there is more than one rank."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    if world.size == 1:
-        return network
-    wrapped = DistributedDataParallel(
-        network,
-        device_ids=[world.device] if world.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        # Every step takes the same way; micro-batches do not, which exchange nothing but for the last.
-        static_graph=accumulate == 1,
-        **OWN_BUFFERS,
-    )
-    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    if compress in hooks:
-        wrapped.register_comm_hook(None, hooks[compress])
-    return wrapped
 
 
 _FACES = 128

@@ -1,4 +1,4 @@
-"""Whether a run can go on from a checkpoint under a config: asked before anything is built."""
+"""Compatibility check of a config with a checkpoint, made before anything is built."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
-from facetrain.run.build import Plan
+from facetrain.run.step_schedule import StepSchedule
 
-_LAID_DOWN = (
+_SHAPING_KEYS = (
     "data.image_size",
     "model.backbone",
     "model.layers",
@@ -21,34 +21,38 @@ _LAID_DOWN = (
     "head.momentum_dtype",
     "optim.name",
 )
-"""Keys that decide which tensors a checkpoint holds."""
+"""Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
 
 
-def require_resumable(checkpoint: Checkpoint, config: Config, plan: Plan) -> None:
-    """Refuse a config under which a checkpoint's tensors would not fit, or the run would be over already.
+def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
+    """Check that a run with this config can continue from a checkpoint.
 
     Raises:
-        ConfigError: it is such a config; the message names the key.
+        ConfigError: the tensors of the checkpoint do not fit, or its step is past the end of the run. The message
+            names the key.
     """
     model = checkpoint.meta.get("model")
-    saved, now = model.get("config") if isinstance(model, dict) else None, plain_config(config)
-    for key in _LAID_DOWN:
-        was, wanted = _value(saved, key), _value(now, key)
-        if was is not None and was != wanted:
+    saved = model.get("config") if isinstance(model, dict) else None
+    current = plain_config(config)
+    for key in _SHAPING_KEYS:
+        before, now = _lookup(saved, key), _lookup(current, key)
+        if before is not None and before != now:
             raise ConfigError(
-                f"{key}: {checkpoint.folder} was trained with {was}, and cannot go on with {wanted}; leave it, "
-                "or train a new run with model.init_from"
+                f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
+                f"{before}, or start a new run from these weights with model.init_from"
             )
-    # Nothing would end such a run: it ends where it comes to its last step.
-    if checkpoint.step > plan.total_steps:
+    # A run ends when it reaches its last step exactly: one that starts past it would never end.
+    if checkpoint.step > schedule.total_steps:
         raise ConfigError(
-            f"{checkpoint.folder}: the run is past step {plan.total_steps:,}, at which train.epochs, train.max_steps "
-            f"and batches of {plan.global_batch_size:,} end it; raise them, or go on from an earlier --checkpoint"
+            f"{checkpoint.folder}: the checkpoint is past step {schedule.total_steps:,}, the end of the run by "
+            f"train.epochs, train.max_steps and the global batch of {schedule.global_batch_size:,}; raise them, or "
+            "continue from an earlier step with --checkpoint"
         )
 
 
-def _value(config: Any, key: str) -> Any:
-    # A checkpoint comes from outside: whatever stands there, a key that is not found decides nothing.
+def _lookup(config: Any, key: str) -> Any:
+    """Return the value of a dotted key; None if the key is absent or the values are not a nested mapping."""
+    # The config in a checkpoint is untrusted input: it may have any shape.
     return reduce(
         lambda found, name: found.get(name) if isinstance(found, dict) else None, key.split("."), config
     )

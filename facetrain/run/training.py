@@ -20,25 +20,24 @@ from facetrain.data.open_dataset import FaceDataset
 from facetrain.data.sampler import build_sampler, epoch_size
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import naming_failures, one_voice, told_by_leader
+from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, DivergedError, SkippedError
 from facetrain.files import write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
-    Plan,
     build_augment,
     build_state,
     check_decode,
     count_workers,
     describe,
-    distribute,
-    plan_steps,
 )
 from facetrain.run.callbacks import RunHooks
-from facetrain.run.compatibility import require_resumable
+from facetrain.run.compatibility import check_compatibility
 from facetrain.run.folder import claim_folder, leave_unused, open_folder, opened_before, set_aside_later
 from facetrain.run.open_data import is_to_be_drawn, open_data, written_meanwhile
+from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.summary import plot_curves, summary
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
@@ -94,7 +93,7 @@ class _Run:
     folder: Path
     source: FaceDataset
     sets: list[PairSet]
-    plan: Plan
+    schedule: StepSchedule
     state: TrainState
     since: float
     """When the command began, on the clock of time.perf_counter."""
@@ -107,12 +106,12 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     with one_voice(world):
         check_decode(config, world)
         source, sets = open_data(config, workers=count_workers(config, world))
-        plan = plan_steps(config, epoch_size(source), world.size)
+        schedule = schedule_steps(config, epoch_size(source), world.size)
         if checkpoint is not None:
-            require_resumable(checkpoint, config, plan)
-        state = build_state(config, world, source.num_classes, plan, folder, source)
+            check_compatibility(checkpoint, config, schedule)
+        state = build_state(config, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
-    network = distribute(
+    network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     with one_voice(world):
@@ -125,14 +124,14 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
             open_folder(folder, world, dump_config(config))
     log = log_to(folder / "log.txt", world.rank)
     try:
-        run = _Run(config, world, folder, source, sets, plan, state, since, profile)
+        run = _Run(config, world, folder, source, sets, schedule, state, since, profile)
         return _train(run, network, resumed=checkpoint is not None)
     finally:
         stop_logging(log)
 
 
 def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
-    config, state, plan = run.config, run.state, run.plan
+    config, state, schedule = run.config, run.state, run.schedule
     recorder, console = _open_recorder(run, resumed=resumed)
     spikes = _open_spikes(run, resumed=resumed)
     say = console.say if console else logger.info
@@ -148,11 +147,11 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
             hooks.begin(state, resumed=resumed)
             if not hooks.stopping(state):
                 fit(state, _batches(run, loader, say), step, hooks)
-            due = state.step == plan.total_steps and state.step % config.checkpoint.every_steps
+            due = state.step == schedule.total_steps and state.step % config.checkpoint.every_steps
             if due and state.step > started_at:
                 hooks.save_now(state)
             hooks.finish()
-            if state.step == plan.total_steps and state.step > started_at:
+            if state.step == schedule.total_steps and state.step > started_at:
                 hooks.insist(state)
         except (CheckpointError, DivergedError, SkippedError) as error:
             hooks.finish()  # all ranks are here: the checkpoint in flight is from before
@@ -189,12 +188,12 @@ def _conclude(run: _Run, skipped: list[str]) -> None:
         return
     save_model(run.folder / "model.safetensors", weights, describe(run.config))
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
-    whole_epochs = run.plan.steps_per_epoch * run.config.train.epochs
+    whole_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
     told = summary(
         run.folder,
         run.config.eval.targets,
         run.config.eval_dir,
-        ended_by="train.max_steps" if run.plan.total_steps < whole_epochs else "train.epochs",
+        ended_by="train.max_steps" if run.schedule.total_steps < whole_epochs else "train.epochs",
         skipped=skipped,
         seconds=time.perf_counter() - run.since,
     )
@@ -202,16 +201,16 @@ def _conclude(run: _Run, skipped: list[str]) -> None:
 
 
 def _build_loader(run: _Run, workers: int) -> Loader:
-    config, plan = run.config, run.plan
+    config, schedule = run.config, run.schedule
     order = build_sampler(
-        run.source, seed=config.seed, global_batch_size=plan.global_batch_size, mode=config.data.shuffle
+        run.source, seed=config.seed, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle
     )
     return Loader(
         run.source,
         order,
         rank=run.world.rank,
         world_size=run.world.size,
-        local_batch_size=plan.local_batch_size,
+        local_batch_size=schedule.local_batch_size,
         accumulate=config.optim.accumulate,
         workers=workers,
         image_size=config.data.image_size,
@@ -219,7 +218,7 @@ def _build_loader(run: _Run, workers: int) -> Loader:
         bad_records=config.data.bad_records,
         decode=config.data.decode,
         start_step=run.state.step,
-        stop_step=plan.total_steps,
+        stop_step=schedule.total_steps,
     )
 
 
@@ -276,7 +275,7 @@ def _build_hooks(
         asynchronous=config.checkpoint.asynchronous,
         best_metric=config.checkpoint.best_metric,
     )
-    meta = {"model": describe(config), "config": dump_config(config), "plan": vars(run.plan)}
+    meta = {"model": describe(config), "config": dump_config(config), "schedule": vars(run.schedule)}
     return RunHooks(
         recorder=recorder,
         spikes=spikes,
@@ -288,7 +287,7 @@ def _build_hooks(
         meta=lambda _: meta,
         say=say,
         max_skipped=config.data.max_skipped,
-        total_steps=run.plan.total_steps,
+        total_steps=run.schedule.total_steps,
         log_every=config.log.every_steps,
         verify_every=config.eval.every_steps,
         save_every=config.checkpoint.every_steps,
@@ -301,7 +300,7 @@ def _open_recorder(run: _Run, *, resumed: bool) -> tuple[Recorder, Console | Non
         return Recorder(), None
     step = run.state.step
     resume_at = step if resumed else None
-    console = Console(total_steps=run.plan.total_steps, start_step=step)
+    console = Console(total_steps=run.schedule.total_steps, start_step=step)
     sinks: list[Sink] = [JsonLines(run.folder / "metrics.jsonl", resume_at=resume_at), console]
     wanted = run.config.log.tensorboard
     board = TensorBoard(run.folder / "tensorboard", resume_at=resume_at) if wanted else None
@@ -316,10 +315,10 @@ def _open_spikes(run: _Run, *, resumed: bool) -> Recorder:
 
 
 def _announce(console: Console, run: _Run) -> None:
-    config, world, plan, step = run.config, run.world, run.plan, run.state.step
+    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
     console.say(
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
-        f"{config.model.backbone}, {config.head.margin.type}; {plan.total_steps:,} steps of "
-        f"{plan.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
+        f"{config.model.backbone}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
         + (f"; going on from step {step:,}" if step else "")
     )

@@ -6,8 +6,8 @@ from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
+from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
-from facetrain.run.build import distribute
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def every_way():
     mine = [batch[rank * LOCAL : (rank + 1) * LOCAL] for batch in batches(world_size)]
     found = []
     for compress, accumulate, again in WAYS:
-        network = distribute(make_net(again), world, compress, accumulate=accumulate)
+        network = wrap_in_ddp(make_net(again), world, compress, accumulate=accumulate)
         found.append(train(network, accumulate, mine))
     return found
 
@@ -79,4 +79,4 @@ def test_ranks_have_the_gradients_of_one_process_whatever_the_way_they_exchange_
 
 def test_one_rank_trains_the_network_itself():
     net = make_net(False)
-    assert distribute(net, World(rank=0, local_rank=0, size=1, local_size=1, device=CPU), "bf16") is net
+    assert wrap_in_ddp(net, World(rank=0, local_rank=0, size=1, local_size=1, device=CPU), "bf16") is net

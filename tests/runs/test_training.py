@@ -165,10 +165,10 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
     before = kept()
     refused = facetrain("resume", folder, "--checkpoint", 4, "--set", "model.embedding_size=32")
     assert refused.returncode == 2 and "model.embedding_size: " in refused.stderr
-    assert "was trained with 16, and cannot go on with 32" in refused.stderr
+    assert "was trained with 16, and cannot continue with 32" in refused.stderr
     assert kept() == before, "neither the config nor the checkpoints behind step 4 may change"
     overrun = facetrain("resume", folder, "--set", "train.max_steps=6")
-    assert overrun.returncode == 2 and "the run is past step 6" in overrun.stderr
+    assert overrun.returncode == 2 and "the checkpoint is past step 6" in overrun.stderr
     assert kept() == before
 
 

@@ -19,7 +19,8 @@ from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
-from facetrain.run.build import build_state, plan_steps
+from facetrain.run.build import build_state
+from facetrain.run.step_schedule import schedule_steps
 from facetrain.train.step import TrainStep
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -38,12 +39,12 @@ def describe(values: dict[str, Any]) -> Config:
 
 def train(config: Config, classes: int) -> None:
     """Take two steps on one random batch."""
-    plan, side = plan_steps(config, 1 << 40, 1), config.data.image_size
-    count = plan.local_batch_size
+    schedule, side = schedule_steps(config, 1 << 40, 1), config.data.image_size
+    count = schedule.local_batch_size
     # Images are for merged norms of weights to start from, of which there are none.
-    state = build_state(config, WORLD, classes, plan, Path("unused"), None)
+    state = build_state(config, WORLD, classes, schedule, Path("unused"), None)
     step = TrainStep(
-        state.network, Augment(0, **config.data.augment.model_dump()), max_skipped_steps=plan.total_steps
+        state.network, Augment(0, **config.data.augment.model_dump()), max_skipped_steps=schedule.total_steps
     )
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
     batch = Batch(0, 0, image, torch.randint(classes, (count,)), torch.arange(count))

@@ -8,7 +8,7 @@ from facetrain.backbone.zoo import names
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from facetrain.run.build import plan_steps
+from facetrain.run.step_schedule import schedule_steps
 from tests.support.command import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -33,7 +33,7 @@ def test_every_config_can_be_followed(path):
 )
 def test_steps_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, decay, margin):
     config = load_config(ROOT / "configs" / f"{name}.yaml")
-    assert plan_steps(config, config.data.num_images, gpus).total_steps == steps
+    assert schedule_steps(config, config.data.num_images, gpus).total_steps == steps
     assert (config.optim.lr, config.optim.weight_decay, config.head.margin.type) == (lr, decay, margin)
     assert (config.optim.power, config.head.margin.gradient, config.head.margin.beyond_pi) == (
         2,

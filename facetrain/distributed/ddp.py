@@ -1,0 +1,47 @@
+"""Data-parallel wrapping of a network (`torch.nn.parallel.DistributedDataParallel`)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from facetrain.distributed.world import World
+
+# torch 2.13 renamed the option from `broadcast_buffers`.
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
+LOCAL_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS: False}
+"""DDP option that leaves the buffers alone: each rank keeps its batch norm statistics, which are averaged over the
+ranks for verification and for checkpoints only."""
+
+
+def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: int = 1) -> nn.Module:
+    """Wrap a network in DDP; return it unchanged if there is only one rank.
+
+    `compress` is the format in which gradients are exchanged: "none" (their own), "fp16" or "bf16".
+    `accumulate` is the number of micro-batches per step.
+    """
+    if world.size == 1:
+        return network
+    # Imported here: a single process does not need it.
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    wrapped = DistributedDataParallel(
+        network,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        # A static graph must exchange gradients in every backward pass. With gradient accumulation only the
+        # last micro-batch does.
+        static_graph=accumulate == 1,
+        **LOCAL_BUFFERS,
+    )
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    if compress in hooks:
+        wrapped.register_comm_hook(None, hooks[compress])
+    return wrapped
