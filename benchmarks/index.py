@@ -1,4 +1,4 @@
-"""Open a dataset of WebFace42M's size: time and memory, without and with the kept catalogue.
+"""Open a dataset of WebFace42M's size: time and memory, without and with the kept catalog.
 
 The .rec has real headers and 4 bytes for each image (1.8 GB); nothing else depends on the images.
 """

@@ -34,7 +34,7 @@ from facetrain.bench.train import Batches, Training, open_loader, prepare, rate_
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
 from facetrain.data.augment import normalize
-from facetrain.data.open_dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
 

@@ -19,10 +19,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from facetrain.data.augment import Augment
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import encode_jpeg
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.loader import Loader
-from facetrain.data.open_dataset import FaceDataset, open_dataset
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import GlobalSampler
 
 _WARM_UP = 4

@@ -16,8 +16,8 @@ import torch
 from facetrain.bench.loader import bench_source
 from facetrain.bench.machine import Machine, measure_machine, wait_for
 from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Batch, Loader
-from facetrain.data.open_dataset import FaceDataset
 from facetrain.data.sampler import build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp

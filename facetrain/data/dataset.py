@@ -1,4 +1,4 @@
-"""The small interface behind which every kind of dataset stands, and the part of one."""
+"""The dataset interface `FaceDataset`, and a subset of the identities of a dataset."""
 
 from __future__ import annotations
 
@@ -11,90 +11,94 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 
 
 class FaceDataset(Protocol):
-    """Numbered images, each of one identity.
+    """Encoded images with one identity each, addressed by an index from 0.
 
-    Reading is safe from any number of threads; a source can be pickled, to be read in other processes.
+    Implementations can be read from any number of threads, and pickled: the reading processes receive a copy.
     """
 
     @property
     def num_images(self) -> int:
-        """How many images there are; they are numbered from 0."""
+        """Number of images; their indices are 0 to num_images - 1."""
 
     @property
     def num_classes(self) -> int:
-        """How many identities there are; labels are below it."""
+        """Number of identities; every label is below it."""
 
     @property
     def labels(self) -> np.ndarray:
-        """The identity of every image: int32 or int64 (num_images,)."""
+        """Identity of every image: int32 or int64 (num_images,)."""
 
-    def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
+    def read(self, index: int) -> bytes:
+        """Return the encoded image (JPEG, PNG or BMP).
 
-    def where(self, number: int) -> str:
-        """Say where an image lies, for messages."""
+        Raises:
+            DataError: if the image cannot be read.
+        """
+
+    def location(self, index: int) -> str:
+        """Return the place of an image (file, key, byte offset) for error messages."""
 
 
 @runtime_checkable
-class Prefetching(Protocol):
-    """A source that can have neighboring images fetched from a slow disk in one go."""
+class SupportsPrefetch(Protocol):
+    """Dataset that can ask the operating system to read neighboring images in advance."""
 
     def prefetch(self, first: int, count: int) -> None:
-        """Say that images `first`, `first + 1`, … will be read soon."""
-
-
-def prefetch_from(source: FaceDataset, first: int, count: int) -> None:
-    """Have images fetched where the source can do that."""
-    if isinstance(source, Prefetching):
-        source.prefetch(first, count)
-
-
-def runs(number: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield (first, count) of the runs of numbers that follow one another, int64 (N,)."""
-    edges = np.flatnonzero(np.diff(number) != 1) + 1
-    for part in np.split(number, edges):
-        if len(part):
-            yield int(part[0]), len(part)
+        """Announce that images `first` to `first + count - 1` will be read soon."""
 
 
 @runtime_checkable
-class Named(Protocol):
-    """A source whose images have names of their own."""
+class SupportsImageName(Protocol):
+    """Dataset whose images have file names."""
 
-    def name(self, number: int) -> str:
-        """Return an image's path inside the dataset."""
+    def name(self, index: int) -> str:
+        """Return the path of an image inside the dataset."""
 
 
-def name_of(source: FaceDataset, number: int) -> str:
-    """Return the name by which other files speak of an image: its path in the dataset, or else its number."""
-    return source.name(number) if isinstance(source, Named) else str(number)
+def prefetch_images(dataset: FaceDataset, first: int, count: int) -> None:
+    """Announce a read of images `first` to `first + count - 1`; does nothing if the dataset cannot prefetch."""
+    if isinstance(dataset, SupportsPrefetch):
+        dataset.prefetch(first, count)
+
+
+def image_name(dataset: FaceDataset, index: int) -> str:
+    """Return the name of an image in list files: its path inside the dataset, or its index if it has no path."""
+    return dataset.name(index) if isinstance(dataset, SupportsImageName) else str(index)
+
+
+def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) of every run of consecutive numbers in int64 (N,)."""
+    edges = np.flatnonzero(np.diff(index) != 1) + 1
+    for run in np.split(index, edges):
+        if len(run):
+            yield int(run[0]), len(run)
 
 
 class SubsetDataset:
-    """Some identities of another source, numbered anew without gaps and in their old order."""
+    """Selected identities of another dataset, relabeled without gaps in their original order."""
 
-    def __init__(self, source: FaceDataset, identities: Iterable[int]) -> None:
-        self._source = source
+    def __init__(self, dataset: FaceDataset, identities: Iterable[int]) -> None:
+        self._dataset = dataset
         self.identities = np.unique(np.fromiter(identities, dtype=np.int64))
-        kept = np.isin(source.labels, self.identities)
-        self._numbers = np.flatnonzero(kept)
-        self.labels = np.searchsorted(self.identities, source.labels[kept])
-        self.num_images = len(self._numbers)
+        selected = np.isin(dataset.labels, self.identities)
+        self._index = np.flatnonzero(selected)
+        self.labels = np.searchsorted(self.identities, dataset.labels[selected])
+        self.num_images = len(self._index)
         self.num_classes = len(self.identities)
 
-    def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
-        return self._source.read(int(self._numbers[number]))
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+        return self._dataset.read(int(self._index[index]))
 
     def prefetch(self, first: int, count: int) -> None:
-        """Have images fetched by the other source, in the runs in which it has them."""
-        for start, length in runs(self._numbers[first : first + count]):
-            prefetch_from(self._source, start, length)
+        """Announce the matching index ranges to the other dataset."""
+        for start, length in consecutive_ranges(self._index[first : first + count]):
+            prefetch_images(self._dataset, start, length)
 
-    def name(self, number: int) -> str:
-        """Return the name that it has in the other source."""
-        return name_of(self._source, int(self._numbers[number]))
+    def name(self, index: int) -> str:
+        """Return the image's name in the other dataset."""
+        return image_name(self._dataset, int(self._index[index]))
 
-    def where(self, number: int) -> str:
-        """Say where the other source has it."""
-        return self._source.where(int(self._numbers[number]))
+    def location(self, index: int) -> str:
+        """Return the image's place in the other dataset."""
+        return self._dataset.location(int(self._index[index]))

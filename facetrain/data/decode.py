@@ -17,18 +17,18 @@ _FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
-def decode_rgb(data: bytes, *, where: str) -> np.ndarray:
+def decode_rgb(data: bytes, *, location: str) -> np.ndarray:
     """Decode a JPEG, PNG or BMP to RGB: uint8 (height, width, 3).
 
     Orientation tags are left alone, as MXNet leaves them; gray becomes RGB, transparency is dropped.
 
     Raises:
-        ImageError: not such an image, damaged, or larger than `MAX_PIXELS`; the message begins with `where`.
+        ImageError: not such an image, damaged, or larger than `MAX_PIXELS`; the message begins with `location`.
     """
     try:
         return decode(data)
     except NotAnImageError as refused:
-        raise ImageError(f"{where}: {refused}") from None
+        raise ImageError(f"{location}: {refused}") from None
 
 
 class NotAnImageError(Exception):

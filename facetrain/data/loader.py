@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.dataset import FaceDataset, Prefetching
+from facetrain.data.dataset import FaceDataset, SupportsPrefetch
 from facetrain.data.device_decode import DeviceDecoder, build_decoder
 from facetrain.data.device_prefetch import HOLDS, build_prefetcher
 from facetrain.data.reader import Filler, Slots
@@ -72,7 +72,7 @@ class Loader:
         """Seconds that training has waited for images."""
         self._source, self._order = source, order
         # Looked up once: whether a source has the method is asked of every attribute of the protocol.
-        self._prefetch = source.prefetch if isinstance(source, Prefetching) else None
+        self._prefetch = source.prefetch if isinstance(source, SupportsPrefetch) else None
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._accumulate = local_batch_size, accumulate
         self._next_step, self._stop_step = start_step, stop_step
@@ -138,7 +138,7 @@ class Loader:
     def _submit(self) -> None:
         while len(self._pending) < self._ahead and self._next_step != self._stop_step:
             if self._prefetch is not None:
-                for stretch in self._order.stretches_ahead(self._next_step, first=self._is_first):
+                for stretch in self._order.ranges_to_prefetch(self._next_step, first=self._is_first):
                     self._prefetch(*stretch)
             self._is_first = False
             sample = self._mine(self._order.batch(self._next_step))

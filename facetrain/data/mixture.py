@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from facetrain.data.dataset import FaceDataset, SubsetDataset, prefetch_from
+from facetrain.data.dataset import FaceDataset, SubsetDataset, prefetch_images
 from facetrain.errors import DataError
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
@@ -51,13 +51,13 @@ class MixtureDataset:
         while first < last:
             source, inside = self._find(first)
             length = min(last - first, source.num_images - inside)
-            prefetch_from(source, inside, length)
+            prefetch_images(source, inside, length)
             first += length
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Say where the dataset that it comes from has it."""
         source, inside = self._find(number)
-        return source.where(inside)
+        return source.location(inside)
 
     def _find(self, number: int) -> tuple[FaceDataset, int]:
         part = int(np.searchsorted(self._ends, number, side="right"))
@@ -67,9 +67,9 @@ class MixtureDataset:
 def open_mixture(
     path: Path,
     open_part: Callable[[Path], FaceDataset],
-    with_enough: Callable[[FaceDataset, Path], FaceDataset],
+    drop_small_identities: Callable[[FaceDataset, Path], FaceDataset],
 ) -> MixtureDataset:
-    """Open what a YAML file names; `with_enough` leaves out identities with too few images.
+    """Open what a YAML file names; `drop_small_identities` leaves out identities with too few images.
 
     It comes last: the numbers that `identities:` and `without:` list are the dataset's own.
 
@@ -96,7 +96,7 @@ def open_mixture(
         where = path.parent / part["path"]
         if where.suffix in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {part['path']} is a mixture itself; name its datasets here")
-        sources.append(with_enough(_part(open_part(where), part, path), where))
+        sources.append(drop_small_identities(_part(open_part(where), part, path), where))
         weights.append(float(weight))
     return MixtureDataset(sources, weights)
 

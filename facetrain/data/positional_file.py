@@ -45,7 +45,7 @@ class File:
                 f"{self.path}: reading {count:,} bytes at byte {offset:,} failed: {error.strerror or error}"
             ) from error
 
-    def will_read(self, offset: int, count: int) -> None:
+    def prefetch_bytes(self, offset: int, count: int) -> None:
         """Tell the system that a stretch will be read soon, so that it fetches it in one go."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, offset, count, os.POSIX_FADV_WILLNEED)

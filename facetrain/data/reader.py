@@ -111,7 +111,7 @@ class Filler:
         try:
             return resize_square(decode(self._source.read(number)), self._size)
         except NotAnImageError as refused:
-            raise ImageError(f"{self._source.where(number)}: {refused}") from None
+            raise ImageError(f"{self._source.location(number)}: {refused}") from None
 
     def _next_good(self, number: int, skipped: list[str]) -> tuple[np.ndarray, int]:
         # Of the numbers that follow, the first that can be decoded: the same for any number of ranks.
@@ -122,7 +122,7 @@ class Filler:
             except (ImageError, RecordError) as error:
                 skipped.append(str(error))
         raise DataError(
-            f"{self._source.where(number)}: this image and the {_TRIES - 1} after it cannot be decoded; "
+            f"{self._source.location(number)}: this image and the {_TRIES - 1} after it cannot be decoded; "
             "`facetrain data check` lists what is wrong with the dataset"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, runs
+from facetrain.data.dataset import FaceDataset, consecutive_ranges
 from facetrain.data.mixture import MixtureDataset
 from facetrain.errors import DataError
 
@@ -97,7 +97,7 @@ class GlobalSampler:
             return permute(position, self.num_images, key_of(self._seed, epoch))
         return self._by_blocks(position, epoch)
 
-    def stretches_ahead(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
+    def ranges_to_prefetch(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
         """Yield (number, count) of the stretches that will be read after those that are being read.
 
         They are those of the next window whenever a step enters one; at the `first` step also those of
@@ -164,10 +164,10 @@ class MixtureSampler(GlobalSampler):
         """Return the numbers of the step's images, int64 (global_batch_size,)."""
         return self._images(super().batch(step), self.epoch(step))
 
-    def stretches_ahead(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
+    def ranges_to_prefetch(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
         """Yield the stretches as they lie in the datasets."""
-        for start, count in super().stretches_ahead(step, first=first):
-            yield from runs(self._images(np.arange(start, start + count), self.epoch(step)))
+        for start, count in super().ranges_to_prefetch(step, first=first):
+            yield from consecutive_ranges(self._images(np.arange(start, start + count), self.epoch(step)))
 
     def _images(self, position: np.ndarray, epoch: int) -> np.ndarray:
         """Return the numbers of the images that stand at positions of the epoch, before these are mixed."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import decode_rgb
-from facetrain.data.open_dataset import FaceDataset, check_counts, open_dataset
+from facetrain.data.open_dataset import check_counts, open_dataset
 from facetrain.doctor.check_result import Finding, failure, ok, warning
 from facetrain.errors import DataError
 
@@ -54,7 +55,7 @@ def _samples(source: FaceDataset, image_size: int) -> Finding:
     faults, shapes = [], set()
     for number in chosen:
         try:
-            shapes.add(decode_rgb(source.read(number), where=source.where(number)).shape[:2])
+            shapes.add(decode_rgb(source.read(number), location=source.location(number)).shape[:2])
         except DataError as error:
             faults.append(str(error))
     if faults:

@@ -193,7 +193,7 @@ def some_faces(source: FaceDataset, image_size: int) -> Tensor:
     """
     step = max(source.num_images // _FACES, 1)
     images = [
-        resize_square(decode_rgb(source.read(number), where=source.where(number)), image_size)
+        resize_square(decode_rgb(source.read(number), location=source.location(number)), image_size)
         for number in range(0, source.num_images, step)[:_FACES]
     ]
     return normalize(torch.from_numpy(np.stack(images)))

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Batch
-from facetrain.data.open_dataset import FaceDataset, check_counts, open_dataset, with_enough
+from facetrain.data.open_dataset import check_counts, drop_small_identities, open_dataset
 from facetrain.verify.pair_set import PairSet, load_targets
 
 
@@ -25,7 +26,10 @@ def open_data(config: Config, *, workers: int) -> tuple[FaceDataset, list[PairSe
     """
     folder, least = Path(config.data.train), config.data.min_images_per_identity
     if is_to_be_drawn(config):
-        source, drawn = with_enough(_drawn_source(config), folder, least), _drawn_pairs(config, workers)
+        source, drawn = (
+            drop_small_identities(_drawn_source(config), folder, least),
+            _drawn_pairs(config, workers),
+        )
     else:
         source, drawn = open_dataset(folder, min_images_per_identity=least), []
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)

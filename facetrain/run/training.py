@@ -15,8 +15,8 @@ from facetrain.checkpoint.load import Checkpoint, open_together
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Batch, Loader
-from facetrain.data.open_dataset import FaceDataset
 from facetrain.data.sampler import build_sampler, epoch_size
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import naming_failures, one_voice, told_by_leader

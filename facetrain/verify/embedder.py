@@ -122,7 +122,7 @@ class ImageEmbedder:
         self, images: Sequence[bytes], numbers: list[int], name: str, crop: Crop
     ) -> Iterator[tuple[int, Tensor]]:
         def load(number: int) -> np.ndarray:
-            image = decode_rgb(images[number], where=f"{name}: image {number}")
+            image = decode_rgb(images[number], location=f"{name}: image {number}")
             return crop(image, number, self.image_size)
 
         starts = range(0, len(numbers), self.batch_size)

@@ -14,7 +14,8 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_list import LIST_SUFFIXES
-from facetrain.data.open_dataset import RecordDataset, open_dataset
+from facetrain.data.formats.record_dataset import RecordDataset
+from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -126,7 +127,7 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
         records = input.suffix == ".rec" and input.is_file()
         source = RecordDataset(input.parent, name=input.name) if records else open_dataset(input)
         count = source.num_images
-        pictures, names = _OnDemand(count, source.read), _OnDemand(count, source.where)
+        pictures, names = _OnDemand(count, source.read), _OnDemand(count, source.location)
         return pictures, names, np.asarray(source.labels, np.int64)
     return [_bytes_of(input)], [input.name], np.array([-1])
 

@@ -165,10 +165,10 @@ def _image(target: Target | None, number: int) -> str:
     """Return an image as a PNG in base64; of a template, its first image; of what cannot be shown, nothing."""
     try:
         if isinstance(target, PairSet):
-            image = resize_square(decode_rgb(target.images[number], where=target.name), _SIZE)
+            image = resize_square(decode_rgb(target.images[number], location=target.name), _SIZE)
         elif isinstance(target, IjbSet):
             first = int(np.flatnonzero(target.template == np.unique(target.template)[number])[0])
-            image = target.crop(decode_rgb(target.encoded[first], where=target.name), first, _SIZE)
+            image = target.crop(decode_rgb(target.encoded[first], location=target.name), first, _SIZE)
         else:
             return ""
     except (ImageError, PairsError):

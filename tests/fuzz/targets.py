@@ -78,8 +78,8 @@ def _read_both_ways(reader: RecordReader, offset: int, size: int) -> None:
     assert quick is None or (repr(quick[0]), quick[1]) == (repr(header.label), picture)
 
 
-def catalogue(data: bytes) -> str:
-    """Catalogue a dataset: what stands before the first empty line is the index."""
+def catalog(data: bytes) -> str:
+    """Catalog a dataset: what stands before the first empty line is the index."""
     index, _, records = data.partition(b"\n\n")
     (_FOLDER / "train.idx").write_bytes(index)
     (_FOLDER / "train.rec").write_bytes(records)
@@ -88,7 +88,7 @@ def catalogue(data: bytes) -> str:
 
 def image(data: bytes) -> str:
     """Decode an image."""
-    return _refusal(ImageError, lambda: decode_rgb(data, where="x"))
+    return _refusal(ImageError, lambda: decode_rgb(data, location="x"))
 
 
 def bin_set(data: bytes) -> str:
@@ -165,7 +165,7 @@ def seeds() -> dict[str, list[bytes]]:
     network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
     return {
         "recordio": records,
-        "catalogue": [index + b"\n\n" + records[0]],
+        "catalog": [index + b"\n\n" + records[0]],
         "image": [
             encoded_image(0, 8),
             b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\1\0\0\1\0\1\0\0\xff\xc0\0\x0b\x08\0\x08\0\x08\1\1",
@@ -184,7 +184,7 @@ def seeds() -> dict[str, list[bytes]]:
 
 TARGETS: dict[str, Callable[[bytes], str]] = {
     "recordio": recordio,
-    "catalogue": catalogue,
+    "catalog": catalog,
     "image": image,
     "bin_set": bin_set,
     "config": config,

@@ -62,4 +62,4 @@ def test_images_have_the_colors_that_mxnets_decoder_saw():
     path = shared_path("golden/recordio/insightface.rec")
     images = [decode_record(payload, "")[1] for _, payload in RecordReader(path).scan()]
     for expected, image in zip(means, [p for p in images if p], strict=False):
-        assert decode_rgb(image, where="x").mean((0, 1)) == pytest.approx(expected, abs=0.5)
+        assert decode_rgb(image, location="x").mean((0, 1)) == pytest.approx(expected, abs=0.5)

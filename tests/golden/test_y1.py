@@ -19,7 +19,7 @@ FACES = "real/lfw_verification/lfw_folds1-2.bin"
 def some_faces(count):
     faces = shared_path(FACES)
     (pairs,) = load_targets([str(faces)], faces.parent)
-    return torch.stack([torch.from_numpy(decode_rgb(data, where="")) for data in pairs.images[:count]])
+    return torch.stack([torch.from_numpy(decode_rgb(data, location="")) for data in pairs.images[:count]])
 
 
 def test_y1_scores_on_real_faces_as_measured_elsewhere():

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from facetrain.data.formats.record_index import load_catalogue
+from facetrain.data.formats.record_index import load_catalog
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import torchrun
 
@@ -16,7 +16,7 @@ def damaged(dataset, describe, tmp_path):
     """A config of a dataset three of whose images are no images."""
     shutil.copytree(dataset / "data", tmp_path / "data")
     rec = tmp_path / "data" / "train.rec"
-    offset = load_catalogue(rec, rec.with_suffix(".idx")).offset
+    offset = load_catalog(rec, rec.with_suffix(".idx")).offset
     with rec.open("r+b") as file:
         for number in BAD:
             file.seek(int(offset[number]) + 32)

@@ -31,8 +31,8 @@ class ListDataset:
     def __init__(self, path: Path, root: Path | None = None) -> None:
         self._root = root if root is not None else path.parent
         self._list = File(path)
-        name = path.with_name(f".{path.name}.catalogue")
-        columns = load_columns(name, [path]) or save_columns(name, [path], _catalogue(path), {})
+        name = path.with_name(f".{path.name}.catalog")
+        columns = load_columns(name, [path]) or save_columns(name, [path], _catalog(path), {})
         self._offset, self._size = columns.arrays["offset"], columns.arrays["size"]
         self.labels = columns.arrays["label"]
         self.num_images = len(self.labels)
@@ -54,12 +54,12 @@ class ListDataset:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}") from error
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Name the file."""
         return str(self._root / self.name(number))
 
 
-def _catalogue(path: Path) -> dict[str, np.ndarray]:
+def _catalog(path: Path) -> dict[str, np.ndarray]:
     offset, size, seen = array("q"), array("i"), array("i")
     number_of: dict[str, int] = {}
     for start, length, identity in _lines(path):

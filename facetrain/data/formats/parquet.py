@@ -50,10 +50,10 @@ class ParquetDataset:
         value = self._group(group)[number - int(self._ends[group] - self._groups[group, 2])].as_py()
         value = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(value, bytes):
-            raise DataError(f"{self.where(number)}: column {self._column} holds no bytes")
+            raise DataError(f"{self.location(number)}: column {self._column} holds no bytes")
         return value
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Name the file, the row group and the row."""
         group = int(np.searchsorted(self._ends, number, side="right"))
         file, inside, rows = self._groups[group].tolist()

@@ -62,7 +62,7 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
     # Records in several parts are rare, and the cut may go through the header itself: read them whole.
     for row in np.flatnonzero(~whole).tolist():
         offset, key = int(offsets[row]), int(keys[row])
-        header, image = decode_record(reader.read_at(offset, key), reader.where(offset, key))
+        header, image = decode_record(reader.read_at(offset, key), reader.location(offset, key))
         label[row], headers.image_bytes[row] = header.label, len(image)
     return headers
 
@@ -97,7 +97,7 @@ def _check(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: n
     if wrong.any():
         bad = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: {what}; the file is cut off or damaged, or "
+            f"{reader.location(int(offsets[bad]), int(keys[bad]))}: {what}; the file is cut off or damaged, or "
             "the "
             "index belongs to another: download it again, or remove the .idx to have it rebuilt"
         )

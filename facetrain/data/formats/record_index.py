@@ -1,6 +1,6 @@
 """Which record holds which image of whom: built from .idx and the records' headers once, then kept.
 
-The catalogue of 42 million images is a file of an int64 and an int32 column that is mapped into
+The catalog of 42 million images is a file of an int64 and an int32 column that is mapped into
 memory, so that all processes of a machine share one copy and opening it takes no time.
 """
 
@@ -23,7 +23,7 @@ _MOST = 1 << 53
 _REBUILD = "remove it, and it will be rebuilt from the .rec"
 
 
-class Catalogue:
+class Catalog:
     """The images of a RecordIO file, in the order of the index, as MXNet reads them."""
 
     def __init__(self, columns: Columns) -> None:
@@ -37,7 +37,7 @@ class Catalogue:
         """int32 (images,): whose."""
         self._key = self._columns.arrays["key"]
         self._first_key = int(self._columns.facts["first_key"])
-        self.announced: float | None = self._columns.facts["announced"]
+        self.announced_end: float | None = self._columns.facts["announced"]
         """The key past the images, as record 0 says it in float32; None where there is no such record."""
 
     def key(self, number: int) -> int:
@@ -45,7 +45,7 @@ class Catalogue:
         return int(self._key[number]) if len(self._key) else self._first_key + number
 
     @property
-    def past_key(self) -> int:
+    def end_key(self) -> int:
         """The key after the greatest one of an image."""
         if len(self._key):
             return int(self._key.max()) + 1
@@ -61,17 +61,17 @@ class Catalogue:
         self._attach()
 
 
-def load_catalogue(rec_path: Path, idx_path: Path) -> Catalogue:
-    """Read or build the catalogue; it is kept beside the .rec, or in ~/.cache where that folder is read-only.
+def load_catalog(rec_path: Path, idx_path: Path) -> Catalog:
+    """Read or build the catalog; it is kept beside the .rec, or in ~/.cache where that folder is read-only.
 
     Raises:
         RecordError: the index or a record's header is wrong.
     """
-    name, sources = rec_path.with_name(f".{rec_path.stem}.catalogue"), [rec_path, idx_path]
+    name, sources = rec_path.with_name(f".{rec_path.stem}.catalog"), [rec_path, idx_path]
     columns = load_columns(name, sources)
     if columns is None:
         columns = save_columns(name, sources, *_build(rec_path, idx_path))
-    return Catalogue(columns)
+    return Catalog(columns)
 
 
 def read_index(rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +173,7 @@ def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offs
     if wrong.any():
         bad = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"{reader.where(int(offsets[bad]), int(keys[bad]))}: the label {label[bad]} is not a whole "
+            f"{reader.location(int(offsets[bad]), int(keys[bad]))}: the label {label[bad]} is not a whole "
             "number "
             f"from 0 to 2^31 ({int(wrong.sum()):,} such labels near it); `facetrain data check` lists them "
             "all"

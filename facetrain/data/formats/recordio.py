@@ -154,7 +154,7 @@ class RecordReader(File):
                 offset += _FRAME.size + length + -length % 4
             yield start
 
-    def where(self, offset: int, key: int | None) -> str:
+    def location(self, offset: int, key: int | None) -> str:
         """Name a record, for messages."""
         return f"{self.path}: {'record' if key is None else f'key {key}'} at byte {offset:,}"
 
@@ -166,7 +166,7 @@ class RecordReader(File):
             parts.append(self.bytes_at(offset + _FRAME.size, length))
             if len(parts[-1]) < length:
                 raise RecordError(
-                    f"{self.where(start, key)}: the file ends inside the record; it shrank while being read"
+                    f"{self.location(start, key)}: the file ends inside the record; it shrank while being read"
                 )
             offset += _FRAME.size + length + -length % 4
         return (parts[0] if place == WHOLE else _MAGIC_BYTES.join(parts)), offset
@@ -176,7 +176,7 @@ class RecordReader(File):
         frame = self.bytes_at(offset, _FRAME.size) if offset >= 0 else b""
         if len(frame) < _FRAME.size:
             raise RecordError(
-                f"{self.where(start, key)}: byte {offset:,} is past the end of the file, which has "
+                f"{self.location(start, key)}: byte {offset:,} is past the end of the file, which has "
                 f"{self.size:,}; the file is cut off or the index belongs to another: download it again, or "
                 "remove the .idx"
             )
@@ -184,20 +184,20 @@ class RecordReader(File):
         place, length = word >> 29, word & MAX_LENGTH
         if magic != MAGIC:
             raise RecordError(
-                f"{self.where(start, key)}: no record starts at byte {offset:,} (found {magic:#010x}, not "
+                f"{self.location(start, key)}: no record starts at byte {offset:,} (found {magic:#010x}, not "
                 f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the "
                 ".idx to "
                 "have it rebuilt"
             )
         if (place in (WHOLE, FIRST)) != (offset == start) or place > LAST:
             raise RecordError(
-                f"{self.where(start, key)}: part of kind {place} at byte {offset:,} is out of order; "
+                f"{self.location(start, key)}: part of kind {place} at byte {offset:,} is out of order; "
                 "the file is damaged"
             )
         end = offset + _FRAME.size + length
         if end > self.size:
             raise RecordError(
-                f"{self.where(start, key)}: the record ends at byte {end:,}, the file at {self.size:,}; "
+                f"{self.location(start, key)}: the record ends at byte {end:,}, the file at {self.size:,}; "
                 "the file is cut off: download it again"
             )
         return place, length

@@ -30,9 +30,9 @@ class TarDataset:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._shards = sorted(folder.glob("*.tar"))
-        name = folder / ".shards.catalogue"
+        name = folder / ".shards.catalog"
         columns = load_columns(name, self._shards) or save_columns(
-            name, self._shards, _catalogue(self._shards), {}
+            name, self._shards, _catalog(self._shards), {}
         )
         self._shard, self._offset = columns.arrays["shard"], columns.arrays["offset"]
         self._size, self.labels = columns.arrays["size"], columns.arrays["label"]
@@ -51,15 +51,15 @@ class TarDataset:
         size = int(self._size[number])
         data = self._open(self._shards[self._shard[number]]).bytes_at(int(self._offset[number]), size)
         if len(data) < size:
-            raise DataError(f"{self.where(number)}: the shard is cut off; download it again")
+            raise DataError(f"{self.location(number)}: the shard is cut off; download it again")
         return data
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Name the shard and the byte."""
         return f"{self._shards[self._shard[number]]}: image at byte {self._offset[number]:,}"
 
 
-def _catalogue(shards: list[Path]) -> dict[str, np.ndarray]:
+def _catalog(shards: list[Path]) -> dict[str, np.ndarray]:
     found = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path)]
     numbered = {type(name) for *_, name in found} == {int}
     names = sorted({name for *_, name in found}, key=str)

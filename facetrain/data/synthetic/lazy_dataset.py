@@ -14,7 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from facetrain.data.open_dataset import RecordDataset
+from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.synthetic.image_cache import ImageCache
 from facetrain.data.synthetic.write import draw_image, write_dataset
 from facetrain.distributed.process_lifetime import end_with_parent
@@ -59,7 +59,7 @@ class LazyDataset:
             self._album.put(number, drawn)
         return drawn
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Say which image of whom it is."""
         identity, image = divmod(number, self._per_identity)
         return f"{self._folder}: image {image} of drawn person {identity}"

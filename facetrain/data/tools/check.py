@@ -104,12 +104,12 @@ def _look(suspects: Suspects, number: int, near: bool) -> _Seen | Fault | None:
         return Fault("record", str(error))
     if suspect is None:
         return None
-    where = suspects.where(number)
+    where = suspects.location(number)
     label = suspect.label
     if not (0 <= label < _MOST_LABEL and label == int(label)):
         return Fault("label", f"{where}: the label is {label}")
     try:
-        image = decode_rgb(suspect.data, where=where)
+        image = decode_rgb(suspect.data, location=where)
     except DataError as error:
         return Fault("image", str(error))
     return _Seen(int(label), digest(suspect.data), perceptual_hash(image) if near else None)
@@ -139,7 +139,7 @@ def _judge(
     suspects: Suspects, numbers: np.ndarray, labels: np.ndarray, group: np.ndarray, keep: np.ndarray
 ) -> list[Fault]:
     """Tell what is wrong with images (rows) that are equal, and mark those that a clean copy leaves out."""
-    first = suspects.where(int(numbers[group[0]]))
+    first = suspects.location(int(numbers[group[0]]))
     whose = np.unique(labels[group])
     if len(whose) > 1:
         keep[group] = False
@@ -147,7 +147,7 @@ def _judge(
         return [Fault("contradiction", f"{first}: stands {len(group)} times, under the identities {said}")]
     keep[group[1:]] = False
     return [
-        Fault("duplicate", f"{suspects.where(int(numbers[row]))}: the same image as {first}")
+        Fault("duplicate", f"{suspects.location(int(numbers[row]))}: the same image as {first}")
         for row in group[1:]
     ]
 
@@ -160,8 +160,8 @@ def _near(
     return [
         Fault(
             "near",
-            f"{suspects.where(int(numbers[other]))} (identity {labels[other]}): nearly the same as "
-            f"{suspects.where(int(numbers[one]))} (identity {labels[one]})",
+            f"{suspects.location(int(numbers[other]))} (identity {labels[other]}): nearly the same as "
+            f"{suspects.location(int(numbers[one]))} (identity {labels[one]})",
         )
         for one, other in pairs.tolist()
     ]
@@ -207,7 +207,7 @@ def _repair(
     def again(row: int) -> tuple[int, bytes]:
         suspect = suspects.read(int(numbers[row]))
         if suspect is None:
-            raise DataError(f"{suspects.where(int(numbers[row]))}: changed while it was read")
+            raise DataError(f"{suspects.location(int(numbers[row]))}: changed while it was read")
         return int(label[row]), suspect.data
 
     with new_folder(output) as scratch:

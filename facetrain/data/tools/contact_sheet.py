@@ -90,7 +90,7 @@ def write_png(image: np.ndarray, output: Path) -> None:
 
 
 def _image(source: FaceDataset, number: int, size: int) -> np.ndarray:
-    return resize_square(decode_rgb(source.read(number), where=source.where(number)), size)
+    return resize_square(decode_rgb(source.read(number), location=source.location(number)), size)
 
 
 def _write(rows: Sequence[Sequence[np.ndarray]], output: Path, size: int) -> None:

@@ -43,7 +43,7 @@ class Suspects(Protocol):
     def read(self, number: int) -> Suspect | None:
         """Return an image; None for a record that only describes others. Raises DataError."""
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Say where it lies."""
 
 
@@ -53,7 +53,7 @@ class SourceSuspects:
     def __init__(self, source: FaceDataset) -> None:
         self._source, self.count = source, source.num_images
         self.faults: list[Fault] = []
-        self.where = source.where
+        self.location = source.location
 
     def read(self, number: int) -> Suspect:
         """Return an image."""
@@ -89,16 +89,16 @@ class RecordSuspects:
             DataError: no whole record stands there, or it has neither an image nor the form of a description.
         """
         payload = self._reader.read_at(int(self._offset[number]), self._name(number))
-        header, data = decode_record(payload, self.where(number))
+        header, data = decode_record(payload, self.location(number))
         if data:
             return Suspect(header.label, data)
         if header.flag:
             return None
-        raise RecordError(f"{self.where(number)}: the record has no image")
+        raise RecordError(f"{self.location(number)}: the record has no image")
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Name the file, the key and the byte."""
-        return self._reader.where(int(self._offset[number]), self._name(number))
+        return self._reader.location(int(self._offset[number]), self._name(number))
 
     def _name(self, number: int) -> int | None:
         key = int(self._key[number])

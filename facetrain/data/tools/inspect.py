@@ -68,7 +68,7 @@ def images_of(folder: Path, identity: int) -> list[str]:
         DataError: there is no such identity, or it has no image.
     """
     source = open_dataset(folder)
-    return [source.where(number) for number in numbers_of(source, identity, folder).tolist()]
+    return [source.location(number) for number in numbers_of(source, identity, folder).tolist()]
 
 
 def numbers_of(source: FaceDataset, identity: int, folder: Path) -> np.ndarray:

@@ -84,6 +84,6 @@ def draw_pairs(
     for number, (left, right) in enumerate(pairs):
         top, start = number // columns * (size + gap), number % columns * (2 * size + gap)
         for place, data in ((start, read_left(left)), (start + size, read_right(right))):
-            image = decode_rgb(data, where=f"{output}: pair {number}")
+            image = decode_rgb(data, location=f"{output}: pair {number}")
             sheet[top : top + size, place : place + size] = resize_square(image, size)
     write_png(sheet, output)

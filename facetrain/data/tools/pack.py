@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.align import align
-from facetrain.data.dataset import FaceDataset, name_of
+from facetrain.data.dataset import FaceDataset, image_name
 from facetrain.data.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.open_dataset import open_dataset
@@ -110,12 +110,12 @@ class _Faces:
     def _seen(self, number: int) -> tuple[bytes, np.ndarray]:
         """Read and decode an image, and know where its face's landmarks lie."""
         data = self._source.read(number)
-        image = decode_rgb(data, where=self._source.where(number))
+        image = decode_rgb(data, location=self._source.location(number))
         if self._find is not None and np.isnan(self._points[number, 0, 0]):
-            name = name_of(self._source, number)
+            name = image_name(self._source, number)
             found = self._find(name, image)
             if found is None:
-                raise ImageError(f"{self._source.where(number)}: no landmarks of a face ({name})")
+                raise ImageError(f"{self._source.location(number)}: no landmarks of a face ({name})")
             self._points[number] = found
         return data, image
 

@@ -207,7 +207,7 @@ def build_pairs(
         if landmarks is None:
             return data
         name = path.relative_to(images).as_posix() if images is not None else "/".join(path.parts[-3:])
-        image = decode_rgb(data, where=str(path))
+        image = decode_rgb(data, location=str(path))
         points = landmarks(name, image)
         if points is None:
             raise PairsError(f"{path}: no landmarks of a face ({name})")

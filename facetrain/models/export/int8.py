@@ -91,7 +91,7 @@ class _Images:
 def _batches(model: EmbeddingModel, images: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     for start in range(0, len(images), _BATCH):
         decoded = [
-            resize_square(decode_rgb(images[n], where=f"calibration image {n}"), model.image_size)
+            resize_square(decode_rgb(images[n], location=f"calibration image {n}"), model.image_size)
             for n in range(start, min(start + _BATCH, len(images)))
         ]
         image = model.prepare(torch.from_numpy(np.stack(decoded)))

@@ -54,7 +54,7 @@ def test_jpegs_of_the_right_size_and_all_others_become_the_same_pixels(tmp_path,
     source = write(tmp_path, pictures)
     images, _ = loaded(source, decode=decode, workers=workers)
     for number in (0, 1, 3):
-        assert (images[number] == decode_rgb(pictures[number], where="x")).all()
+        assert (images[number] == decode_rgb(pictures[number], location="x")).all()
     assert images[2].shape == images[4].shape == (SIZE, SIZE, 3)
 
 
@@ -73,8 +73,8 @@ def test_what_the_device_refuses_is_named_or_skipped_by_the_host(tmp_path, decod
         loaded(source, decode=decode)
     images, skipped = loaded(source, decode=decode, bad_records="skip")
     assert len(skipped) == 1 and "key 2 at byte" in skipped[0]
-    assert (images[1] == decode_rgb(jpeg(2), where="x")).all()
-    assert (images[0] == decode_rgb(jpeg(0), where="x")).all()
+    assert (images[1] == decode_rgb(jpeg(2), location="x")).all()
+    assert (images[0] == decode_rgb(jpeg(0), location="x")).all()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a device that can")
@@ -92,7 +92,7 @@ def test_dali_goes_on_after_a_image_that_it_has_refused():
     for count in (1, 4, 2):
         image_BHWC = decode([good] * count)
         assert image_BHWC.shape == (count, SIZE, SIZE, 3)
-        assert (image_BHWC.numpy() == decode_rgb(jpeg(1), where="x")).all()
+        assert (image_BHWC.numpy() == decode_rgb(jpeg(1), location="x")).all()
 
 
 @pytest.mark.skipif(HAS_DALI, reason="DALI is installed")

@@ -127,7 +127,7 @@ class OneBad:
 
     def __init__(self, source):
         self.num_images, self.num_classes, self.labels = source.num_images, source.num_classes, source.labels
-        self.where = source.where
+        self.location = source.location
         self._source = source
 
     def read(self, number):
@@ -169,7 +169,7 @@ def test_an_error_in_a_reading_process_is_raised_where_the_batch_is_asked_for(tm
     folder = write_records(tmp_path, [n % 7 for n in range(40)])
     source = open_dataset(folder)
     with (folder / "train.rec").open("r+b") as file:
-        file.seek(int(source._catalogue.offset[5]))
+        file.seek(int(source._catalog.offset[5]))
         file.write(b"damaged!")
     order = GlobalSampler(40, seed=9, global_batch_size=40)
     loader = Loader(source, order, rank=0, world_size=1, local_batch_size=40, workers=1, image_size=16)
@@ -193,7 +193,7 @@ def test_a_reading_process_that_is_killed_is_reported(source):
 
 def test_blocks_are_asked_for_a_window_ahead():
     order = GlobalSampler(64 * 12, seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
-    asked = [list(order.stretches_ahead(step, first=step == 0)) for step in range(12)]
+    asked = [list(order.ranges_to_prefetch(step, first=step == 0)) for step in range(12)]
     assert [len(stretches) for stretches in asked] == [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
     for window in range(3):
         read = {int(n) // 64 for step in range(4) for n in order.batch(4 * window + step)}

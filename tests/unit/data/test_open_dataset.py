@@ -15,7 +15,7 @@ def test_records_of_identities_are_not_images(tmp_path):
     assert (source.num_images, source.num_classes) == (4, 3)
     assert source.labels.tolist() == [0, 0, 1, 2]
     assert source.read(2) == encoded_image(3)
-    assert "key 3 at byte" in source.where(2)
+    assert "key 3 at byte" in source.location(2)
 
 
 def test_a_header_whose_float32_range_is_rounded_up_is_not_believed(tmp_path):
@@ -35,7 +35,7 @@ def test_a_header_that_announces_more_than_there_is_means_a_file_cut_off(tmp_pat
     write_records(tmp_path, [0, 0, 1, 1])
     lines = (tmp_path / "train.idx").read_text().splitlines()
     (tmp_path / "train.idx").write_text("\n".join(lines[:3]) + "\n")
-    with pytest.raises(DataError, match="announces images up to key 4, the last one is 2"):
+    with pytest.raises(DataError, match="announces images up to key 4, but the last one is 2"):
         open_dataset(tmp_path)
 
 
@@ -49,7 +49,7 @@ def test_a_folder_per_identity_is_a_dataset(tmp_path):
     assert (source.num_images, source.num_classes, source.labels.tolist()) == (3, 2, [0, 1, 1])
     few = open_dataset(tmp_path, min_images_per_identity=2)
     assert (few.num_images, few.num_classes, few.labels.tolist()) == (2, 1, [0, 0])
-    assert few.where(1).endswith("b/1.PNG") and few.read(1) == encoded_image(1)
+    assert few.location(1).endswith("b/1.PNG") and few.read(1) == encoded_image(1)
     with pytest.raises(DataError, match="the most is 2"):
         open_dataset(tmp_path, min_images_per_identity=3)
 
@@ -66,17 +66,17 @@ def test_property_may_name_more_identities_than_have_images_but_not_fewer(tmp_pa
     (tmp_path / "property").write_text("5,112,112\n")
     assert open_dataset(tmp_path).num_classes == 5
     (tmp_path / "property").write_text("2,112,112")
-    with pytest.raises(DataError, match="says 2 identities, and there are labels up to 2"):
+    with pytest.raises(DataError, match="announces 2 identities, but there are labels up to 2"):
         open_dataset(tmp_path)
     (tmp_path / "property").write_text("many")
-    with pytest.raises(DataError, match="holds 'many'"):
+    with pytest.raises(DataError, match="contains 'many'"):
         open_dataset(tmp_path)
 
 
 def test_counts_in_the_config_must_agree_with_the_data(tmp_path):
     source = open_dataset(write_records(tmp_path, [0, 1]))
     check_counts(source, tmp_path, num_classes=2, num_images=None)
-    with pytest.raises(DataError, match="data.num_classes is 3, and .* holds 2"):
+    with pytest.raises(DataError, match="data.num_classes is 3, but .* contains 2"):
         check_counts(source, tmp_path, num_classes=3, num_images=None)
     with pytest.raises(DataError, match="data.num_images is 1"):
         check_counts(source, tmp_path, num_classes=None, num_images=1)
@@ -85,7 +85,7 @@ def test_counts_in_the_config_must_agree_with_the_data(tmp_path):
 def test_gray_and_color_images_decode_to_rgb():
     image = np.zeros((8, 8, 3), np.uint8)
     image[..., 0] = 200
-    decoded = decode_rgb(encode_jpeg(image, 95), where="x")
+    decoded = decode_rgb(encode_jpeg(image, 95), location="x")
     assert decoded.shape == (8, 8, 3) and decoded[..., 0].mean() > 190 and decoded[..., 2].mean() < 10
 
 
@@ -95,14 +95,14 @@ def test_gray_and_color_images_decode_to_rgb():
 )
 def test_what_is_no_image_is_an_error_that_says_where(data):
     with pytest.raises(ImageError, match=r"^somewhere: "):
-        decode_rgb(data, where="somewhere")
+        decode_rgb(data, location="somewhere")
 
 
 def test_a_image_that_claims_a_hundred_thousand_pixels_a_side_is_refused_before_it_is_decoded():
     png = bytearray(encoded_image(0))
     png[16:24] = struct.pack(">II", 100_000, 100_000)
     with pytest.raises(ImageError, match="100,000 × 100,000"):
-        decode_rgb(bytes(png), where="x")
+        decode_rgb(bytes(png), location="x")
 
 
 def test_the_size_is_read_from_the_header_of_each_format():

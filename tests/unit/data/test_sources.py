@@ -6,8 +6,9 @@ import tarfile
 import numpy as np
 import pytest
 
+from facetrain.data.dataset import SubsetDataset
 from facetrain.data.mixture import MixtureDataset
-from facetrain.data.open_dataset import SubsetDataset, open_dataset
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import MixtureSampler, build_sampler, epoch_size
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
@@ -31,10 +32,10 @@ def test_tar_shards_tell_identities_by_number(tmp_path):
         tmp_path / "a.tar",
         {"0.cls": b"1\n", "0.png": encoded_image(0), "1.png": encoded_image(1), "1.cls": b"0"},
     )
-    for _ in range(2):  # the second time from the catalogue that was kept
+    for _ in range(2):  # the second time from the catalog that was kept
         source = open_dataset(tmp_path)
         assert seen(source) == [(1, encoded_image(0)), (0, encoded_image(1)), (1, encoded_image(2))]
-    assert source.num_classes == 2 and "b.tar" in source.where(2)
+    assert source.num_classes == 2 and "b.tar" in source.location(2)
     assert seen(pickle.loads(pickle.dumps(source))) == seen(source)
 
 
@@ -72,7 +73,7 @@ def test_parquet_rows_are_images(tmp_path, names, nested):
     pq.write_table(table, tmp_path / "b.parquet")
     source = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert seen(source) == list(zip([1, 0, 1, 1, 0, 1], images * 2, strict=True))
-    assert "a.parquet: row group 1, row 0" in source.where(2)
+    assert "a.parquet: row group 1, row 0" in source.location(2)
 
 
 def test_parquet_without_the_columns_is_refused(tmp_path):
@@ -102,7 +103,7 @@ def test_a_mixture_keeps_identities_apart_and_can_leave_some_out(tmp_path):
     source = open_dataset(path)
     assert source.labels.tolist() == [0, 0, 1, 2, 2, 2] and source.num_classes == 3
     assert [data for _, data in seen(source)] == [encoded_image(n) for n in (1, 2, 6, 2, 3, 4)]
-    assert "two" in source.where(3) and "key 2" in source.where(3)
+    assert "two" in source.location(3) and "key 2" in source.location(3)
 
 
 def test_lists_of_a_mixture_number_the_dataset_as_it_is_whatever_images_an_identity_must_have(tmp_path):
@@ -145,7 +146,7 @@ def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight_says():
 def test_a_mixture_in_blocks_is_read_in_stretches_that_are_asked_for_ahead():
     order, asked, read = blocks_of_two(), set(), []
     for step in range(100):
-        for start, count in order.stretches_ahead(step, first=step == 0):
+        for start, count in order.ranges_to_prefetch(step, first=step == 0):
             asked |= set(range(start, start + count))
         batch = order.batch(step).tolist()
         assert len(set(batch) - asked) <= 300 % 16 + 1000 % 16 + 12  # those behind the last whole stretches

@@ -38,7 +38,7 @@ def test_what_is_written_is_a_dataset_whose_pairs_show_other_people(tmp_path):
     trained = {source.read(number) for number in range(12)}
     assert not trained & set(images)
     assert same.sum() == 20 and all(same[fold * 4 : fold * 4 + 4].sum() == 2 for fold in range(10))
-    assert decode_rgb(images[0], where="x").shape == (48, 48, 3)
+    assert decode_rgb(images[0], location="x").shape == (48, 48, 3)
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path):
@@ -67,7 +67,7 @@ def test_images_drawn_on_demand_are_those_of_the_files_and_come_from_them_once_t
     written = open_dataset(folder)
     assert drawn == [written.read(number) for number in range(12)] == [source.read(n) for n in range(12)]
     assert (source.num_classes, source.labels.tolist()) == (3, written.labels.tolist())
-    assert source.where(5).endswith("data: image 1 of drawn person 1")
+    assert source.location(5).endswith("data: image 1 of drawn person 1")
     (folder / "train.rec").write_bytes(b"")
     with pytest.raises(DataError):
         on_demand(folder).read(0)

@@ -127,4 +127,4 @@ def test_no_bytes_do_more_than_fail_with_the_documented_error(tmp_path_factory, 
 def test_real_sets_read_as_they_are(name, pairs):
     images, same = read_bin(shared_path(name))
     assert len(same) == pairs and same.any()
-    assert decode_rgb(images[-1], where="x").shape == (112, 112, 3)
+    assert decode_rgb(images[-1], location="x").shape == (112, 112, 3)

@@ -30,12 +30,12 @@ def images(tmp_path):
 )
 def test_every_form_of_a_list_names_images_and_identities(images, name, text, labels):
     (images / name).write_bytes(text.encode())
-    for _ in range(2):  # the second time from the catalogue that was kept
+    for _ in range(2):  # the second time from the catalog that was kept
         source = open_dataset(images / name)
         assert source.labels.tolist() == labels and source.num_classes == max(labels) + 1
         assert [source.read(n) for n in range(3)] == [encoded_image(n) for n in range(3)]
     again = pickle.loads(pickle.dumps(source))
-    assert again.where(1) == str(images / "b" / "my face.png") and again.name(1) == "b/my face.png"
+    assert again.location(1) == str(images / "b" / "my face.png") and again.name(1) == "b/my face.png"
     assert open_dataset(images / name, min_images_per_identity=2).num_images == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.data.formats.record_index import load_catalogue, read_index
+from facetrain.data.formats.record_index import load_catalog, read_index
 from facetrain.data.formats.recordio import (
     LABEL_MARK,
     MAGIC,
@@ -52,8 +52,8 @@ def test_labels_past_two_to_the_24_are_exact(tmp_path):
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key, label in enumerate(labels):
             writer.write(key, RecordHeader.of_image(label, key), b"image")
-    catalogue = load_catalogue(tmp_path / "train.rec", tmp_path / "train.idx")
-    assert catalogue.label.tolist() == labels
+    catalog = load_catalog(tmp_path / "train.rec", tmp_path / "train.idx")
+    assert catalog.label.tolist() == labels
 
 
 def test_a_missing_index_is_rebuilt_by_a_scan(tmp_path):
@@ -65,16 +65,16 @@ def test_a_missing_index_is_rebuilt_by_a_scan(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_catalogue_is_kept_and_made_anew_when_the_file_changes(tmp_path):
+def test_the_catalog_is_kept_and_made_anew_when_the_file_changes(tmp_path):
     write_records(tmp_path, [0, 0, 1])
     rec, idx = tmp_path / "train.rec", tmp_path / "train.idx"
-    first = load_catalogue(rec, idx)
-    second = load_catalogue(rec, idx)
+    first = load_catalog(rec, idx)
+    second = load_catalog(rec, idx)
     assert isinstance(second.offset.base, np.memmap)
     np.testing.assert_array_equal(first.label, second.label)
-    assert first.announced == second.announced == 4.0
+    assert first.announced_end == second.announced_end == 4.0
     write_records(tmp_path, [0, 1, 2, 2])
-    assert load_catalogue(rec, idx).label.tolist() == [0, 1, 2, 2]
+    assert load_catalog(rec, idx).label.tolist() == [0, 1, 2, 2]
 
 
 def test_a_failed_write_leaves_no_file_behind(tmp_path):
@@ -110,7 +110,7 @@ def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, said):
     damage(rec, idx)
     with pytest.raises(DataError, match=said) as caught:
         keys, offsets = read_index(rec, idx)
-        load_catalogue(rec, idx)
+        load_catalog(rec, idx)
         reader = RecordReader(rec)
         for key, offset in zip(keys, offsets, strict=True):
             decode_record(reader.read_at(int(offset), int(key)), f"{rec}: key {key}")
@@ -122,7 +122,7 @@ def test_a_label_that_is_no_identity_is_refused_with_its_key(tmp_path, label):
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(7, RecordHeader(0, (label,)), b"image")
     with pytest.raises(RecordError, match="key 7 at byte 0: the label"):
-        load_catalogue(tmp_path / "train.rec", tmp_path / "train.idx")
+        load_catalog(tmp_path / "train.rec", tmp_path / "train.idx")
 
 
 @settings(max_examples=200, deadline=None)
@@ -133,7 +133,7 @@ def test_no_bytes_make_the_reader_do_more_than_fail_with_the_documented_error(tm
     try:
         for _, payload in RecordReader(path).scan():
             decode_record(payload, "x")
-        load_catalogue(path, path.with_suffix(".idx"))
+        load_catalog(path, path.with_suffix(".idx"))
     except RecordError:
         pass
 

@@ -145,5 +145,5 @@ def test_near_pairs_are_those_that_a_comparison_of_all_finds():
 
 
 def test_brightness_does_not_change_what_a_image_shows():
-    image = decode_rgb(encoded_image(1, 64), where="x") // 2
+    image = decode_rgb(encoded_image(1, 64), location="x") // 2
     assert np.bitwise_count(perceptual_hash(image) ^ perceptual_hash(image + 30)).sum() <= 2

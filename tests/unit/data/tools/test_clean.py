@@ -153,5 +153,5 @@ def test_images_without_identities_are_refused(faces):
 
 def test_pairs_are_drawn_side_by_side(tmp_path):
     draw_pairs([(0, 1), (2, 3)], encoded_image, encoded_image, tmp_path / "pairs.png", columns=1, size=16)
-    sheet = decode_rgb((tmp_path / "pairs.png").read_bytes(), where="x")
-    assert (sheet[18:34, 16:32] == decode_rgb(encoded_image(3), where="x")).all()
+    sheet = decode_rgb((tmp_path / "pairs.png").read_bytes(), location="x")
+    assert (sheet[18:34, 16:32] == decode_rgb(encoded_image(3), location="x")).all()

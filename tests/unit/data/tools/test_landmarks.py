@@ -74,7 +74,7 @@ def test_packed_faces_lie_as_the_template_says(people, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
     pack(people, tmp_path / "out", landmarks=listed, quality=100)
     source = open_dataset(tmp_path / "out")
-    image = decode_rgb(source.read(2), where="x")
+    image = decode_rgb(source.read(2), location="x")
     assert image.shape == (112, 112, 3)
     wanted = align(photograph(tmp_path / "again.png"), POINTS, 112)
     assert np.abs(image.astype(int) - wanted).mean() < 3
@@ -122,7 +122,7 @@ def test_a_dataset_is_aligned_by_the_detector_without_a_word_from_opencv(tmp_pat
     cv2.imwrite(str(tmp_path / "people" / "ann" / "1.png"), image)
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
     pack(tmp_path / "people", tmp_path / "out", landmarks=find, quality=100)
-    packed = decode_rgb(open_dataset(tmp_path / "out").read(0), where="x")[..., 0]
+    packed = decode_rgb(open_dataset(tmp_path / "out").read(0), location="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)
     assert not any(capfd.readouterr())

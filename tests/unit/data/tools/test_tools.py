@@ -39,7 +39,7 @@ def test_packed_images_keep_their_bytes_their_order_and_their_people(people, tmp
 
 def test_other_sizes_are_brought_to_the_one_asked_for(people, tmp_path):
     pack(people, tmp_path / "out", image_size=64)
-    assert decode_rgb(open_dataset(tmp_path / "out").read(0), where="x").shape == (64, 64, 3)
+    assert decode_rgb(open_dataset(tmp_path / "out").read(0), location="x").shape == (64, 64, 3)
 
 
 def test_a_shuffle_mixes_people_and_depends_on_the_seed_alone(people, tmp_path):
@@ -71,7 +71,7 @@ def test_an_inspection_counts_people_images_sizes_and_formats(people, tmp_path):
 
 
 def drawn(path):
-    return decode_rgb(path.read_bytes(), where="x")
+    return decode_rgb(path.read_bytes(), location="x")
 
 
 def test_sheets_show_identities_or_all_images_of_one(people, tmp_path):
@@ -80,7 +80,7 @@ def test_sheets_show_identities_or_all_images_of_one(people, tmp_path):
     identity_sheet(people, 0, tmp_path / "ann.png", columns=2)
     shown, source = drawn(tmp_path / "ann.png"), open_dataset(people)
     for number, (top, left) in enumerate([(0, 0), (0, 112), (112, 0)]):
-        expected = decode_rgb(source.read(number), where="x")
+        expected = decode_rgb(source.read(number), location="x")
         assert (shown[top : top + 112, left : left + 112] == expected).all()
     assert (shown[112:, 112:] == 255).all()
     assert [where.split("/")[-1] for where in images_of(people, 2)] == ["cy_0001.jpg", "cy_0002.jpg"]
