@@ -147,7 +147,7 @@ def _named_by(latest: Path) -> str:
     return name
 
 
-def open_together(world: World, path: Path, step: int | None = None) -> Checkpoint:
+def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Checkpoint:
     """Open on every rank the checkpoint that the leader finds, as `Checkpoint.open` does. Collective.
 
     Raises:

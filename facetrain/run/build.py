@@ -24,7 +24,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import build_margin
-from facetrain.models.initial_weights import start_from, take_centers
+from facetrain.models.initialize_from import initialize_backbone, initialize_centers
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
 from facetrain.optim.scaler import LossScale
@@ -88,7 +88,7 @@ def build_state(
     )
     if config.model.init_from:
         faces = partial(some_faces, source, config.data.image_size)
-        start_from(backbone, Path(config.model.init_from), faces)
+        initialize_backbone(backbone, Path(config.model.init_from), faces)
     freeze(backbone, config.model.freeze)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -114,7 +114,7 @@ def build_state(
         steps_per_epoch=schedule.steps_per_epoch,
     )
     if config.model.init_from and config.head.init_from != "reinit":
-        take_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
+        initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
     stepper = Stepper(
         backbone,
         build_optimizer(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from facetrain.checkpoint.load import Checkpoint, open_together
+from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
@@ -61,7 +61,7 @@ def train(config: Config, run_dir: Path | None = None, *, profile: bool = False)
     with _joined(config) as world:
         folder, again = claim_folder(world, given=run_dir, default=Path(config.run.dir) / config.run.name)
         try:
-            return _run(config, world, folder, open_together(world, folder) if again else None, profile)
+            return _run(config, world, folder, open_on_all_ranks(world, folder) if again else None, profile)
         finally:
             if run_dir is None:
                 leave_unused(folder, world)
@@ -72,7 +72,7 @@ def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: b
     with _joined(config) as world:
         # Workers that were started again have newer checkpoints than the one first asked for.
         again = opened_before(run_dir, world)
-        checkpoint = open_together(world, run_dir, None if again else step)
+        checkpoint = open_on_all_ranks(world, run_dir, None if again else step)
         return _run(config, world, run_dir, checkpoint, profile)
 
 

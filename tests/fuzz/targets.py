@@ -22,7 +22,7 @@ from facetrain.data.formats.record_index import _build
 from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
-from facetrain.models.initial_weights import start_from
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_symbol import open_mxnet
 from tests.support.datasets import encoded_image, write_records
 from tests.support.mxnet_files import write_iresnet
@@ -132,7 +132,7 @@ def mxnet_network(data: bytes) -> str:
     graph = _FOLDER / "m-symbol.json"
     backbone = build_backbone("iresnet", **_NARROW)
     opened = _refusal(ModelError, lambda: open_mxnet(graph))
-    return f"{opened} {_refusal(ModelError, lambda: start_from(backbone, graph, _faces))}"
+    return f"{opened} {_refusal(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
 
 
 def _refusal(documented: type[Exception], read: Callable[[], object]) -> str:

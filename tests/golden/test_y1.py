@@ -6,7 +6,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.augment import normalize
 from facetrain.data.decode import decode_rgb
-from facetrain.models.initial_weights import start_from
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.pair_set import load_targets
@@ -44,7 +44,7 @@ def test_y1_from_mxnet_and_from_onnx_gives_the_same_embeddings():
 def test_a_network_that_starts_from_y1_is_y1_also_while_it_trains(name):
     path, (image, others) = shared_path(f"real/y1/{name}"), some_faces(128).chunk(2)
     opened, ours = open_model(path, torch.device("cpu")), build_backbone("mbf_small", embedding_size=128)
-    start_from(ours, path, lambda: normalize(others))
+    initialize_backbone(ours, path, lambda: normalize(others))
     with torch.no_grad():
         expected = opened.network(opened.prepare(image))
         torch.testing.assert_close(ours.eval()(normalize(image)), expected, atol=1e-4, rtol=1e-4)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from facetrain.checkpoint.load import Checkpoint, open_together
+from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
@@ -57,7 +57,7 @@ def open_where_machines_differ(folder):
     found = []
     for path in (Path("run"), Path("other"), Path("none")):
         try:
-            found.append(open_together(world, path).step)
+            found.append(open_on_all_ranks(world, path).step)
         except RunError as error:
             found.append(str(error))
     claimed, again = claim_folder(world, given=Path("seen_by_one"), default=Path("runs"))

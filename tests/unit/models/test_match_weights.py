@@ -11,7 +11,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.data.augment import normalize
 from facetrain.errors import ModelError
 from facetrain.models.export.onnx import export_onnx
-from facetrain.models.initial_weights import start_from
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from tests.support.mxnet_files import shaken, write_iresnet
 
@@ -44,11 +44,11 @@ def test_an_mxnet_iresnet_is_taken_over_by_ours(tmp_path, name):
     options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
     net = shaken(build_backbone("iresnet", **options), eps=2e-5)
     path, ours = write_iresnet(tmp_path, net), build_backbone("iresnet", **options)
-    start_from(ours, path, never)
+    initialize_backbone(ours, path, never)
     assert_embeds_as_eval(ours, path)
     assert torch.equal(ours.features.weight, torch.ones(16)), "the fixed gamma's 7 counts for nothing"
     again = build_backbone("iresnet", **options, dropout=0.4, checkpoint_activations=True)
-    start_from(again, tmp_path / "model-0000.params", never)
+    initialize_backbone(again, tmp_path / "model-0000.params", never)
     assert all(torch.equal(t, again.state_dict()[key]) for key, t in ours.state_dict().items())
 
 
@@ -71,7 +71,7 @@ def test_an_onnx_file_without_norms_is_taken_over_and_trains_on_from_there(tmp_p
     pytest.importorskip("onnxscript")
     path, ours = exported(tmp_path, name, options, **how), build_backbone(name, **options)
     many = normalize(images(32))
-    start_from(ours, path, lambda: many)
+    initialize_backbone(ours, path, lambda: many)
     assert_embeds_as_eval(ours, path, unit="unit" in how)
     with torch.no_grad():
         still, training = ours.eval()(many), ours.train()(many)
@@ -96,7 +96,7 @@ def check_pixels_inside(path, ours, many):
         first.input[0] = f"prepared{number}"
     onnx.save(model, path)
     assert open_model(path, CPU).preprocessing["scale"] == 1
-    start_from(ours, path, lambda: many)
+    initialize_backbone(ours, path, lambda: many)
     assert_embeds_as_eval(ours, path)
 
 
@@ -115,7 +115,7 @@ def test_another_network_is_refused_with_the_place_where_they_part(tmp_path, nam
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
     given = NARROW | options if name == "iresnet" else options
     with pytest.raises(ModelError, match=said) as refused:
-        start_from(build_backbone(name, **given), path, never)
+        initialize_backbone(build_backbone(name, **given), path, never)
     assert "\n" not in str(refused.value)
 
 
@@ -157,13 +157,13 @@ def with_more_behind(symbol, nodes):
 def test_a_graph_that_differs_in_one_layer_is_refused(tmp_path, change, said):
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
     with pytest.raises(ModelError, match=said):
-        start_from(build_backbone("iresnet", **NARROW), changed(path, change), never)
+        initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, change), never)
 
 
 def test_pixels_that_are_not_taken_around_their_middle_are_refused(tmp_path):
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)), offset=0.0, factor=1.0)
     with pytest.raises(ModelError, match=r"takes pixels times 1 plus 0; facetrain trains networks that take"):
-        start_from(build_backbone("iresnet", **NARROW), path, never)
+        initialize_backbone(build_backbone("iresnet", **NARROW), path, never)
 
 
 def test_a_layer_that_takes_what_none_gives_is_refused(tmp_path):
@@ -172,7 +172,7 @@ def test_a_layer_that_takes_what_none_gives_is_refused(tmp_path):
 
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
     with pytest.raises(ModelError, match="no layer gives .[0-9]+., which is needed"):
-        start_from(build_backbone("iresnet", **NARROW), changed(path, dangling), never)
+        initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, dangling), never)
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m-symbol.json", "m-0000.params"])
@@ -184,4 +184,4 @@ def test_files_that_hold_no_network_are_refused(tmp_path, name, data):
     for beside in ("m-symbol.json", "m-0000.params", name):
         (tmp_path / beside).write_bytes(data)
     with pytest.raises(ModelError, match=r"m[.-]"):
-        start_from(build_backbone("iresnet", **NARROW), tmp_path / name, never)
+        initialize_backbone(build_backbone("iresnet", **NARROW), tmp_path / name, never)

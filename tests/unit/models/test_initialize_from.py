@@ -11,7 +11,7 @@ from facetrain.errors import ConfigError, ModelError
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import build_margin
-from facetrain.models.initial_weights import initial_centers, initial_weights, take_centers
+from facetrain.models.initialize_from import initialize_centers, read_backbone_weights, read_centers
 from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
 
@@ -52,11 +52,12 @@ def centers_of(head):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_the_centers_of_all_of_arcface_torchs_ranks_are_put_together(tmp_path, world_size):
     whole = write_arcface_torch(tmp_path, world_size)
-    found = initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+    found = read_centers(tmp_path / "checkpoint_gpu_0.pt")
     assert found.num_classes == CLASSES
     assert torch.equal(found.rows(0, CLASSES), whole) and torch.equal(found.rows(4, 7), whole[4:7])
     assert (
-        initial_weights(tmp_path / "checkpoint_gpu_0.pt").keys() == build_backbone("mbf").state_dict().keys()
+        read_backbone_weights(tmp_path / "checkpoint_gpu_0.pt").keys()
+        == build_backbone("mbf").state_dict().keys()
     )
 
 
@@ -64,15 +65,15 @@ def test_ranks_that_are_missing_or_of_another_run_are_refused(tmp_path):
     write_arcface_torch(tmp_path, 3)
     (tmp_path / "checkpoint_gpu_1.pt").rename(tmp_path / "kept.pt")
     with pytest.raises(ModelError, match="ranks 0, 2"):
-        initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+        read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_softmax_fc": {"weight": torch.zeros(9, WIDTH)}}, tmp_path / "checkpoint_gpu_1.pt")
     with pytest.raises(ModelError, match="not of one run"):
-        initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+        read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_backbone": {}}, tmp_path / "checkpoint_gpu_1.pt")
     with pytest.raises(ModelError, match=r"gpu_1.pt: holds no table"):
-        initial_centers(tmp_path / "checkpoint_gpu_0.pt")
+        read_centers(tmp_path / "checkpoint_gpu_0.pt")
     with pytest.raises(ModelError, match=r"kept.pt: has no class centers.*head.init_from"):
-        initial_centers(tmp_path / "kept.pt")
+        read_centers(tmp_path / "kept.pt")
 
 
 def test_the_centers_in_mxnets_files_are_read_where_training_left_them(tmp_path):
@@ -80,18 +81,18 @@ def test_the_centers_in_mxnets_files_are_read_where_training_left_them(tmp_path)
     (tmp_path / "m-symbol.json").write_text("{}")
     (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc7_weight": whole}))
     for name in ("m-symbol.json", "m-0000.params"):
-        found = initial_centers(tmp_path / name)
+        found = read_centers(tmp_path / name)
         assert found.num_classes == CLASSES and np.array_equal(found.rows(2, 5).numpy(), whole[2:5])
     (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc1_gamma": whole[0]}))
     with pytest.raises(ModelError, match=r"m-symbol.json: has no class centers.*fc7_weight"):
-        initial_centers(tmp_path / "m-symbol.json")
+        read_centers(tmp_path / "m-symbol.json")
 
 
 def test_the_centers_of_our_checkpoints_are_read_by_class(tmp_path):
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints", keep=1)
     writer.save(snapshot(1, rank=0, world_size=1))
     writer.finish()
-    found = initial_centers(tmp_path / "run")
+    found = read_centers(tmp_path / "run")
     assert found.rows(0, found.num_classes)[:, 0].tolist() == [c + 1.0 for c in range(found.num_classes)]
 
 
@@ -103,7 +104,7 @@ def test_known_identities_keep_their_centers_and_new_ones_are_drawn(tmp_path, cl
     drawn = centers_of(head_of(classes)).clone()
     heads = [head_of(classes, rank, world_size) for rank in range(world_size)]
     for head in heads:
-        take_centers(head, path, may_grow=classes > CLASSES)
+        initialize_centers(head, path, may_grow=classes > CLASSES)
     found = torch.cat([centers_of(head) for head in heads])
     assert torch.equal(found, torch.cat([whole, drawn[CLASSES:]]))
 
@@ -112,11 +113,11 @@ def test_centers_of_other_identities_are_refused_with_what_to_do(tmp_path):
     write_arcface_torch(tmp_path, 1)
     path = tmp_path / "checkpoint_gpu_0.pt"
     with pytest.raises(ModelError, match="11 identities, the dataset 12; head.init_from: extend"):
-        take_centers(head_of(12), path, may_grow=False)
+        initialize_centers(head_of(12), path, may_grow=False)
     with pytest.raises(ModelError, match="11 identities, the dataset 10; head.init_from: take reinit"):
-        take_centers(head_of(10), path, may_grow=True)
+        initialize_centers(head_of(10), path, may_grow=True)
     with pytest.raises(ModelError, match="6 numbers, the head's 8"):
-        take_centers(head_of(CLASSES, width=8), path, may_grow=False)
+        initialize_centers(head_of(CLASSES, width=8), path, may_grow=False)
 
 
 def test_a_head_that_keeps_centers_must_be_told_whose(tmp_path):

@@ -35,7 +35,7 @@ class Centers:
     """Returns the centers of classes [start, stop): (stop - start, D)."""
 
 
-def start_from(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> None:
+def initialize_backbone(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> None:
     """Give a network the weights of a run, a checkpoint, or any file that `facetrain eval` takes.
 
     `faces` gives images (B, 3, H, W) like those that it will be trained on: some ONNX files have lost the
@@ -47,7 +47,7 @@ def start_from(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> N
     """
     graphs = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
     if path.is_dir() or path.suffix not in graphs:
-        load_weights_into(backbone, initial_weights(path), str(path))
+        load_weights_into(backbone, read_backbone_weights(path), str(path))
         return
     found = adopt(graphs[path.suffix](path), backbone)
     load_weights_into(backbone, found.weights, str(path))
@@ -55,13 +55,13 @@ def start_from(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> N
         settle_norms(backbone, found.merged, faces())
 
 
-def take_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
+def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
     """Give this rank's first classes the centers of another run; what lies behind them stays as it was drawn.
 
     Raises:
         ModelError: there are none, or of other classes or another length.
     """
-    centers, weight = initial_centers(path), head.row_state()["weight"]
+    centers, weight = read_centers(path), head.row_state()["weight"]
     known = centers.num_classes
     if known > head.num_classes or (known < head.num_classes and not may_grow):
         hint = "extend adds identities behind the known ones" if known < head.num_classes else "take reinit"
@@ -79,7 +79,7 @@ def take_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
         weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
 
 
-def initial_weights(path: Path) -> dict[str, Tensor]:
+def read_backbone_weights(path: Path) -> dict[str, Tensor]:
     """Return the backbone's weights of a run's folder, a checkpoint, or a file that `read_weights` reads.
 
     Raises:
@@ -93,7 +93,7 @@ def initial_weights(path: Path) -> dict[str, Tensor]:
     return Checkpoint.open(path).replicated("backbone.")
 
 
-def initial_centers(path: Path) -> Centers:
+def read_centers(path: Path) -> Centers:
     """Return the class centers beside a network: of our checkpoints, of arcface_torch's, one file per rank, or MXNet's.
 
     Raises:
