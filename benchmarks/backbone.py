@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from facetrain.cli import main
+from facetrain.cli.app import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["bench", "backbone"]

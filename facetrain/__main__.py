@@ -1,6 +1,6 @@
-"""`python -m facetrain`: what torchrun starts on every rank."""
+"""`python -m facetrain`, which torchrun starts on every rank."""
 
-from facetrain.cli import main
+from facetrain.cli.app import main
 
 if __name__ == "__main__":
     main()

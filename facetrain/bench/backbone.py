@@ -19,7 +19,7 @@ import torch
 from facetrain.backbone.prelu import use_torchs_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine import wait_for
-from facetrain.distributed.allocator import keep_freed_memory
+from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.errors import RunError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.train.precision import InPrecision, memory_format_for

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from facetrain.checkpoint.commit import LATEST, STEP_NAME, complete_steps, step_folder
 from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, is_plain_file, read_manifest, sha256_of
-from facetrain.distributed.agreement import decided_by_leader, one_voice
+from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, NoCheckpointError
 
@@ -158,8 +158,8 @@ def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Chec
         found = Checkpoint.open(path, step)
         return [str(found.folder), found.manifest.dump()]
 
-    folder, content = decided_by_leader(world, newest)
-    with one_voice(world):
+    folder, content = decide_on_leader(world, newest)
+    with fail_together(world):
         checkpoint = Checkpoint(Path(folder))
         if checkpoint.manifest.dump() != content:
             raise CheckpointError(

@@ -1,13 +1,23 @@
-"""The table of commands. Each imports what it needs when it is called, so that `--help` does not wait for torch."""
+"""The `facetrain` program: its table of commands, and the exit codes and messages of errors.
+
+Each command imports the modules it needs when it is called: `facetrain --help` does not import torch.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import sys
+from typing import Annotated, Any
 
 import typer
 
 from facetrain import __version__
 from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, search, train
+from facetrain.distributed.process_lifetime import end_with_launcher
+from facetrain.errors import FacetrainError, LostRankError
+from facetrain.files import error_reason
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="facetrain",
@@ -39,10 +49,65 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+        bool,
+        typer.Option(
+            "--debug", help="Print the traceback of an error. Accepted anywhere on the command line."
+        ),
     ] = False,
 ) -> None:
     """Train, verify and export face-recognition models, on one CPU or on many GPUs."""
+
+
+def main() -> None:
+    """Run the `facetrain` program; end the process with the exit code of the command or of its error."""
+    # Removed before typer parses: --debug is accepted behind the options of a command, too.
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A result with a × or a name that the terminal's encoding lacks must not fail the command.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    end_with_launcher()
+    try:
+        code = app(arguments, prog_name="facetrain", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        _exit_with_error(error)
+    if code == _INTERRUPTED:
+        _exit("interrupted", code)
+    sys.exit(code)
+
+
+def _exit_with_error(error: Any) -> None:
+    """Print an exception as one line and end the process with its exit code."""
+    if isinstance(error, LostRankError):  # the rank that failed prints the reason
+        sys.exit(error.exit_code)
+    if isinstance(error, FacetrainError):
+        _exit(str(error), error.exit_code)
+    if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong
+        _exit_with_usage_error(error)
+    _exit(
+        f"internal error: {type(error).__name__}: {error_reason(error)}; "
+        "run again with --debug for the traceback",
+        FacetrainError.exit_code,
+    )
+
+
+def _exit_with_usage_error(error: Any) -> None:
+    message = " ".join(error.format_message().split()).removesuffix(".")
+    if not message:  # no command was given, and typer has printed the help
+        sys.exit(error.exit_code)
+    command = error.ctx.command_path if error.ctx else "facetrain"
+    advice = "" if message.endswith("?") else f"; see {command} --help"
+    _exit(f"{command}: {message[0].lower()}{message[1:]}{advice}", error.exit_code)
+
+
+def _exit(message: str, exit_code: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(exit_code)

@@ -19,7 +19,7 @@ _PATIENCE_S = 3.0
 
 
 @contextmanager
-def naming_failures(world: World, timeout_s: float) -> Iterator[None]:
+def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
     """Turn what goes wrong around a rank, its disk and its peers, into errors that say which it was.
 
     Raises:
@@ -45,7 +45,7 @@ def naming_failures(world: World, timeout_s: float) -> Iterator[None]:
 
 def _lost(world: World, timeout_s: float, said: str) -> RankError:
     """Return what this rank says of a group that is broken: one of those that are left names who is not."""
-    silent = silent_ranks(world.life, world.rank, world.size, _PATIENCE_S, world.keeper)
+    silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S, world.store_host)
     speaker = min(set(range(world.size)) - set(silent))
     if not any(word in said for word in _TIMED_OUT) or speaker != world.rank:
         return LostRankError(said)
@@ -57,7 +57,7 @@ def _lost(world: World, timeout_s: float, said: str) -> RankError:
 
 
 @contextmanager
-def one_voice(world: World) -> Iterator[None]:
+def fail_together(world: World) -> Iterator[None]:
     """Run what every rank may fail at, before any of them goes on: the first that failed says so. Collective."""
     fault: FacetrainError | None = None
     try:
@@ -73,7 +73,7 @@ def one_voice(world: World) -> Iterator[None]:
     raise _silent(f"rank {first} failed", failed[first])
 
 
-def decided_by_leader(world: World, decide: Callable[[], _T]) -> _T:
+def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
     """Return on every rank what the leader finds, made of JSON; where it cannot, it says so alone. Collective.
 
     What each rank finds for itself may differ: machines do not see shared storage change at the same moment.
@@ -93,7 +93,7 @@ def decided_by_leader(world: World, decide: Callable[[], _T]) -> _T:
     return cast("_T", found)
 
 
-def told_by_leader(world: World, error: FacetrainError) -> FacetrainError:
+def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:
     """Return what this rank raises for an error that all ranks have met alike: one of them is enough to say it."""
     return error if world.is_leader else _silent(str(error), error.exit_code)
 

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from facetrain.cpu_cores import usable_cores
+from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.distributed.supervisor import Supervisor
 from facetrain.distributed.watchdog import last_words
 from facetrain.errors import LaunchError, LostRankError, UsageError
@@ -77,7 +78,7 @@ def _processes(nproc_per_node: str, device: str) -> int:
     if nproc_per_node == "auto":
         if device == "cpu" or not _has_driver():
             return 1
-        _quieten()
+        silence_torch_logs()
         import torch
 
         return max(torch.cuda.device_count(), 1)
@@ -104,7 +105,7 @@ def launch(arguments: list[str], where: Topology, run_id: str) -> int:
     Raises:
         LaunchError: the processes could not be started, or one of them died without a word.
     """
-    _quieten()
+    silence_torch_logs()
     _share_cores(where.nproc_per_node)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     command = [sys.executable, "-m", "facetrain", *arguments]
@@ -182,16 +183,6 @@ def _config(where: Topology, run_id: str, log_dir: Path) -> Any:
         # Ctrl-C has a handler of its own.
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
     )
-
-
-def _quieten() -> None:
-    """Switch off torch's and the agent's own accounts of failures, stacks and tables: we say them in one line."""
-    import logging
-
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which reports even its starting
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some of its modules set a level of their own, from here
 
 
 def _share_cores(processes: int) -> None:

@@ -41,18 +41,18 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def agreed(self, also: bool = False) -> tuple[int, bool]:
+    def requested(self, also: bool = False) -> tuple[int, bool]:
         """Return the signal that any rank has received (0: none), and whether any rank says `also`. Collective."""
         said = collectives.max_(torch.tensor([self.signal, also], dtype=torch.int32))
         return int(said[0]), bool(said[1])
 
-    def leave(self) -> None:
+    def raise_if_requested(self) -> None:
         """Leave what takes long if any rank has received a signal. Collective.
 
         Raises:
             Stopped: on all ranks alike.
         """
-        if self.agreed()[0]:
+        if self.requested()[0]:
             raise Stopped
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from facetrain.distributed.allocator import give_back_freed_memory, keep_freed_memory
 from facetrain.distributed.heartbeat import Pulse
 from facetrain.distributed.process_lifetime import is_worker, started_by_torchrun
+from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
 from facetrain.distributed.rendezvous import meet
 from facetrain.distributed.roll_call import sign_in
 from facetrain.distributed.watchdog import watched
@@ -41,12 +41,12 @@ class World:
     size: int
     local_size: int
     device: torch.device
-    agent: str = ""
+    launcher_id: str = ""
     """Names the process that started this one: the same for all that it starts, and starts again."""
-    life: str = ""
+    rendezvous_id: str = ""
     """Names this gathering of ranks: after a restart it has another name."""
     restarts: int = 0
-    keeper: str = ""
+    store_host: str = ""
     """Where rank 0 runs, if the store at which all met is in its process."""
 
     @property
@@ -87,7 +87,7 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         RunError: the group could not be formed.
     """
     if device == "cpu" or not torch.cuda.is_available():
-        treat_freed_memory = keep_freed_memory if keep_freed else give_back_freed_memory
+        treat_freed_memory = keep_freed_memory if keep_freed else release_freed_memory
         treat_freed_memory()
     if not started_by_torchrun():
         yield _alone(_use(pick_device(device, 0)))
@@ -97,11 +97,11 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
     chosen = _use(pick_device(device, local_rank))
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     try:
-        store, rank, size, life = meet(timeout_s)
+        store, rank, size, rendezvous_id = meet(timeout_s)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
         )
-        keeper = sign_in(store, rank)
+        store_host = sign_in(store, rank)
     except (RuntimeError, ValueError) as error:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise RunError(
@@ -115,10 +115,10 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
             size=size,
             local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
             device=chosen,
-            agent=_agent(),
-            life=life,
+            launcher_id=_launcher_id(),
+            rendezvous_id=rendezvous_id,
             restarts=_restarts(),
-            keeper=keeper,
+            store_host=store_host,
         )
         with _watched(world, timeout_s) if size > world.local_size else nullcontext():
             yield world
@@ -144,20 +144,28 @@ def _end_at_once(exit_code: int) -> None:
 
 def _watched(world: World, timeout_s: float) -> AbstractContextManager[None]:
     patience_s = timeout_s + _GIVING_UP_S
-    pulse = Pulse(world.life, world.rank, world.size, patience_s=patience_s, grace_s=_GIVING_UP_S)
+    pulse = Pulse(world.rendezvous_id, world.rank, world.size, patience_s=patience_s, grace_s=_GIVING_UP_S)
     return watched(world.rank, patience_s, pulse.reason_to_end)
 
 
 def _alone(device: torch.device) -> World:
-    agent = _agent() if is_worker() else ""
-    return World(rank=0, local_rank=0, size=1, local_size=1, device=device, agent=agent, restarts=_restarts())
+    launcher_id = _launcher_id() if is_worker() else ""
+    return World(
+        rank=0,
+        local_rank=0,
+        size=1,
+        local_size=1,
+        device=device,
+        launcher_id=launcher_id,
+        restarts=_restarts(),
+    )
 
 
 def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _agent() -> str:
+def _launcher_id() -> str:
     parent = os.getppid()
     try:
         # The 22nd field is when it started: a process number comes back, a moment does not.

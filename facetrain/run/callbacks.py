@@ -123,7 +123,7 @@ class RunHooks:
 
     def save(self, state: TrainState) -> None:
         """Begin a checkpoint where one is due, and end the one in flight where all ranks have written it."""
-        self._signal, self._minutes_due = self._stop.agreed(
+        self._signal, self._minutes_due = self._stop.requested(
             time.monotonic() - self._saved_at > self._save_every_s
         )
         if self._signal:

@@ -20,7 +20,7 @@ from facetrain.checkpoint.commit import (
     step_folder,
 )
 from facetrain.distributed import collectives
-from facetrain.distributed.agreement import decided_by_leader
+from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import write_atomically
@@ -31,15 +31,15 @@ _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headle
 def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Path, bool]:
     """Return the folder for a new run, and whether to go on in it because this run was started again.
 
-    An elastic agent starts its workers again after a failure; the folder remembers its agents. A
+    An elastic agent starts its workers again after a failure; the folder remembers its launchers. A
     folder that was not given by name gets a number if there is one already, and is made at once: of runs
     that start together, each has its own. `leave_unused` takes it away again. Collective.
 
     Raises:
         UsageError: the folder that was given holds another run's checkpoints, or cannot be made.
     """
-    agents = _agents_of(world)
-    folder, again = decided_by_leader(world, lambda: _claim(world, agents, given, default))
+    launchers = _launchers_of(world)
+    folder, again = decide_on_leader(world, lambda: _claim(world, launchers, given, default))
     return Path(folder), again
 
 
@@ -52,7 +52,7 @@ def leave_unused(folder: Path, world: World) -> None:
 
 def opened_before(folder: Path, world: World) -> bool:
     """Whether this command has opened the folder before, and its workers were started again. Collective."""
-    return bool(collectives.broadcast_json(_started_by(folder, _agents_of(world))))
+    return bool(collectives.broadcast_json(_started_by(folder, _launchers_of(world))))
 
 
 def open_folder(folder: Path, world: World, config_text: str) -> None:
@@ -86,10 +86,10 @@ def set_aside_later(folder: Path, step: int) -> None:
     point_latest(folder / "checkpoints")
 
 
-def _claim(world: World, agents: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
+def _claim(world: World, launchers: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
     _require_room(given or default)
-    folder = given or _own(default, agents)
-    again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, agents))
+    folder = given or _own(default, launchers)
+    again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, launchers))
     if given and _holds_run(folder) and not again:
         steps = complete_steps(folder / "checkpoints")
         raise UsageError(
@@ -119,7 +119,7 @@ def _environment(folder: Path, world: World) -> dict[str, Any]:
         "world_size": world.size,
         "device": f"{world.device.type} {device}".strip(),
         "threads": torch.get_num_threads(),
-        "agents": [*_agents(folder), world.agent],
+        "launchers": [*_launchers(folder), world.launcher_id],
     }
 
 
@@ -130,29 +130,29 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _agents_of(world: World) -> list[str]:
-    return sorted({name for name in collectives.gather_json(world.agent) if name})
+def _launchers_of(world: World) -> list[str]:
+    return sorted({name for name in collectives.gather_json(world.launcher_id) if name})
 
 
-def _agents(folder: Path) -> list[str]:
+def _launchers(folder: Path) -> list[str]:
     try:
-        return [str(name) for name in json.loads((folder / "environment.json").read_text())["agents"]]
+        return [str(name) for name in json.loads((folder / "environment.json").read_text())["launchers"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def _started_by(folder: Path, agents: list[str]) -> bool:
-    return bool(set(_agents(folder)) & set(agents))
+def _started_by(folder: Path, launchers: list[str]) -> bool:
+    return bool(set(_launchers(folder)) & set(launchers))
 
 
 def _holds_run(folder: Path) -> bool:
     return bool(complete_steps(folder / "checkpoints"))
 
 
-def _own(default: Path, agents: list[str]) -> Path:
-    """Return the folder in which these agents have run, or make one."""
+def _own(default: Path, launchers: list[str]) -> Path:
+    """Return the folder in which these launchers have run, or make one."""
     folder, number = default, 1
-    while not _started_by(folder, agents):
+    while not _started_by(folder, launchers):
         try:
             folder.mkdir(parents=True)
             break

@@ -19,7 +19,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Batch, Loader
 from facetrain.data.sampler import build_sampler, epoch_size
 from facetrain.distributed import collectives
-from facetrain.distributed.agreement import naming_failures, one_voice, told_by_leader
+from facetrain.distributed.agreement import explain_failures, fail_together, only_leader_reports
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
@@ -80,7 +80,7 @@ def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: b
 def _joined(config: Config) -> Iterator[World]:
     timeout_s = config.train.timeout_s
     joining = join(config.train.device, timeout_s=timeout_s, keep_freed=config.train.keep_freed_memory)
-    with joining as world, naming_failures(world, timeout_s):
+    with joining as world, explain_failures(world, timeout_s):
         yield world
 
 
@@ -103,7 +103,7 @@ class _Run:
 
 def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None, profile: bool) -> int:
     since = time.perf_counter()
-    with one_voice(world):
+    with fail_together(world):
         check_decode(config, world)
         source, sets = open_data(config, workers=count_workers(config, world))
         schedule = schedule_steps(config, epoch_size(source), world.size)
@@ -114,7 +114,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
-    with one_voice(world):
+    with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
         if world.is_leader:
@@ -134,7 +134,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
     config, state, schedule = run.config, run.state, run.schedule
     recorder, console = _open_recorder(run, resumed=resumed)
     spikes = _open_spikes(run, resumed=resumed)
-    say = console.say if console else logger.info
+    say = console.print if console else logger.info
     if console:
         _announce(console, run)
     workers, started_at = count_workers(config, run.world), state.step
@@ -159,7 +159,7 @@ def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
             if isinstance(error, DivergedError) and run.world.is_leader:
                 with suppress(OSError):  # a full disk must not hide why the run ended
                     write_atomically(run.folder / "diverged.json", json.dumps(error.report) + "\n")
-            raise told_by_leader(run.world, error) from error
+            raise only_leader_reports(run.world, error) from error
         finally:
             loader.close()
             recorder.close()
@@ -267,7 +267,7 @@ def _build_hooks(
         batch_size=config.eval.batch_size,
         device=run.world.device,
         workers=workers,
-        progress=lambda done, of: stop.leave(),
+        progress=lambda done, of: stop.raise_if_requested(),
     )
     writer = CheckpointWriter(
         run.folder / "checkpoints",
@@ -316,7 +316,7 @@ def _open_spikes(run: _Run, *, resumed: bool) -> Recorder:
 
 def _announce(console: Console, run: _Run) -> None:
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
-    console.say(
+    console.print(
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
         f"{config.model.backbone}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"

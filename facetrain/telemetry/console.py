@@ -34,9 +34,9 @@ class Console:
         found = {name: value for name, value in values.items() if name.endswith("/accuracy")}
         if found:
             said = "  ".join(f"{name.removesuffix('/accuracy')} {value:.2%}" for name, value in found.items())
-            self.say(f"step {step}: verification accuracy  {said}")
+            self.print(f"step {step}: verification accuracy  {said}")
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line above the bar."""
         self._terminal.print(line, markup=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.distributed import collectives
-from facetrain.distributed.code_cache import keep_compiled_code
+from facetrain.distributed.process_setup import keep_compiled_code
 from facetrain.telemetry.log import logger
 
 _MOST_VARIANTS = 64

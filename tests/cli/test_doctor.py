@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.cli import main
+from facetrain.cli.app import main
 from tests.support.datasets import write_records
 from tests.support.snapshots import snapshot
 

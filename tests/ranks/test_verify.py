@@ -35,7 +35,7 @@ def stop_and_score():
         looked.append(done)
         if len(looked) == 2 and collectives.rank() == collectives.world_size() - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-        stop.leave()
+        stop.raise_if_requested()
 
     with StopRequest() as stop, pytest.raises(Stopped):
         score(look)

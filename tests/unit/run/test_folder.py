@@ -8,24 +8,26 @@ from facetrain.errors import UsageError
 from facetrain.run.folder import claim_folder, leave_unused
 
 
-def world(agent):
-    return World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), agent=agent)
+def world(launcher_id):
+    return World(
+        rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), launcher_id=launcher_id
+    )
 
 
-def claimed(default, agent):
-    return claim_folder(world(agent), given=None, default=default)
+def claimed(default, launcher_id):
+    return claim_folder(world(launcher_id), given=None, default=default)
 
 
 def test_runs_that_start_together_each_have_a_folder_of_their_own(tmp_path):
     default = tmp_path / "runs" / "name"
-    found = [claimed(default, agent)[0].name for agent in ("a", "b", "c")]
+    found = [claimed(default, launcher_id)[0].name for launcher_id in ("a", "b", "c")]
     assert found == ["name", "name_2", "name_3"]
 
 
 def test_workers_that_their_agent_starts_again_find_their_folder(tmp_path):
     claimed(tmp_path / "name", "a")
     mine, _ = claimed(tmp_path / "name", "b")
-    (mine / "environment.json").write_text(json.dumps({"agents": ["b"]}))
+    (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
     assert claimed(tmp_path / "name", "b")[0] == mine
 
 

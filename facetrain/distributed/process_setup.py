@@ -1,0 +1,65 @@
+"""Settings of a training process outside Python: memory allocator, log levels of torch, cache of compiled code.
+
+Imports no torch: some of these settings work only if they are made before `import torch`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_INT_MAX = 2**31 - 1
+_LARGE_BLOCK = 1 << 16
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep large blocks when they are freed, and back them with huge pages.
+
+    By default glibc returns every large block to the kernel, which clears the pages before it hands
+    them out again: half of a training step on CPU was spent there. Call it before the first tensor
+    is allocated, because torch reads THP_MEM_ALLOC_ENABLE at its first allocation.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _INT_MAX})
+
+
+def release_freed_memory() -> None:
+    """Make glibc return blocks of 64 KiB and more to the kernel when they are freed: slower, less memory."""
+    _mallopt({_M_MMAP_THRESHOLD: _LARGE_BLOCK, _M_TRIM_THRESHOLD: _LARGE_BLOCK})
+
+
+def keep_compiled_code() -> None:
+    """Make torch.compile cache its code in the user's cache folder instead of /tmp, which a reboot empties.
+
+    TORCHINDUCTOR_CACHE_DIR has precedence. If the home folder cannot be written, torch's default stays.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "facetrain" / "compiled"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def silence_torch_logs() -> None:
+    """Turn off torch's own reports of failures (C++ stacks, tables of the agent): facetrain prints one line.
+
+    Call it before `import torch`: the C++ side reads its log levels when it is loaded.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which logs even its start
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some modules of the agent read their level from here
+
+
+def _mallopt(values: dict[int, int]) -> None:
+    if sys.platform.startswith("linux"):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:  # musl has none
+            for option, value in values.items():
+                mallopt(option, value)
