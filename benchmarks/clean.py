@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.tools.clean import Cleaning, clean
-from facetrain.verify.gallery import embed_input
+from facetrain.verify.image_embeddings import embed_input
 
 
 @dataclass(frozen=True)

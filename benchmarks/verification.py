@@ -20,7 +20,7 @@ import numpy as np
 
 from facetrain.verify.fold_accuracy import THRESHOLDS, FoldAccuracy, fold_accuracy
 from facetrain.verify.ijb import read_pair_list
-from facetrain.verify.scored_pairs import ScoredPairs, assess_pairs
+from facetrain.verify.scored_pairs import ScoredPairs, pair_result
 from facetrain.verify.templates import pool_templates, score_pairs
 
 # IJB-C: images, templates, enrolled templates, subjects, pairs and those of one person.
@@ -83,7 +83,7 @@ def templates(replicates: int) -> dict[str, float]:
     score = score_pairs(unit, first, second)
     scored = time.perf_counter()
     pairs = ScoredPairs(score, same, first, second, subject)
-    assess_pairs(pairs, protocol="templates", replicates=replicates)
+    pair_result(pairs, protocol="templates", replicates=replicates)
     end = time.perf_counter()
     return {
         "pairs": PAIRS,

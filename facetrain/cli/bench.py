@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from facetrain.cli import bench_backbone, bench_train
-from facetrain.cli.devices import Device, chosen_device
+from facetrain.cli.devices import Device, resolve_device
 from facetrain.cpu_cores import usable_cores
 
 app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
@@ -44,7 +44,7 @@ def loader(
         batch_size=batch_size,
         seconds=seconds,
         rounds=rounds,
-        device=torch.device(chosen_device(device)),
+        device=torch.device(resolve_device(device)),
     ).as_json()
     if as_json:
         typer.echo(json.dumps(report, indent=1))
@@ -88,7 +88,7 @@ def head(
         embedding_size=embedding_size,
         batch_size=batch_size,
         steps=steps,
-        device=chosen_device(device),
+        device=resolve_device(device),
         disk=disk,
     ):
         reports.append(report)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from facetrain.cli.devices import Device, chosen_device
+from facetrain.cli.devices import Device, resolve_device
 from facetrain.cpu_cores import usable_cores
 
 
@@ -37,7 +37,7 @@ def backbone(
             raise UsageError(f"--way {way}: there are {', '.join(WAYS)}")
     if name not in names() or name == "iresnet":
         raise UsageError(f"--backbone {name}: there are {', '.join(n for n in names() if n != 'iresnet')}")
-    subject = Subject(name, batch_size, image_size, chosen_device(device), threads or usable_cores())
+    subject = Subject(name, batch_size, image_size, resolve_device(device), threads or usable_cores())
     report = measure_backbones(subject, ways or list(WAYS), steps=steps, rounds=rounds)
     typer.echo(json.dumps(report, indent=1) if as_json else _told(report))
 

@@ -1,4 +1,4 @@
-"""The option --device."""
+"""Command-line option `--device`, shared by all commands that run a network."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ import typer
 
 from facetrain.errors import UsageError
 
+DEVICES = ("auto", "cpu", "cuda")
 
-def _known(name: str) -> str:
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {name}: there are auto, cpu and cuda")
+
+def _check_device(name: str) -> str:
+    if name not in DEVICES:
+        raise UsageError(f"--device {name}: unknown device; choose one of {', '.join(DEVICES)}")
     return name
 
 
 Device = Annotated[
-    str, typer.Option(callback=_known, help="cpu or cuda; auto takes a GPU where there is one.")
+    str,
+    typer.Option(
+        callback=_check_device,
+        help="Device that runs the network: cpu, cuda, or auto, which takes a GPU if there is one.",
+    ),
 ]
 
 
-def chosen_device(name: str) -> str:
-    """Return cpu or cuda."""
+def resolve_device(name: str) -> str:
+    """Return `cpu` or `cuda` for the value of `--device`; `auto` gives `cuda` if a GPU is available."""
     if name != "auto":
         return name
     import torch

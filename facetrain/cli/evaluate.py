@@ -10,7 +10,7 @@ import typer
 
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import require_writable, write_text
-from facetrain.verify.formatting import evaluation_lines
+from facetrain.verify.formatting import format_evaluation
 
 Model = Annotated[
     Path,
@@ -53,7 +53,7 @@ def evaluate(
         ),
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Draws of subjects for the 95 % intervals; 0 for none.")
+        int, typer.Option(min=0, help="BootstrapOptions of subjects for the 95 % intervals; 0 for none.")
     ] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of those draws.")] = 0,
     flip: Annotated[
@@ -111,7 +111,7 @@ def evaluate(
         typer.echo(result)
         return
     typer.echo(f"{model}: {found.description}")
-    for line in evaluation_lines(found):
+    for line in format_evaluation(found):
         typer.echo(line)
     if page is not None:
         typer.echo(f"report: {page}")
@@ -135,7 +135,7 @@ def embed(
     """Embed images; the rows have length 1."""
     from facetrain.cli.progress import progress_bar
     from facetrain.verify.embedding_files import require_format, save_embeddings
-    from facetrain.verify.gallery import embed_input
+    from facetrain.verify.image_embeddings import embed_input
 
     require_format(output)
     require_writable(output)
@@ -157,9 +157,9 @@ def compare(
     ] = False,
 ) -> None:
     """Tell how alike two faces are: 1 the same direction, 0 unrelated."""
-    from facetrain.verify.gallery import embed_images_at
+    from facetrain.verify.image_embeddings import embed_image_files
 
-    embedding = embed_images_at(model, [first, second], device=device)
+    embedding = embed_image_files(model, [first, second], device=device)
     cosine = float(embedding[0] @ embedding[1])
     typer.echo(json.dumps({"cosine": cosine}) if as_json else f"cosine similarity {cosine:.4f}")
 

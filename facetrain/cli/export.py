@@ -121,7 +121,7 @@ def _save(opened: EmbeddingModel, model: Path, output: Path) -> None:
 
 
 def _spread(input: Path, count: int) -> list[bytes]:
-    from facetrain.verify.gallery import read_input
+    from facetrain.verify.image_embeddings import read_input
 
     images, _, _ = read_input(input)
     step = max(len(images) / count, 1)

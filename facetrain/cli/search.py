@@ -38,7 +38,7 @@ def search(
 ) -> None:
     """Find the faces of a gallery that are most like each probe, by cosine similarity."""
     from facetrain.errors import DataError
-    from facetrain.verify.identification import nearest
+    from facetrain.verify.identification import top_k
 
     require_writable(output)
     among, sought = _embeddings(gallery, model, device), _embeddings(probe, model, device)
@@ -47,7 +47,7 @@ def search(
             f"{gallery} has {among.embedding.shape[1]} numbers per face and {probe} {sought.embedding.shape[1]}; "
             "both must come from one model"
         )
-    entry, cosine = nearest(sought.embedding, among.embedding, top)
+    entry, cosine = top_k(sought.embedding, among.embedding, top)
     found = [
         {
             "probe": name,
@@ -73,7 +73,7 @@ def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
     from facetrain.cli.progress import progress_bar
     from facetrain.errors import UsageError
     from facetrain.verify.embedding_files import SUFFIXES, load_embeddings
-    from facetrain.verify.gallery import embed_input
+    from facetrain.verify.image_embeddings import embed_input
 
     if path.suffix in SUFFIXES:
         return load_embeddings(path)

@@ -15,7 +15,7 @@ from facetrain.doctor.disk import check_disk
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.plan.forecast import forecast
 from facetrain.run.step_schedule import schedule_steps
-from facetrain.verify.pair_set import load_targets
+from facetrain.verify.pair_set import load_pair_sets
 
 
 def examine(world: World, config: Config | None, run_dir: Path | None) -> list[Finding]:
@@ -76,7 +76,7 @@ def _examine_dataset(config: Config, counts: list[tuple[int, int]]) -> list[Find
 
 
 def _examine_targets(config: Config) -> list[Finding]:
-    sets = load_targets(config.eval.targets, Path(config.eval_dir))
+    sets = load_pair_sets(config.eval.targets, Path(config.eval_dir))
     return [ok("verification sets", ", ".join(f"{p.name} ({len(p.same):,} pairs)" for p in sets) or "none")]
 
 

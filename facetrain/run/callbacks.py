@@ -115,7 +115,7 @@ class RunHooks:
             state.metrics = {
                 f"{name}/{what}": value
                 for name, result in results.items()
-                for what, value in result.told.items()
+                for what, value in result.available_metrics.items()
             }
             self._recorder.write(state.step, state.metrics)
             self._undrawn = state.step, results

@@ -10,7 +10,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Batch
 from facetrain.data.open_dataset import check_counts, drop_small_identities, open_dataset
-from facetrain.verify.pair_set import PairSet, load_targets
+from facetrain.verify.pair_set import PairSet, load_pair_sets
 
 
 def is_to_be_drawn(config: Config) -> bool:
@@ -33,7 +33,7 @@ def open_data(config: Config, *, workers: int) -> tuple[FaceDataset, list[PairSe
     else:
         source, drawn = open_dataset(folder, min_images_per_identity=least), []
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
-    return source, load_targets(config.eval.targets, Path(config.eval_dir), drawn)
+    return source, load_pair_sets(config.eval.targets, Path(config.eval_dir), drawn)
 
 
 def written_meanwhile(

@@ -267,7 +267,7 @@ def _build_hooks(
         batch_size=config.eval.batch_size,
         device=run.world.device,
         workers=workers,
-        progress=lambda done, of: stop.raise_if_requested(),
+        check_stop=stop.raise_if_requested,
     )
     writer = CheckpointWriter(
         run.folder / "checkpoints",

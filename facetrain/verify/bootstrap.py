@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from facetrain.verify.pair_blocks import PairCells
+from facetrain.verify.pair_blocks import PairBlocks
 
 LEVEL = 0.95
 """Share of the replicates that lie inside an interval."""
@@ -72,7 +72,7 @@ class WeightedCurve:
         cell_P = np.searchsorted(step_K, -score_P, side="left")
         cell_P += np.searchsorted(step_K, -score_P, side="right")
         self._genuine, self._impostors = (
-            PairCells(cell_P[kind], 2 * len(step_K) + 1, first_P[kind], second_P[kind])
+            PairBlocks(cell_P[kind], 2 * len(step_K) + 1, first_P[kind], second_P[kind])
             for kind in (same_P, ~same_P)
         )
 

@@ -1,4 +1,4 @@
-"""Embed many images with the work shared by all ranks."""
+"""Embedding of many encoded images, with the work shared by all ranks."""
 
 # N images   M distinct images   B batch   D embedding
 
@@ -18,120 +18,131 @@ from facetrain.data.augment import normalize
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed import collectives
 from facetrain.progress import ProgressCallback
-from facetrain.verify.subjects import numbers_of
+from facetrain.verify.subjects import dense_ids
 
-Embedder = Callable[[Tensor], Tensor]
-"""Maps normalized images (B, 3, H, W) to embeddings (B, D)."""
+Network = Callable[[Tensor], Tensor]
+"""Maps a prepared image batch (B, 3, H, W) to embeddings (B, D)."""
 Crop = Callable[[np.ndarray, int, int], np.ndarray]
-"""Makes uint8 (size, size, 3) of a decoded image (H, W, 3), its number, and the size."""
+"""Maps a decoded image uint8 (H, W, 3), its index and `size` to uint8 (size, size, 3)."""
 
 
-def middle(image: np.ndarray, number: int, size: int) -> np.ndarray:
-    """Take the middle of an aligned image."""
+def crop_aligned(image: np.ndarray, index: int, size: int) -> np.ndarray:
+    """Resize an aligned image to (size, size, 3); the longer side is cropped at the center."""
     return resize_square(image, size)
 
 
 def autocast(device: torch.device, bf16: bool) -> Callable[[], AbstractContextManager[object]]:
-    """Return what a network is run in: bfloat16 where its operations allow it, or as it is."""
+    """Return a factory of the context that the network runs in: bfloat16 autocast, or no change."""
     return partial(torch.autocast, device.type, torch.bfloat16) if bf16 else nullcontext
 
 
 @dataclass(frozen=True)
 class ImageEmbedder:
-    """A network, and how its images are read. `prepare` brings uint8 (B, H, W, 3) to what it takes."""
+    """Network with the settings for decoding and batching its images."""
 
-    embed: Embedder
+    network: Network
     image_size: int
+    """Side of the network's input, pixels."""
     batch_size: int
+    """Images per forward pass on each rank."""
     device: torch.device
     workers: int = 2
+    """Threads that decode images on each rank."""
     prepare: Callable[[Tensor], Tensor] = normalize
+    """Maps uint8 (B, H, W, 3) to the input of the network."""
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     progress: ProgressCallback | None = None
-    """Called with the number of this rank's images of a set that are done, and their total."""
+    """Called after each batch with this rank's finished images and their total."""
+    check_stop: Callable[[], None] | None = None
+    """Called after each batch, on every rank the same number of times. It may raise to end the embedding, but
+    then it must raise on all ranks, because the others would wait in the next collective."""
 
-    def both(self, images: Sequence[bytes], *, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def embed_plain_and_mirrored(
+        self, images: Sequence[bytes], *, name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the embeddings of encoded images and of their mirror images: float32 (N, D) each.
 
-        Collective: every rank embeds a share, and all get the whole. An image that stands in several pairs
-        is embedded once.
+        Images with equal bytes are embedded once. Collective: every rank embeds a share, and all ranks get
+        all rows. `name` is the name of the set in error messages.
 
         Raises:
-            ImageError: an image cannot be decoded; the message has its number.
+            ImageError: an image cannot be decoded; the message has its index.
         """
-        first_M, distinct_N = np.unique(numbers_of(images), return_index=True, return_inverse=True)[1:]
-        both_M2D = self._shared(
-            images,
-            first_M.tolist(),
-            name,
-            middle,
-            lambda image: torch.stack([self.embed(image), self.embed(image.flip(3))], 1),
-        )
-        return both_M2D[distinct_N, 0], both_M2D[distinct_N, 1]
 
-    def summed(
+        def embed_batch(image: Tensor) -> Tensor:
+            return torch.stack([self.network(image), self.network(image.flip(3))], 1)
+
+        first_M, distinct_N = np.unique(dense_ids(images), return_index=True, return_inverse=True)[1:]
+        embedding_M2D = self._embed_shared(images, first_M.tolist(), name, crop_aligned, embed_batch)
+        return embedding_M2D[distinct_N, 0], embedding_M2D[distinct_N, 1]
+
+    def embed(
         self,
         images: Sequence[bytes],
         *,
         name: str,
         flip: bool = True,
-        crop: Crop = middle,
-        chosen: range | None = None,
+        crop: Crop = crop_aligned,
+        indices: range | None = None,
     ) -> np.ndarray:
-        """Return the embeddings of encoded images, with `flip` added to those of their mirror images.
+        """Return the embeddings of encoded images: float32 (N, D), not normalized.
 
-        As `both`, and half as large where there are millions; of all images, or of those `chosen`.
+        With `flip`, the embedding of the mirror image is added. Needs half the memory of
+        `embed_plain_and_mirrored`. `indices` selects a part of the images; by default all are embedded.
+        Collective, like `embed_plain_and_mirrored`.
+
+        Raises:
+            ImageError: an image cannot be decoded; the message has its index.
         """
 
-        def embed(image: Tensor) -> Tensor:
-            # Added in float32, also where the network works in bfloat16.
-            plain = self.embed(image).float()
-            return plain + self.embed(image.flip(3)).float() if flip else plain
+        def embed_batch(image: Tensor) -> Tensor:
+            # Add in float32, even if the network computes in bfloat16.
+            plain = self.network(image).float()
+            return plain + self.network(image.flip(3)).float() if flip else plain
 
-        if chosen is None:
-            chosen = range(len(images))
-        return self._shared(images, chosen, name, crop, embed)
+        selected = range(len(images)) if indices is None else indices
+        return self._embed_shared(images, selected, name, crop, embed_batch)
 
-    def _shared(
-        self,
-        images: Sequence[bytes],
-        chosen: Sequence[int],
-        name: str,
-        crop: Crop,
-        embed: Embedder,
+    def _embed_shared(
+        self, images: Sequence[bytes], indices: Sequence[int], name: str, crop: Crop, embed_batch: Network
     ) -> np.ndarray:
-        """Return what `embed` makes of the chosen images."""
+        """Apply `embed_batch` to this rank's share of the images, and gather the rows of all ranks."""
+        assert len(indices), "no images"
         rank, world_size = collectives.rank(), collectives.world_size()
-        # As many on each rank, so that they can be gathered; the surplus repeats the last image.
-        share = -(-len(chosen) // world_size)
-        mine = [chosen[min(n, len(chosen) - 1)] for n in range(rank * share, (rank + 1) * share)]
-        found: Tensor | None = None
+        # A gather needs shares of equal size: the last ranks repeat the last image.
+        share = -(-len(indices) // world_size)
+        mine = [indices[min(n, len(indices) - 1)] for n in range(rank * share, (rank + 1) * share)]
+        shard: Tensor | None = None
         with torch.no_grad(), self.autocast():
-            for start, image_BHWC in self._decoded(images, mine, name, crop):
+            for start, image_BHWC in self._decode_batches(images, mine, name, crop):
                 image = self.prepare(image_BHWC.to(self.device, non_blocking=True))
-                rows = embed(image).float().cpu()
-                if found is None:
-                    found = rows.new_empty((share, *rows.shape[1:]))
-                found[start : start + len(rows)] = rows
+                rows = embed_batch(image).float().cpu()
+                if shard is None:
+                    shard = rows.new_empty((share, *rows.shape[1:]))
+                shard[start : start + len(rows)] = rows
                 if self.progress:
                     self.progress(start + len(rows), share)
-        assert found is not None, "no images"
-        return collectives.gather(found).flatten(0, 1)[: len(chosen)].numpy()
+                if self.check_stop:
+                    self.check_stop()
+        assert shard is not None, "a share has at least one batch"
+        return collectives.gather(shard).flatten(0, 1)[: len(indices)].numpy()
 
-    def _decoded(
-        self, images: Sequence[bytes], numbers: list[int], name: str, crop: Crop
+    def _decode_batches(
+        self, images: Sequence[bytes], indices: list[int], name: str, crop: Crop
     ) -> Iterator[tuple[int, Tensor]]:
-        def load(number: int) -> np.ndarray:
-            image = decode_rgb(images[number], location=f"{name}: image {number}")
-            return crop(image, number, self.image_size)
+        """Yield the position of each batch in `indices` and its images, uint8 (B, size, size, 3)."""
 
-        starts = range(0, len(numbers), self.batch_size)
+        def decode(index: int) -> np.ndarray:
+            image = decode_rgb(images[index], location=f"{name}: image {index}")
+            return crop(image, index, self.image_size)
+
+        starts = range(0, len(indices), self.batch_size)
         with ThreadPoolExecutor(max(self.workers, 1)) as pool:
-            # One batch ahead: the next is decoded while the network works.
-            batches = (pool.map(load, numbers[start : start + self.batch_size]) for start in starts)
+            # The threads decode one batch ahead of the network.
+            batches = (pool.map(decode, indices[start : start + self.batch_size]) for start in starts)
             pending = next(batches, None)
             for start in starts:
-                assert pending is not None, "as many batches as starts"
-                coming = next(batches, None)
+                assert pending is not None, "one batch for each start"
+                following = next(batches, None)
                 yield start, torch.from_numpy(np.stack(list(pending)))
-                pending = coming
+                pending = following

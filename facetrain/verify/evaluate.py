@@ -14,13 +14,13 @@ from facetrain.errors import UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.verify.embedder import ImageEmbedder, autocast
+from facetrain.verify.evaluation_sets import EvaluationSet, open_evaluation_sets
 from facetrain.verify.model_comparison import Difference, compare_results
 from facetrain.verify.pair_set import PairSet
-from facetrain.verify.protocols import Options, assess
+from facetrain.verify.protocols import Options, evaluate_set
 from facetrain.verify.result import Result
-from facetrain.verify.slices import Table, read_table
-from facetrain.verify.targets import Target, open_targets
-from facetrain.verify.verifier import evaluating
+from facetrain.verify.slices import SliceTable, read_slice_table
+from facetrain.verify.verifier import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Evaluation:
     description: str
     results: dict[str, Result]
     """By the name of the set; IJB's 1:N protocol adds `_1n` to it."""
-    targets: dict[str, Target]
+    targets: dict[str, EvaluationSet]
     """The sets by name; the images of the hardest pairs are theirs."""
     is_leader: bool
     """Whether this rank is the one to tell the results."""
@@ -71,7 +71,7 @@ def evaluate(
 
     Under torchrun all ranks share the embedding, and the leader has the results. `tables` gives the CSV
     by which a set of pairs is sliced. `workers` decode on each rank, by default as many as it has cores.
-    `progress` is called with the number of embedded images and their total.
+    `progress` hears how many images are embedded, and of how many.
 
     Raises:
         ModelError: a model cannot be opened.
@@ -81,7 +81,7 @@ def evaluate(
     """
     with join(device) as world:
         models = [_opened(each, world) for each in (model, against) if each is not None]
-        sets = {found.name: found for found in open_targets(targets, data_dir)}
+        sets = {found.name: found for found in open_evaluation_sets(targets, data_dir)}
         read = _read_tables(sets, tables or {})
         score = partial(
             _score,
@@ -107,8 +107,8 @@ def _opened(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
 
 
 def _score(
-    sets: dict[str, Target],
-    tables: dict[str, Table],
+    sets: dict[str, EvaluationSet],
+    tables: dict[str, SliceTable],
     options: Options,
     world: World,
     opened: EmbeddingModel,
@@ -129,13 +129,13 @@ def _score(
         progress=progress,
     )
     results: dict[str, Result] = {}
-    with evaluating(opened.network):
+    with evaluation_mode(opened.network):
         for name, target in sets.items():
-            results |= assess(target, embedder, replace(options, table=tables.get(name)))
+            results |= evaluate_set(target, embedder, replace(options, table=tables.get(name)))
     return opened.description, results
 
 
-def _read_tables(sets: dict[str, Target], paths: Mapping[str, Path]) -> dict[str, Table]:
+def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str, Path]) -> dict[str, SliceTable]:
     tables = {}
     for name, path in paths.items():
         target = sets.get(name)
@@ -144,5 +144,5 @@ def _read_tables(sets: dict[str, Target], paths: Mapping[str, Path]) -> dict[str
             raise UsageError(
                 f"{path}: is for {name}, which is no set of pairs here; there are {there or 'none'}"
             )
-        tables[name] = read_table(path, len(target.same))
+        tables[name] = read_slice_table(path, len(target.same))
     return tables

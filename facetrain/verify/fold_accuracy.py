@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.verify.pair_blocks import PairCells, once
+from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
 
 THRESHOLDS = np.arange(0, 4, 0.01)
 """The grid of the published numbers, on squared distances of unit embeddings, which lie in [0, 4]."""
@@ -69,7 +69,7 @@ class FoldSearch:
         cell_P = fold_P * width + np.searchsorted(THRESHOLDS, distance_P, side="right")
         self._shape = (folds, width)
         self._genuine, self._impostors = (
-            PairCells(cell_P[kind], folds * width, first_P[kind], second_P[kind])
+            PairBlocks(cell_P[kind], folds * width, first_P[kind], second_P[kind])
             for kind in (same_P, ~same_P)
         )
 
@@ -112,7 +112,7 @@ def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = 10
         ValueError: fewer pairs than folds.
     """
     whole = np.zeros(len(same_P), np.int64)
-    accuracy, threshold = FoldSearch(distance_P, same_P, folds, whole, whole).accuracy(once())
+    accuracy, threshold = FoldSearch(distance_P, same_P, folds, whole, whole).accuracy(every_subject_once())
     return FoldAccuracy(accuracy[0], threshold[0])
 
 
@@ -123,7 +123,7 @@ def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = 10) -> 
         ValueError: fewer pairs than folds.
     """
     whole = np.zeros(len(same_P), np.int64)
-    accepted = FoldSearch(distance_P, same_P, folds, whole, whole).accepted(once())
+    accepted = FoldSearch(distance_P, same_P, folds, whole, whole).accepted(every_subject_once())
     tpr_T, fpr_T = ((kind / np.maximum(kind[:, :, -1:], 1))[0, :, :-1].mean(0) for kind in accepted)
     return GridRoc(THRESHOLDS, tpr_T, fpr_T)
 

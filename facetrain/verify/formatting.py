@@ -1,70 +1,80 @@
-"""The numbers of an evaluation as people read them, on a terminal and on a page."""
+"""Text of metrics, intervals and whole evaluations, for the terminal and the HTML report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-COUNTS = {"pairs", "genuine", "impostors", "probes", "mated", "searches", "distractors", "noises"}
-"""Numbers that say how large a set is."""
-_PLAIN = {"threshold", "xnorm", "auc"}
-"""Numbers that are no shares, or are too near 1 to be read as per cent."""
-
-
-def number_text(name: str, value: float | None) -> str:
-    """Return a number as a reader wants it: shares in per cent, the rest as it is."""
-    if value is None:
-        return "–"
-    return f"{value:.5f}" if name in _PLAIN else f"{value:.3%}"
-
-
-def interval_text(name: str, interval: tuple[float, float] | None) -> str:
-    """Return an interval as a reader wants it."""
-    return f"[{number_text(name, interval[0])}, {number_text(name, interval[1])}]" if interval else ""
-
+COUNTS = {
+    "pairs",
+    "genuine",
+    "impostors",
+    "probes",
+    "mated",
+    "searches",
+    "distractors",
+    "excluded_images",
+}
+"""Metrics that are the size of a set, not a property of the model."""
+_NOT_PERCENT = {"threshold", "xnorm", "auc"}
+"""Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluate import Evaluation
+    from facetrain.verify.model_comparison import Difference
     from facetrain.verify.result import Group, Result
 
 
-def evaluation_lines(found: Evaluation) -> Iterator[str]:
-    """Yield a line per number of every set, per group of its slices, and per difference to the other model."""
-    for name, result in found.results.items():
-        yield f"{name}: {_counted(result)}"
-        for metric, value in result.metrics.items():
-            if metric not in COUNTS:
-                yield _number(metric, value, result)
-        yield from (f"  {_group(group)}" for group in result.groups)
-    for name, differences in found.differences.items():
-        yield f"{name}, against {found.against}:"
-        for metric, difference in differences.items():
-            gap = difference.first - difference.second
-            yield (
-                f"  {metric:16} {number_text(metric, difference.first)} − {number_text(metric, difference.second)} = "
-                f"{number_text(metric, gap)} {interval_text(metric, difference.interval)}  p {difference.p:.3g}"
-            )
+def format_number(name: str, value: float | None) -> str:
+    """Return the text of a metric: rates in percent, other metrics with five decimals, None as a dash."""
+    if value is None:
+        return "–"
+    return f"{value:.5f}" if name in _NOT_PERCENT else f"{value:.3%}"
 
 
-def _counted(result: Result) -> str:
-    counts = [
-        f"{value:,.0f} {name}"
-        for name, value in result.metrics.items()
-        if name in COUNTS and value is not None
-    ]
+def format_interval(name: str, interval: tuple[float, float] | None) -> str:
+    """Return `[low, high]`, in the unit that `format_number` gives the metric; empty without an interval."""
+    return f"[{format_number(name, interval[0])}, {format_number(name, interval[1])}]" if interval else ""
+
+
+def format_counts(result: Result) -> str:
+    """Return the sizes of a set: pairs, probes, subjects and so on."""
+    sizes = {name: result.metrics[name] for name in result.metrics if name in COUNTS}
+    counts = [f"{value:,.0f} {name}" for name, value in sizes.items() if value is not None]
     return ", ".join([*counts, f"{result.subjects:,} subjects"])
 
 
-def _number(metric: str, value: float | None, result: Result) -> str:
+def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
+    """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
+    for name, result in evaluation.results.items():
+        yield f"{name}: {format_counts(result)}"
+        for metric, value in result.metrics.items():
+            if metric not in COUNTS:
+                yield _format_metric(metric, value, result)
+        yield from (f"  {_format_group(group)}" for group in result.groups)
+    for name, differences in evaluation.differences.items():
+        yield f"{name}, against {evaluation.against}:"
+        for metric, difference in differences.items():
+            yield _format_difference(metric, difference)
+
+
+def _format_metric(metric: str, value: float | None, result: Result) -> str:
     if value is None:
-        return f"  {metric:16} {result.needs.get(metric, 'not told')}"
-    within = interval_text(metric, result.interval.get(metric))
-    return f"  {metric:16} {number_text(metric, value)}  {within}".rstrip()
+        return f"  {metric:16} {result.needs.get(metric, 'not available')}"
+    interval = format_interval(metric, result.interval.get(metric))
+    return f"  {metric:16} {format_number(metric, value)}  {interval}".rstrip()
 
 
-def _group(group: Group) -> str:
+def _format_difference(metric: str, difference: Difference) -> str:
+    first, second = (format_number(metric, value) for value in (difference.first, difference.second))
+    gap = format_number(metric, difference.first - difference.second)
+    interval = format_interval(metric, difference.interval)
+    return f"  {metric:16} {first} − {second} = {gap} {interval}  p {difference.p:.3g}"
+
+
+def _format_group(group: Group) -> str:
     rates = []
     for name in ("accuracy", "fmr", "fnmr"):
-        within = interval_text(name, group.interval.get(name))
-        rates.append(f"{name} {number_text(name, group.metrics[name])} {within}".rstrip())
+        interval = format_interval(name, group.interval.get(name))
+        rates.append(f"{name} {format_number(name, group.metrics[name])} {interval}".rstrip())
     return f"{group.column} = {group.value}: {group.metrics['pairs']:,.0f} pairs  {'  '.join(rates)}"

@@ -164,7 +164,7 @@ _AT_ONCE = 1 << 24
 """Similarities held at once: 64 MiB."""
 
 
-def nearest(probe_QD: np.ndarray, gallery_GD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def top_k(probe_QD: np.ndarray, gallery_GD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the gallery that are most alike, best first, and their cosine: (Q, K) each.
 
     Embeddings have length 1; K is `count`, or the gallery's size where that is less.

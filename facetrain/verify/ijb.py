@@ -23,11 +23,11 @@ import numpy as np
 
 from facetrain.data.align import align
 from facetrain.errors import PairsError
-from facetrain.verify.lazy_files import Files
+from facetrain.verify.lazy_files import LazyFiles
 
 
 @dataclass(frozen=True)
-class Roster:
+class TemplateSubjects:
     """Templates and whose they are: int (T,) each, ascending by template."""
 
     template: np.ndarray
@@ -51,14 +51,14 @@ class IjbSet:
     """Templates of the pairs, int (P,)."""
     second: np.ndarray
     same: np.ndarray
-    galleries: dict[str, Roster]
+    galleries: dict[str, TemplateSubjects]
     """The galleries of the 1:N protocol, by the end of their file's name."""
-    probes: Roster | None
+    probes: TemplateSubjects | None
 
     @property
     def encoded(self) -> Sequence[bytes]:
         """The loose crops, each read when it is asked for."""
-        return Files([self.images / name for name in self.names])
+        return LazyFiles([self.images / name for name in self.names])
 
     def crop(self, image: np.ndarray, number: int, size: int) -> np.ndarray:
         """Align the face of a loose crop."""
@@ -148,7 +148,9 @@ def _first_wrong(path: Path) -> str:
     return ""
 
 
-def _rosters(meta: Path, prefix: str, template: np.ndarray) -> tuple[dict[str, Roster], Roster | None]:
+def _rosters(
+    meta: Path, prefix: str, template: np.ndarray
+) -> tuple[dict[str, TemplateSubjects], TemplateSubjects | None]:
     start = f"{prefix}_1N_gallery_"
     galleries = {
         path.stem.removeprefix(start): _roster(path, template) for path in sorted(meta.glob(f"{start}*.csv"))
@@ -157,7 +159,7 @@ def _rosters(meta: Path, prefix: str, template: np.ndarray) -> tuple[dict[str, R
     return galleries, _roster(probes, template) if galleries and probes.is_file() else None
 
 
-def _roster(path: Path, template: np.ndarray) -> Roster:
+def _roster(path: Path, template: np.ndarray) -> TemplateSubjects:
     rows = list(csv.reader(_text(path).splitlines()))[1:]
     try:
         owner = {int(row[0]): int(row[1]) for row in rows if row}
@@ -165,7 +167,7 @@ def _roster(path: Path, template: np.ndarray) -> Roster:
         raise PairsError(f"{path}: a line does not begin with TEMPLATE_ID,SUBJECT_ID ({error})") from None
     ids = np.array(sorted(owner), np.int64)
     _check_known(template, ids, path)
-    return Roster(ids, np.array([owner[int(number)] for number in ids], np.int64))
+    return TemplateSubjects(ids, np.array([owner[int(number)] for number in ids], np.int64))
 
 
 def _check_known(template: np.ndarray, asked: np.ndarray, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from facetrain.errors import PairsError
 
 
-class Files(Sequence[bytes]):
+class LazyFiles(Sequence[bytes]):
     """A list of files that reads as a list of their bytes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class PairCells:
+class PairBlocks:
     """Which cell each pair falls into, and whose pair it is.
 
     A subject that was drawn w times brings its genuine pairs w times; a pair of two subjects comes as
@@ -38,6 +38,6 @@ class PairCells:
         return sums_RC
 
 
-def once(subjects: int = 1) -> np.ndarray:
+def every_subject_once(subjects: int = 1) -> np.ndarray:
     """Return the draw in which every subject comes once: the set as it is."""
     return np.ones((1, subjects), np.uint16)

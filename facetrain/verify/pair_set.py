@@ -24,7 +24,7 @@ class PairSet:
     """Who is in each image, int (images,) from 0 without gaps, where something tells."""
 
 
-def load_pairs(target: str, folder: Path) -> PairSet:
+def load_pair_set(target: str, folder: Path) -> PairSet:
     """Read a .bin set by its path, or by its name in a folder.
 
     Raises:
@@ -41,14 +41,14 @@ def load_pairs(target: str, folder: Path) -> PairSet:
     return PairSet(path.stem, images, same)
 
 
-def load_targets(targets: Iterable[str], folder: Path, made: Sequence[PairSet] = ()) -> list[PairSet]:
+def load_pair_sets(targets: Iterable[str], folder: Path, made: Sequence[PairSet] = ()) -> list[PairSet]:
     """Read several sets, which must have different names; those that are `made` have no files.
 
     Raises:
-        PairsError: as `load_pairs`, or two sets have the same name.
+        PairsError: as `load_pair_set`, or two sets have the same name.
     """
     by_name = {pairs.name: pairs for pairs in made}
-    sets = [by_name.get(target) or load_pairs(target, folder) for target in targets]
+    sets = [by_name.get(target) or load_pair_set(target, folder) for target in targets]
     names = [pairs.name for pairs in sets]
     if len(set(names)) < len(names):
         raise PairsError(f"two verification sets have the same name: {', '.join(sorted(names))}")

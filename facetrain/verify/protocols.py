@@ -12,23 +12,23 @@ import numpy as np
 
 from facetrain.distributed import collectives
 from facetrain.errors import ModelError
-from facetrain.verify.distractors import distractor_result
 from facetrain.verify.embedder import ImageEmbedder
+from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.identification import Search, identification_result, search
-from facetrain.verify.ijb import IjbSet, Roster
+from facetrain.verify.ijb import IjbSet, TemplateSubjects
+from facetrain.verify.megaface import megaface_result
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.roc import threshold_at
-from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, assess_pairs
+from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, pair_result
 from facetrain.verify.search_sets import DistractorSet, SearchSet
-from facetrain.verify.slices import Table, slice_groups
-from facetrain.verify.subjects import numbers_of, subjects_of_pairs
-from facetrain.verify.targets import Target
+from facetrain.verify.slices import SliceTable, slice_groups
+from facetrain.verify.subjects import connected_subjects, dense_ids
 from facetrain.verify.templates import pool_templates, score_pairs
 from facetrain.verify.verification import verification_result
 
 
-class Draws(TypedDict):
+class BootstrapOptions(TypedDict):
     """How often the bootstrap draws, and from which seed."""
 
     replicates: int
@@ -40,24 +40,24 @@ class Options:
     """What a user may choose of every protocol."""
 
     replicates: int = REPLICATES
-    """Draws of the bootstrap; 0 gives no intervals."""
+    """BootstrapOptions of the bootstrap; 0 gives no intervals."""
     seed: int = 0
     flip: bool = True
     """Add the embedding of the mirror image, where the protocol leaves it open. Sets of pairs have both."""
     detection: bool = True
     """Weight IJB's images by the detector's score."""
-    table: Table | None = None
+    table: SliceTable | None = None
     """By what a set of pairs is sliced, and who is in its images."""
     slice_fmr: float | None = None
     """Slice at the threshold with this false match rate over all pairs; None for that of the folds."""
 
     @property
-    def draws(self) -> Draws:
+    def draws(self) -> BootstrapOptions:
         """What every bootstrap is told."""
         return {"replicates": self.replicates, "seed": self.seed}
 
 
-def assess(target: Target, embedder: ImageEmbedder, options: Options) -> dict[str, Result]:
+def evaluate_set(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> dict[str, Result]:
     """Embed a set and return its results by name; IJB's 1:N stands beside its 1:1.
 
     Collective: all ranks embed, the leader alone reckons, and the others return nothing.
@@ -76,11 +76,11 @@ def assess(target: Target, embedder: ImageEmbedder, options: Options) -> dict[st
     return {} if collectives.rank() else results(target, embedded, options)
 
 
-def _embed(target: Target, embedder: ImageEmbedder, options: Options) -> tuple[np.ndarray, ...]:
-    summed = partial(embedder.summed, flip=options.flip)
+def _embed(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> tuple[np.ndarray, ...]:
+    summed = partial(embedder.embed, flip=options.flip)
     match target:
         case PairSet():
-            return embedder.both(target.images, name=target.name)
+            return embedder.embed_plain_and_mirrored(target.images, name=target.name)
         case IjbSet():
             return (summed(target.encoded, name=target.name, crop=target.crop),)
         case SearchSet():
@@ -91,7 +91,7 @@ def _embed(target: Target, embedder: ImageEmbedder, options: Options) -> tuple[n
             return probes, summed(target.distractors, name=f"{target.name} distractors")
 
 
-def results(target: Target, embedded: tuple[np.ndarray, ...], options: Options) -> dict[str, Result]:
+def results(target: EvaluationSet, embedded: tuple[np.ndarray, ...], options: Options) -> dict[str, Result]:
     """Return the results of a set by name, from its embeddings float32 (N, D) before they are scaled to length 1.
 
     Of pairs, those of the images and of their mirror images; of a search, those of the probes and of the
@@ -106,8 +106,8 @@ def results(target: Target, embedded: tuple[np.ndarray, ...], options: Options) 
             return {target.name: _search_set(target, options, *embedded)}
         case DistractorSet():
             probe, distractor = map(_unit, embedded)
-            result = distractor_result(probe, target.subject, distractor, **options.draws)
-            result.metrics["noises"] = float(target.noises)
+            result = megaface_result(probe, target.subject, distractor, **options.draws)
+            result.metrics["excluded_images"] = float(target.noises)
             return {target.name: result}
 
 
@@ -134,7 +134,7 @@ def _ijb(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dict[str, R
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
     pairs = ScoredPairs(score_pairs(unit_TD, first, second), ijb.same, first, second, subject)
-    found = {ijb.name: assess_pairs(pairs, protocol="templates", **options.draws)}
+    found = {ijb.name: pair_result(pairs, protocol="templates", **options.draws)}
     if ijb.probes is not None:
         searches, subjects = _galleries(template, unit_TD, ijb.galleries, ijb.probes)
         found[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, **options.draws)
@@ -155,14 +155,17 @@ def _template_subjects(
         firsts.append(listed[order][:-1][joined])
         seconds.append(listed[order][1:][joined])
     one, other = np.concatenate(firsts), np.concatenate(seconds)
-    return subjects_of_pairs(one, other, np.ones(len(one), bool), len(template))
+    return connected_subjects(one, other, np.ones(len(one), bool), len(template))
 
 
 def _galleries(
-    template: np.ndarray, unit_TD: np.ndarray, galleries: dict[str, Roster], probes: Roster
+    template: np.ndarray,
+    unit_TD: np.ndarray,
+    galleries: dict[str, TemplateSubjects],
+    probes: TemplateSubjects,
 ) -> tuple[list[Search], int]:
     everybody = np.concatenate([probes.subject, *(roster.subject for roster in galleries.values())])
-    known = numbers_of(everybody.tolist())
+    known = dense_ids(everybody.tolist())
     probe_subject, start, searches = known[: len(probes.subject)], len(probes.subject), []
     for roster in galleries.values():
         subject = known[start : start + len(roster.subject)]

@@ -16,12 +16,12 @@ import numpy as np
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.verify.evaluate import Evaluation
+from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import require_matplotlib, result_figures
-from facetrain.verify.formatting import COUNTS, interval_text, number_text
+from facetrain.verify.formatting import COUNTS, format_interval, format_number
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result
-from facetrain.verify.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,8 +108,8 @@ def _numbers(result: Result) -> Iterator[str]:
         threshold = result.threshold.get(name.removeprefix("tar@"))
         yield _row(
             name,
-            number_text(name, value),
-            interval_text(name, result.interval.get(name)),
+            format_number(name, value),
+            format_interval(name, result.interval.get(name)),
             "" if threshold is None else f"{threshold:.4f}",
         )
     yield "</table>"
@@ -121,8 +121,8 @@ def _differences(found: Evaluation, name: str) -> Iterator[str]:
     yield f"<h3>Against {escape(found.against)}</h3><table><tr><th>number</th><th>this</th><th>that</th>"
     yield "<th>95 % interval of the difference</th><th>p</th></tr>"
     for metric, pair in found.differences[name].items():
-        values = (number_text(metric, pair.first), number_text(metric, pair.second))
-        yield _row(metric, *values, interval_text(metric, pair.interval), f"{pair.p:.3g}")
+        values = (format_number(metric, pair.first), format_number(metric, pair.second))
+        yield _row(metric, *values, format_interval(metric, pair.interval), f"{pair.p:.3g}")
     yield "</table>"
 
 
@@ -136,14 +136,14 @@ def _groups(groups: list[Group]) -> Iterator[str]:
         cells = [f"{group.metrics['pairs']:,.0f}"]
         for rate in rates:
             cells += [
-                number_text(rate, group.metrics[rate]),
-                interval_text(rate, group.interval.get(rate)),
+                format_number(rate, group.metrics[rate]),
+                format_interval(rate, group.interval.get(rate)),
             ]
         yield _row(f"{group.column} = {group.value}", *cells)
     yield "</table>"
 
 
-def _hardest(result: Result, target: Target | None) -> Iterator[str]:
+def _hardest(result: Result, target: EvaluationSet | None) -> Iterator[str]:
     for title, pairs in (
         ("Genuine pairs that are least alike", result.hardest_genuine),
         ("Impostor pairs that are most alike", result.hardest_impostors),
@@ -153,7 +153,7 @@ def _hardest(result: Result, target: Target | None) -> Iterator[str]:
             yield f'<h3>{title}</h3><div class="pairs">{"".join(shown)}</div>'
 
 
-def _pair(pair: HardPair, target: Target | None) -> str:
+def _pair(pair: HardPair, target: EvaluationSet | None) -> str:
     pictures = [_image(target, number) for number in (pair.first, pair.second)]
     if not all(pictures):
         return ""
@@ -161,7 +161,7 @@ def _pair(pair: HardPair, target: Target | None) -> str:
     return f"<figure>{images}<figcaption>pair {pair.pair}: {pair.score:.3f}</figcaption></figure>"
 
 
-def _image(target: Target | None, number: int) -> str:
+def _image(target: EvaluationSet | None, number: int) -> str:
     """Return an image as a PNG in base64; of a template, its first image; of what cannot be shown, nothing."""
     try:
         if isinstance(target, PairSet):

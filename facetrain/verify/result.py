@@ -93,7 +93,7 @@ class Result:
     """Of how many subjects the bootstrap has drawn."""
 
     @property
-    def told(self) -> dict[str, float]:
+    def available_metrics(self) -> dict[str, float]:
         """The numbers that the set is large enough for."""
         return {name: value for name, value in self.metrics.items() if value is not None}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from facetrain.verify import bootstrap
 from facetrain.verify.fold_accuracy import FoldAccuracy, FoldSearch, grid_roc
-from facetrain.verify.pair_blocks import once
+from facetrain.verify.pair_blocks import every_subject_once
 from facetrain.verify.result import HardPair, Histogram, Result
 from facetrain.verify.roc import (
     FARS,
@@ -53,7 +53,7 @@ class ScoredPairs:
         return self.subject_N[self.first_P], self.subject_N[self.second_P]
 
 
-def assess_pairs(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICATES, seed: int = 0) -> Result:
+def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICATES, seed: int = 0) -> Result:
     """Return the curve and its numbers, with intervals over subjects, the histogram and the hardest pairs."""
     curve = roc(pairs.score_P, pairs.same_P)
     genuine = int(pairs.same_P.sum())
@@ -70,9 +70,11 @@ def assess_pairs(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICA
     return result
 
 
-def add_folds(result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0) -> None:
+def add_fold_accuracy(
+    result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
+) -> None:
     """Add the accuracy by the 10-fold protocol and the published grid, where the order of the pairs makes folds."""
-    found, replicate = folded(pairs, replicates=replicates, seed=seed)
+    found, replicate = bootstrap_fold_accuracy(pairs, replicates=replicates, seed=seed)
     distance_P = 2 - 2 * pairs.score_P
     result.folds = found
     result.grid = grid_roc(distance_P, pairs.same_P, folds=len(found.accuracy_F))
@@ -84,13 +86,13 @@ def add_folds(result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATE
     add_replicates(result, replicate)
 
 
-def folded(
+def bootstrap_fold_accuracy(
     pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
 ) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
     """Return the accuracy of the folds, and accuracy, its spread and the threshold in every draw of subjects."""
     folds = min(FOLDS, len(pairs.same_P))
     search = FoldSearch(2 - 2 * pairs.score_P, pairs.same_P, folds, *pairs.sides)
-    accuracy, threshold = search.accuracy(once(pairs.subjects))
+    accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))
     drawn: list[tuple[np.ndarray, ...]] = []
     for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
         accuracy_RF, threshold_RF = search.accuracy(drawn_RS)

@@ -19,8 +19,8 @@ import numpy as np
 
 from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
-from facetrain.verify.lazy_files import Files
-from facetrain.verify.subjects import numbers_of
+from facetrain.verify.lazy_files import LazyFiles
+from facetrain.verify.subjects import dense_ids
 
 _MEGAFACE = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
 
@@ -69,12 +69,12 @@ def open_tinyface(folder: Path, name: str) -> SearchSet:
     matches, owners = _listed(root, "Gallery_Match", "gallery_match", "gallery")
     probes, sought = _listed(root, "Probe", "probe", "probe")
     strangers = _images(root / "Gallery_Distractor")
-    known = numbers_of([*sought, *owners])
+    known = dense_ids([*sought, *owners])
     return SearchSet(
         name,
-        Files(probes),
+        LazyFiles(probes),
         known[: len(sought)],
-        Files([*matches, *strangers]),
+        LazyFiles([*matches, *strangers]),
         np.append(known[len(sought) :], np.full(len(strangers), -1)),
     )
 
@@ -91,10 +91,10 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
     there = _images(people), _images(strangers)
     lists = (folder / name for name in ("facescrub_noises.txt", "megaface_noises.txt"))
     probes, distractors = (
-        without_noises(images, read_noises(path)) for images, path in zip(there, lists, strict=True)
+        exclude_listed(images, read_noise_list(path)) for images, path in zip(there, lists, strict=True)
     )
     noises = sum(map(len, there)) - len(probes) - len(distractors)
-    subject = numbers_of([path.relative_to(people).parts[0] for path in probes])
+    subject = dense_ids([path.relative_to(people).parts[0] for path in probes])
     # So that the first n of them are any n, not those of the first folders.
     np.random.default_rng(0).shuffle(distractors)
     if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
@@ -102,7 +102,7 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
             f"{folder}: {len(probes):,} probes and {len(distractors):,} distractors; "
             "a person needs two images at least, in a folder of his own"
         )
-    return DistractorSet(name, Files(probes), subject, Files(distractors), noises)
+    return DistractorSet(name, LazyFiles(probes), subject, LazyFiles(distractors), noises)
 
 
 def _tinyface(folder: Path) -> Path | None:
@@ -162,8 +162,8 @@ _FOLDERS = 2
 """Above a distractor: they tell apart images of one name."""
 
 
-def read_noises(path: Path) -> set[str]:
-    """Return the images of a list, in the spelling of `without_noises`; of a list that is not there, none.
+def read_noise_list(path: Path) -> set[str]:
+    """Return the images of a list, in the spelling of `exclude_listed`; of a list that is not there, none.
 
     Lines that begin with # are remarks; of lines with tabs the second column counts.
 
@@ -180,7 +180,7 @@ def read_noises(path: Path) -> set[str]:
     return {_spelt((column[1] if len(column) > 1 else column[0]).strip()) for column in columns}
 
 
-def without_noises(images: Iterable[Path], noises: set[str]) -> list[Path]:
+def exclude_listed(images: Iterable[Path], noises: set[str]) -> list[Path]:
     """Return the images that a list does not name, be it by their names alone or with two folders."""
     if not noises:
         return list(images)

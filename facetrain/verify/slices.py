@@ -18,10 +18,10 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.verify import bootstrap
-from facetrain.verify.pair_blocks import PairCells, once
+from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.result import Group
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
-from facetrain.verify.subjects import numbers_of
+from facetrain.verify.subjects import dense_ids
 
 _VALUES = 12
 """A column of numbers with more values than this is cut into four ranges with as many rows each."""
@@ -30,7 +30,7 @@ _SUBJECT = "subject"
 
 
 @dataclass(frozen=True)
-class Table:
+class SliceTable:
     """What a CSV says of a set of pairs."""
 
     columns: dict[str, np.ndarray]
@@ -39,7 +39,7 @@ class Table:
     """Who is in each of the 2P images, from 0 without gaps, where the table says it."""
 
 
-def read_table(path: Path, pairs: int) -> Table:
+def read_slice_table(path: Path, pairs: int) -> SliceTable:
     """Read a table for a set of so many pairs.
 
     Raises:
@@ -59,7 +59,7 @@ def read_table(path: Path, pairs: int) -> Table:
         raise DataError(
             f"{path}: a column {_SUBJECT} needs a row for each of {2 * pairs:,} images, not for each pair"
         )
-    return Table(columns, None if subject is None else numbers_of(subject))
+    return SliceTable(columns, None if subject is None else dense_ids(subject))
 
 
 def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -119,12 +119,14 @@ def _column(
     values, number_P = np.unique(value_P, return_inverse=True)
     wrong_P = (pairs.score_P >= threshold) != pairs.same_P
     first_P, second_P = pairs.sides
-    cells = PairCells(number_P * _KINDS + 2 * pairs.same_P + wrong_P, len(values) * _KINDS, first_P, second_P)
-    known = _rates(cells.sums(once(pairs.subjects)))
+    cells = PairBlocks(
+        number_P * _KINDS + 2 * pairs.same_P + wrong_P, len(values) * _KINDS, first_P, second_P
+    )
+    known = _rates(cells.sums(every_subject_once(pairs.subjects)))
     drawn = bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(value_P), seed=seed)
     parts = [_rates(cells.sums(drawn_RS)) for drawn_RS in drawn]
     replicate = {name: np.concatenate([part[name] for part in parts]) for name in known} if parts else {}
-    counts = cells.sums(once(pairs.subjects)).reshape(len(values), _KINDS)
+    counts = cells.sums(every_subject_once(pairs.subjects)).reshape(len(values), _KINDS)
     groups = []
     for at, value in enumerate(values.tolist()):
         metrics = {name: _told(rate[0, at]) for name, rate in known.items()}

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 
-def subjects_of_pairs(
+def connected_subjects(
     first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray, count: int
 ) -> np.ndarray:
     """Return whose each of `count` things is, by a number from 0 without gaps: int (N,).
@@ -30,7 +30,7 @@ def subjects_of_pairs(
     return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
 
 
-def numbers_of(things: Sequence[Hashable]) -> np.ndarray:
+def dense_ids(things: Sequence[Hashable]) -> np.ndarray:
     """Return a number for each thing, the same for equal ones: int (N,), in the order of first appearance."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)

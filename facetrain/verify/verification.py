@@ -15,12 +15,12 @@ from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import (
     REPLICATES,
     ScoredPairs,
-    add_folds,
+    add_fold_accuracy,
     add_replicates,
-    assess_pairs,
-    folded,
+    bootstrap_fold_accuracy,
+    pair_result,
 )
-from facetrain.verify.subjects import numbers_of, subjects_of_pairs
+from facetrain.verify.subjects import connected_subjects, dense_ids
 
 
 def verification_result(
@@ -34,10 +34,10 @@ def verification_result(
     """Score a set from the embeddings of its images and of their mirror images, as the published numbers do."""
     subject_N = pairs.subject if pairs.subject is not None else inferred_subjects(pairs)
     scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
-    result = assess_pairs(scored, protocol="verification", replicates=replicates, seed=seed)
-    add_folds(result, scored, replicates=replicates, seed=seed)
+    result = pair_result(scored, protocol="verification", replicates=replicates, seed=seed)
+    add_fold_accuracy(result, scored, replicates=replicates, seed=seed)
     alone = score_pairs(plain_ND, pairs.same, subject_N)
-    found, replicate = folded(alone, replicates=replicates, seed=seed)
+    found, replicate = bootstrap_fold_accuracy(alone, replicates=replicates, seed=seed)
     result.metrics["accuracy_no_flip"] = found.mean
     # Of both, as InsightFace's XNorm.
     norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
@@ -65,6 +65,6 @@ def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndar
 
 def inferred_subjects(pairs: PairSet) -> np.ndarray:
     """Return the subject of every image of a set that names nobody: what genuine pairs and equal bytes connect."""
-    image_N = numbers_of(pairs.images)
+    image_N = dense_ids(pairs.images)
     first_P, second_P = image_N[0::2], image_N[1::2]
-    return subjects_of_pairs(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]
+    return connected_subjects(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]

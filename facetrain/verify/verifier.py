@@ -1,4 +1,4 @@
-"""Score a network on verification sets, and leave no trace in it."""
+"""Verification of a network during training, on sets of image pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from facetrain.verify.verification import verification_result
 
 
 class Verifier:
-    """Embed the pairs of some sets on all ranks and score them on each, without intervals."""
+    """Verification sets with the settings for embedding them; scores one network after the other.
+
+    All ranks embed, and every rank computes all metrics. There are no bootstrap intervals, which would
+    lengthen the pause in training.
+    """
 
     def __init__(
         self,
@@ -31,10 +35,14 @@ class Verifier:
         prepare: Callable[[Tensor], Tensor] = normalize,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         progress: ProgressCallback | None = None,
+        check_stop: Callable[[], None] | None = None,
     ) -> None:
-        """Take the sets, and what their images are embedded with; what `progress` raises ends a verification."""
+        """Store the sets and the settings, which `ImageEmbedder` documents.
+
+        `check_stop` is called after each batch; an exception that it raises ends the verification.
+        """
         self.sets = list(sets)
-        self._options = {
+        self._settings = {
             "image_size": image_size,
             "batch_size": batch_size,
             "device": device,
@@ -42,20 +50,24 @@ class Verifier:
             "prepare": prepare,
             "autocast": autocast,
             "progress": progress,
+            "check_stop": check_stop,
         }
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
-        """Yield the name and the result of one set after the other. Collective."""
-        with evaluating(model):
+        """Yield the name and the result of each set. Collective."""
+        with evaluation_mode(model):
             for pairs in self.sets:
                 yield pairs.name, self.score(model, pairs)
 
     def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Result:
-        """Return what one set says. Collective."""
-        embedder = ImageEmbedder(model, **self._options)  # type: ignore[arg-type]
-        plain, mirrored = embedder.both(pairs.images, name=pairs.name)
+        """Return the result of one set. Collective.
+
+        Embeddings that are not finite give accuracy 0 instead of an error: the training loop stops a run
+        that has diverged, with a message of its own.
+        """
+        embedder = ImageEmbedder(model, **self._settings)  # type: ignore[arg-type]
+        plain, mirrored = embedder.embed_plain_and_mirrored(pairs.images, name=pairs.name)
         if not np.isfinite(plain).all():
-            # A network that has diverged has no accuracy; the run that asks goes on to say why.
             return Result(
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
             )
@@ -63,8 +75,12 @@ class Verifier:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode, and afterwards every part of it back as it was."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a network to evaluation mode, and restore the mode of every module at the end.
+
+    `model.train()` at the end would be wrong: modules that the caller keeps in evaluation mode, such as
+    frozen batch norms, would change theirs.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

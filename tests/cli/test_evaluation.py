@@ -82,7 +82,7 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
         (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "there are 2 sets; say which"),
         (["--target", "empty"], "a folder that is none of IJB"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
-        (["--target", "pairs", "--device", "tpu"], "there are auto, cpu and cuda"),
+        (["--target", "pairs", "--device", "tpu"], "unknown device; choose one of auto, cpu, cuda"),
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
         (["--target", "pairs", "--json", "."], "is a folder; give the name of a file"),
         (["--target", "pairs", "--report", "pairs.bin"], "is no folder; name one for the report"),

@@ -9,7 +9,7 @@ from facetrain.data.decode import decode_rgb
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.pair_set import load_targets
+from facetrain.verify.pair_set import load_pair_sets
 from facetrain.verify.protocols import Options
 from tests.support.shared import shared_path
 
@@ -18,7 +18,7 @@ FACES = "real/lfw_verification/lfw_folds1-2.bin"
 
 def some_faces(count):
     faces = shared_path(FACES)
-    (pairs,) = load_targets([str(faces)], faces.parent)
+    (pairs,) = load_pair_sets([str(faces)], faces.parent)
     return torch.stack([torch.from_numpy(decode_rgb(data, location="")) for data in pairs.images[:count]])
 
 

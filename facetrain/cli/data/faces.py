@@ -48,7 +48,7 @@ def overlap(
     """Find identities of a training set that a test set has too."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools.overlap import draw_pairs, overlap
-    from facetrain.verify.gallery import embed_input, read_input
+    from facetrain.verify.image_embeddings import embed_input, read_input
 
     require_writable(output, sheet)
     with progress_bar("embedding the dataset") as progress:
@@ -87,7 +87,7 @@ def clean(
     """Find wrong labels: several people under one identity, one under several, strangers."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import clean as tool
-    from facetrain.verify.gallery import embed_input
+    from facetrain.verify.image_embeddings import embed_input
 
     require_absent(output)
     require_writable(report)

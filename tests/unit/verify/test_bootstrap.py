@@ -7,8 +7,8 @@ from facetrain.verify import bootstrap
 from facetrain.verify.bootstrap import WeightedCurve, draw_subjects, interval
 from facetrain.verify.fold_accuracy import FoldSearch, fold_accuracy
 from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
-from facetrain.verify.scored_pairs import ScoredPairs, add_folds, assess_pairs
-from facetrain.verify.subjects import numbers_of, subjects_of_pairs
+from facetrain.verify.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
+from facetrain.verify.subjects import connected_subjects, dense_ids
 
 
 def some_pairs(seed=0, pairs=300, subjects=40, decimals=1):
@@ -66,7 +66,7 @@ def test_a_draws_accuracy_is_that_of_folds_written_out():
 
 def test_every_subject_once_is_the_set_itself():
     score, same, first, second = some_pairs()
-    found = assess_pairs(ScoredPairs(score, same, first, second, np.arange(40)), protocol="x", replicates=0)
+    found = pair_result(ScoredPairs(score, same, first, second, np.arange(40)), protocol="x", replicates=0)
     curve = roc(score, same)
     far, tar = WeightedCurve(score, same, first, second).rates(np.ones((1, 40), np.uint16))
     assert bootstrap.areas(far, tar)[0] == pytest.approx(auc(curve)) == pytest.approx(found.metrics["auc"])
@@ -101,19 +101,19 @@ def people(random, subjects, images=3):
 
 def test_intervals_hold_what_a_large_population_gives_about_as_often_as_they_say():
     random = np.random.default_rng(1)
-    truth = assess_pairs(people(random, 10_000), protocol="x", replicates=0).metrics
+    truth = pair_result(people(random, 10_000), protocol="x", replicates=0).metrics
     held = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
     held_by_pairs = 0
     for trial in range(100):
         pairs = people(random, 100)
-        found = assess_pairs(pairs, protocol="x", replicates=200, seed=trial)
+        found = pair_result(pairs, protocol="x", replicates=200, seed=trial)
         for name in held:
             low, high = found.interval[name]
             held[name] += low <= truth[name] <= high
         # As if every pair were of two people of its own: too narrow.
         number = np.arange(2 * len(pairs.same_P))
         alone = ScoredPairs(pairs.score_P, pairs.same_P, number[0::2], number[0::2], number)
-        low, high = assess_pairs(alone, protocol="x", replicates=200, seed=trial).interval["auc"]
+        low, high = pair_result(alone, protocol="x", replicates=200, seed=trial).interval["auc"]
         held_by_pairs += low <= truth["auc"] <= high
     assert all(count >= 90 for count in held.values()), held
     assert held_by_pairs < held["auc"]
@@ -134,14 +134,14 @@ def test_subjects_are_the_connected_components_of_the_genuine_pairs(shape):
     same = rng.random(499) < 0.6
     edges = coo_array((np.ones(same.sum(), bool), (first[same], second[same])), shape=(500, 500))
     expected = connected_components(edges, directed=False)[1]
-    assert np.array_equal(subjects_of_pairs(first, second, same, 500), expected)
+    assert np.array_equal(connected_subjects(first, second, same, 500), expected)
 
 
 def test_people_are_known_by_their_genuine_pairs_and_equal_images():
-    image = numbers_of([b"a", b"b", b"b", b"c", b"d", b"e", b"a", b"d"])
+    image = dense_ids([b"a", b"b", b"b", b"c", b"d", b"e", b"a", b"d"])
     assert image.tolist() == [0, 1, 1, 2, 3, 4, 0, 3]
     same = np.array([True, True, False, False])
-    subject = subjects_of_pairs(image[0::2], image[1::2], same, 5)[image]
+    subject = connected_subjects(image[0::2], image[1::2], same, 5)[image]
     a, b, b2, c, d, e, a2, d2 = subject.tolist()
     assert a == b == b2 == c == a2 and d == d2 and len({a, d, e}) == 3
 
@@ -149,8 +149,8 @@ def test_people_are_known_by_their_genuine_pairs_and_equal_images():
 def test_folds_are_scored_as_without_the_bootstrap():
     score, same, first, second = some_pairs(decimals=8)
     pairs = ScoredPairs(score, same, first, second, np.arange(40))
-    result = assess_pairs(pairs, protocol="verification", replicates=50)
-    add_folds(result, pairs, replicates=50)
+    result = pair_result(pairs, protocol="verification", replicates=50)
+    add_fold_accuracy(result, pairs, replicates=50)
     assert result.metrics["accuracy"] == fold_accuracy(2 - 2 * score, same).mean
     low, high = result.interval["accuracy"]
     assert low < result.metrics["accuracy"] < high

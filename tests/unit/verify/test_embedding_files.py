@@ -6,7 +6,7 @@ import pytest
 from facetrain.errors import DataError
 from facetrain.verify import identification as nearest_module
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
-from facetrain.verify.identification import nearest
+from facetrain.verify.identification import top_k
 
 
 def some(count=7, size=4):
@@ -66,8 +66,8 @@ def test_the_nearest_are_those_of_a_full_sort(at_once, monkeypatch):
         random.normal(size=(9, 5)).astype(np.float32),
         random.normal(size=(40, 5)).astype(np.float32),
     )
-    entry, cosine = nearest(probe, gallery, 6)
+    entry, cosine = top_k(probe, gallery, 6)
     similarity = probe @ gallery.T
     np.testing.assert_array_equal(entry, np.argsort(-similarity, axis=1)[:, :6])
     np.testing.assert_allclose(cosine, -np.sort(-similarity, axis=1)[:, :6], rtol=1e-5)
-    assert nearest(probe, gallery[:2], 6)[0].shape == (9, 2)
+    assert top_k(probe, gallery[:2], 6)[0].shape == (9, 2)

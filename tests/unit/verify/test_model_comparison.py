@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from facetrain.verify.model_comparison import compare_results
-from facetrain.verify.scored_pairs import assess_pairs
+from facetrain.verify.scored_pairs import pair_result
 from tests.unit.verify.test_bootstrap import people
 
 
 def scored(noise, seed=0, subjects=80):
     pairs = people(np.random.default_rng(seed), subjects)
     moved = pairs.score_P + noise * np.random.default_rng(seed + 1000).normal(size=len(pairs.score_P))
-    return assess_pairs(
+    return pair_result(
         type(pairs)(moved, *list(vars(pairs).values())[1:]), protocol="x", replicates=300, seed=0
     )
 
@@ -40,6 +40,6 @@ def test_equally_good_models_seldom_differ():
             )
             for model in (1, 2)
         ]
-        first, second = (assess_pairs(one, protocol="x", replicates=200) for one in noisy)
+        first, second = (pair_result(one, protocol="x", replicates=200) for one in noisy)
         seen += compare_results(first, second)["auc"].p < 0.05
     assert seen <= 7

@@ -10,10 +10,10 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
-from facetrain.verify.distractors import distractor_ranks, mate_pairs
-from facetrain.verify.protocols import Options, assess
+from facetrain.verify.evaluation_sets import open_evaluation_set, open_evaluation_sets
+from facetrain.verify.megaface import count_closer_distractors, mate_pairs
+from facetrain.verify.protocols import Options, evaluate_set
 from facetrain.verify.roc import tar_at_far
-from facetrain.verify.targets import open_target, open_targets
 from tests.support.faces import embedder, face
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface
 
@@ -49,9 +49,9 @@ def templates_by_loops(folder, *, detection=True):
 @pytest.mark.parametrize("detection", [True, False])
 def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
     folder = write_ijb(tmp_path / "IJBC")
-    found = assess(open_target("ijbc", tmp_path), embedder(), Options(replicates=60, detection=detection))[
-        "ijbc"
-    ]
+    found = evaluate_set(
+        open_evaluation_set("ijbc", tmp_path), embedder(), Options(replicates=60, detection=detection)
+    )["ijbc"]
     unit = templates_by_loops(folder, detection=detection)
     lines = [
         map(int, line.split())
@@ -79,7 +79,7 @@ def rosters(folder):
 
 def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
     folder = write_ijb(tmp_path / "ijbc", people=40)
-    found = assess(open_target("ijbc", tmp_path), embedder(), FEW)["ijbc_1n"]
+    found = evaluate_set(open_evaluation_set("ijbc", tmp_path), embedder(), FEW)["ijbc_1n"]
     unit = templates_by_loops(folder)
     *galleries, probes = rosters(folder)
     rank1, rank5, tpir = [], [], []
@@ -110,16 +110,16 @@ def test_ijb_b_has_its_own_names_and_no_need_of_the_one_to_many_lists(tmp_path):
     folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
     for path in folder.glob("meta/*1N*"):
         path.unlink()
-    assert assess(open_target("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
+    assert evaluate_set(open_evaluation_set("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
 
 
 def test_a_name_means_the_bin_set_even_where_a_folder_of_images_has_it_too(tmp_path, monkeypatch):
     write_bin(tmp_path / "lfw.bin", [face(n) for n in range(4)], [True, False])
     (tmp_path / "lfw").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert open_target("lfw", tmp_path).images
+    assert open_evaluation_set("lfw", tmp_path).images
     with pytest.raises(PairsError, match="none of IJB"):
-        open_target("./lfw/", tmp_path / "lfw")
+        open_evaluation_set("./lfw/", tmp_path / "lfw")
 
 
 @pytest.mark.parametrize(
@@ -147,15 +147,15 @@ def test_a_damaged_list_is_named_with_its_line(tmp_path, file, damage, said):
     else:
         path.unlink()
     if said is None:
-        assert open_target("ijbc", tmp_path).probes is None
+        assert open_evaluation_set("ijbc", tmp_path).probes is None
         return
     with pytest.raises(PairsError, match=said):
-        open_target("ijbc", tmp_path)
+        open_evaluation_set("ijbc", tmp_path)
 
 
 def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface")
-    found = assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"]
+    found = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
     seen = {}
     for path in sorted(folder.rglob("*.png")):
         color = (cv2.imread(str(path))[0, 0, ::-1].astype(float) - 127.5) / 127.5
@@ -174,28 +174,31 @@ def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
 
 def test_tinyfaces_own_lists_say_who_is_who(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface" / "Testing_Set")
-    by_name = assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"]
+    by_name = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
     for part, key in (("Gallery_Match", "gallery"), ("Probe", "probe")):
         paths = sorted((folder / part).iterdir())
         names = np.array([[p.name] for p in paths], dtype=object)
         ids = np.array([[int(p.name[0])] for p in paths], dtype=np.uint16)
         stem = "gallery_match" if key == "gallery" else "probe"
         savemat(folder / f"{stem}_img_ID_pairs.mat", {f"{key}_set": names, f"{key}_ids": ids})
-    assert assess(open_target("tinyface", tmp_path), embedder(), FEW)["tinyface"].metrics == by_name.metrics
+    assert (
+        evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"].metrics
+        == by_name.metrics
+    )
     (folder / "probe_img_ID_pairs.mat").write_bytes(b"nothing that MATLAB wrote" * 20)
     with pytest.raises(PairsError, match=r"probe_img_ID_pairs.mat: not TinyFace's list"):
-        open_target("tinyface", tmp_path)
+        open_evaluation_set("tinyface", tmp_path)
 
 
 def test_megaface_searches_each_mate_among_distractors_alone(tmp_path):
     folder = write_megaface(tmp_path / "megaface")
-    found = assess(open_target("megaface", tmp_path), embedder(), FEW)["megaface"]
+    found = evaluate_set(open_evaluation_set("megaface", tmp_path), embedder(), FEW)["megaface"]
     assert {"rank1", "rank10", "rank1@10", "rank1@100"} < found.metrics.keys()
     assert (found.metrics["searches"], found.metrics["distractors"]) == (30, 120)
     assert found.metrics["rank1"] <= found.metrics["rank1@100"] <= found.metrics["rank1@10"]
     (folder / "distractors").rename(folder / "elsewhere")
     with pytest.raises(PairsError, match="none of IJB"):
-        open_target("megaface", tmp_path)
+        open_evaluation_set("megaface", tmp_path)
 
 
 def test_images_that_insightfaces_lists_name_are_left_out_of_megaface(tmp_path):
@@ -207,21 +210,21 @@ def test_images_that_insightfaces_lists_name_are_left_out_of_megaface(tmp_path):
     (folder / "megaface_noises.txt").write_text(
         "0\tdistractors/3/3.png\ndistractors/4/4.jpg\n\ndistractors/4/3.png\n"
     )
-    target = open_target("megaface", tmp_path)
+    target = open_evaluation_set("megaface", tmp_path)
     names = {"/".join(path.parts[-2:]) for path in (*target.probes.paths, *target.distractors.paths)}
     left_out = {"person0/person0_0.png", "person1/person1_2.png", "3/3.png", "4/4.png"}
     assert not names & left_out and len(names) == 15 + 120 - 4
     assert "4/11.png" in names and "3/10.png" in names
-    found = assess(target, embedder(), FEW)["megaface"].metrics
-    assert (found["searches"], found["distractors"], found["noises"]) == (2 + 2 + 3 * 6, 118, 4)
+    found = evaluate_set(target, embedder(), FEW)["megaface"].metrics
+    assert (found["searches"], found["distractors"], found["excluded_images"]) == (2 + 2 + 3 * 6, 118, 4)
     (folder / "megaface_noises.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PairsError, match=r"megaface_noises.txt: cannot be read"):
-        open_target("megaface", tmp_path)
+        open_evaluation_set("megaface", tmp_path)
 
 
 @pytest.mark.parametrize("at_once", [50, 1 << 24])
 def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
-    monkeypatch.setattr("facetrain.verify.distractors._AT_ONCE", at_once)
+    monkeypatch.setattr("facetrain.verify.megaface._AT_ONCE", at_once)
     random = np.random.default_rng(0)
     unit = random.normal(size=(240, 3)).astype(np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -230,7 +233,7 @@ def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
     assert sorted(zip(*pairs, strict=True)) == sorted(
         (i, j) for i in range(20) for j in range(20) if i != j and subject[i] == subject[j]
     )
-    found = distractor_ranks(probes, distractors, pairs, [10, 100, 220])
+    found = count_closer_distractors(probes, distractors, pairs, [10, 100, 220])
     for row, size in enumerate((10, 100, 220)):
         similarity = probes @ distractors[:size].T
         expected = [
@@ -249,8 +252,8 @@ def test_pairs_have_both_curves_their_folds_and_the_hardest_images(tmp_path):
             face(number % 30 if one else 31 + number % 29, 2 * number + 1),
         ]
     write_bin(tmp_path / "set.bin", images, same.tolist())
-    (target,) = open_targets(["set"], tmp_path)
-    found = assess(target, embedder(), FEW)["set"]
+    (target,) = open_evaluation_sets(["set"], tmp_path)
+    found = evaluate_set(target, embedder(), FEW)["set"]
     assert len(found.folds.accuracy_F) == 10 and len(found.grid.tpr_T) == 400
     assert found.histogram.genuine.sum() == same.sum() and found.histogram.impostor.sum() == (~same).sum()
     lowest = found.hardest_genuine[0]
@@ -263,7 +266,7 @@ def test_pairs_have_both_curves_their_folds_and_the_hardest_images(tmp_path):
     accepted = found.threshold["1e-01"]
     assert found.curve.far[found.curve.threshold >= accepted].max() <= 0.1
     counts = {"pairs", "genuine", "impostors"}
-    assert found.interval.keys() == found.told.keys() - counts, "every number has an interval"
+    assert found.interval.keys() == found.available_metrics.keys() - counts, "every number has an interval"
     low, high = found.interval["xnorm"]
     assert low < found.metrics["xnorm"] < high
 
@@ -272,6 +275,6 @@ def test_a_network_that_has_diverged_is_named(tmp_path):
     write_ijb(tmp_path / "ijbc")
     from dataclasses import replace
 
-    broken = replace(embedder(), embed=lambda image: image.mean((2, 3)) * float("nan"))
+    broken = replace(embedder(), network=lambda image: image.mean((2, 3)) * float("nan"))
     with pytest.raises(ModelError, match="ijbc: the embedding of image 0 is not finite"):
-        assess(open_target("ijbc", tmp_path), broken, FEW)
+        evaluate_set(open_evaluation_set("ijbc", tmp_path), broken, FEW)

@@ -5,8 +5,8 @@ import pytest
 
 from facetrain.errors import DataError
 from facetrain.verify.result import Result
-from facetrain.verify.scored_pairs import assess_pairs
-from facetrain.verify.slices import read_table, slice_groups
+from facetrain.verify.scored_pairs import pair_result
+from facetrain.verify.slices import read_slice_table, slice_groups
 from tests.unit.verify.test_bootstrap import people
 
 
@@ -41,21 +41,21 @@ def test_a_group_without_impostors_has_no_false_match_rate():
 
 def test_images_of_one_value_make_a_group_and_of_two_another(tmp_path):
     table = write(tmp_path / "t.csv", ["sex"], [["f"], ["f"], ["m"], ["f"], ["f"], ["m"]])
-    assert read_table(table, 3).columns["sex"].tolist() == ["f", "f / m", "f / m"]
+    assert read_slice_table(table, 3).columns["sex"].tolist() == ["f", "f / m", "f / m"]
 
 
 def test_a_table_of_images_says_who_they_show(tmp_path):
     table = write(tmp_path / "t.csv", ["subject", "sex"], [[70 + n % 13, "f"] for n in range(40)])
-    found = read_table(table, 20)
+    found = read_slice_table(table, 20)
     assert found.subject.tolist() == [n % 13 for n in range(40)] and found.columns.keys() == {"sex"}
     table = write(tmp_path / "t.csv", ["subject"], [[n] for n in range(20)])
     with pytest.raises(DataError, match="needs a row for each of 40 images"):
-        read_table(table, 20)
+        read_slice_table(table, 20)
 
 
 def test_many_numbers_become_four_ranges_and_few_stay(tmp_path):
     table = write(tmp_path / "t.csv", ["age gap", "pose"], [[n, n % 3] for n in range(100)])
-    found = read_table(table, 100).columns
+    found = read_slice_table(table, 100).columns
     assert sorted(set(found["pose"])) == ["0", "1", "2"]
     names, count = np.unique(found["age gap"], return_counts=True)
     assert count.tolist() == [25, 25, 25, 25] and "0 to 24.75" in names
@@ -70,17 +70,17 @@ def test_many_numbers_become_four_ranges_and_few_stay(tmp_path):
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, said):
     with pytest.raises(DataError, match=said):
-        read_table(write(tmp_path / "t.csv", ["x"], rows), 3)
+        read_slice_table(write(tmp_path / "t.csv", ["x"], rows), 3)
     with pytest.raises(DataError, match="No such file"):
-        read_table(tmp_path / "none.csv", 3)
+        read_slice_table(tmp_path / "none.csv", 3)
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(DataError, match=r"empty.csv"):
-        read_table(tmp_path / "empty.csv", 3)
+        read_slice_table(tmp_path / "empty.csv", 3)
 
 
 def test_a_result_is_written_as_json_that_any_reader_takes():
     pairs = people(np.random.default_rng(0), 3000)
-    result = assess_pairs(pairs, protocol="verification", replicates=10)
+    result = pair_result(pairs, protocol="verification", replicates=10)
     found = json.loads(json.dumps(result.as_json(), allow_nan=False))
     curve = found["curve"]
     assert len(curve["far"]) == len(curve["tar"]) == len(curve["threshold"]) <= 512

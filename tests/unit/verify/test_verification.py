@@ -18,7 +18,7 @@ def scores(pairs=300, seed=0, decimals=2):
 
 def numbers(embedding, same):
     pairs = PairSet("set", [], same, subject=np.arange(2 * len(same)))
-    return verification_result(embedding, embedding, pairs, replicates=0)[0].told
+    return verification_result(embedding, embedding, pairs, replicates=0)[0].available_metrics
 
 
 def accuracy_by_double_loop(distance, same, folds=10):

@@ -7,7 +7,7 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ImageError, PairsError
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.figures import figure_images
-from facetrain.verify.pair_set import PairSet, load_targets
+from facetrain.verify.pair_set import PairSet, load_pair_sets
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
@@ -39,7 +39,7 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
     before = {name: t.clone() for name, t in net.state_dict().items()}
     state = torch.get_rng_state()
     ((name, result),) = make_verifier(pair_set())(net)
-    metrics = result.told
+    metrics = result.available_metrics
     assert (name, metrics["accuracy"], metrics["auc"]) == ("set", 1.0, 1.0)
     assert metrics["accuracy_no_flip"] == 1.0 and metrics["xnorm"] > 0
     assert net.training and not net.norm.training
@@ -62,8 +62,8 @@ def test_a_image_of_several_pairs_is_embedded_once_and_stands_in_each():
         return image_BCHW.flatten(1)
 
     embedder = ImageEmbedder(embed, image_size=16, batch_size=2, device=torch.device("cpu"))
-    plain, mirrored = embedder.both(pictures, name="set")
-    alone = [embedder.summed([one], name="set", flip=False)[0] for one in pictures]
+    plain, mirrored = embedder.embed_plain_and_mirrored(pictures, name="set")
+    alone = [embedder.embed([one], name="set", flip=False)[0] for one in pictures]
     assert sum(rows[:-6]) == 2 * 3
     assert np.array_equal(plain, np.stack(alone)) and np.array_equal(mirrored[0], mirrored[2])
     assert not np.array_equal(plain[0], plain[1]) and not np.array_equal(plain[0], mirrored[0])
@@ -73,7 +73,7 @@ def test_a_network_that_has_diverged_has_no_accuracy():
     net = Net()
     nn.init.constant_(net.fc.weight, float("nan"))
     result = dict(make_verifier(pair_set())(net))["set"]
-    assert result.told["accuracy"] == 0 and figure_images(result) == {}
+    assert result.available_metrics["accuracy"] == 0 and figure_images(result) == {}
 
 
 def test_a_damaged_image_is_named_by_set_and_number():
@@ -86,9 +86,9 @@ def test_a_damaged_image_is_named_by_set_and_number():
 def test_sets_are_found_by_name_or_path_and_missing_ones_named(tmp_path):
     for name in ("lfw", "other"):
         write_bin(tmp_path / f"{name}.bin", [encoded_image(n) for n in range(4)], [True, False])
-    sets = load_targets(["lfw", str(tmp_path / "other.bin")], tmp_path)
+    sets = load_pair_sets(["lfw", str(tmp_path / "other.bin")], tmp_path)
     assert [pairs.name for pairs in sets] == ["lfw", "other"]
     with pytest.raises(PairsError, match="no such verification set; there are lfw, other"):
-        load_targets(["lfv"], tmp_path)
+        load_pair_sets(["lfv"], tmp_path)
     with pytest.raises(PairsError, match="same name"):
-        load_targets(["lfw", str(tmp_path / "lfw.bin")], tmp_path)
+        load_pair_sets(["lfw", str(tmp_path / "lfw.bin")], tmp_path)

@@ -9,9 +9,9 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import DataError
 from facetrain.models.model_file import describe_backbone, save_model
-from facetrain.verify import gallery
+from facetrain.verify import image_embeddings
 from facetrain.verify.embedder import ImageEmbedder, autocast
-from facetrain.verify.gallery import read_input, scratch_array
+from facetrain.verify.image_embeddings import read_input, spill_buffer
 from tests.support.datasets import encoded_image, write_records
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def test_a_network_embeds_in_bfloat16_where_that_is_asked_for():
     found = {}
     for bf16, dtype in ((False, torch.float32), (True, torch.bfloat16)):
         embedder = ImageEmbedder(network, 16, 4, CPU, autocast=autocast(CPU, bf16))
-        found[bf16] = embedder.summed(images, name="set")
+        found[bf16] = embedder.embed(images, name="set")
         assert network.dtype == dtype and found[bf16].dtype == np.float32
     gap = np.abs(found[True] - found[False]).max() / np.abs(found[False]).max()
     assert 0 < gap < 0.02
@@ -101,13 +101,13 @@ def test_embeddings_that_go_to_a_file_are_those_that_stay_in_memory(tmp_path, mo
     network = build_backbone("iresnet", **options)
     save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
     write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
-    told, found = [], []
+    reports, found = [], []
     for most in (7, 3):
-        monkeypatch.setattr(gallery, "_IN_MEMORY", most)
+        monkeypatch.setattr(image_embeddings, "_IN_MEMORY", most)
         found.append(
-            gallery.embed_input(
+            image_embeddings.embed_input(
                 tmp_path / "m.safetensors", tmp_path / "data", device="cpu", batch_size=2,
-                progress=lambda done, count: told.append((done, count)),
+                progress=lambda done, count: reports.append((done, count)),
             )
         )  # fmt: skip
     whole, in_stretches = found
@@ -121,11 +121,11 @@ def test_embeddings_that_go_to_a_file_are_those_that_stay_in_memory(tmp_path, mo
         2,
         2,
     ]
-    assert told == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
+    assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
 
 
 def test_room_that_is_not_there_is_said_before_anything_is_written():
-    array = scratch_array((3, 5), np.float32)
+    array = spill_buffer((3, 5), np.float32)
     assert array.shape == (3, 5) and array.dtype == np.float32 and not array.any()
     with pytest.raises(DataError, match="no room for .* bytes of scratch .* TMPDIR"):
-        scratch_array((1 << 40, 1 << 20), np.float32)
+        spill_buffer((1 << 40, 1 << 20), np.float32)

@@ -17,13 +17,13 @@ _AT_ONCE = 1 << 24
 """Similarities held at once: 64 MiB."""
 
 
-def distractor_sizes(distractors: int) -> list[int]:
+def distractor_counts(distractors: int) -> list[int]:
     """Return the sizes of gallery that are told: 10, 100, … and all."""
     powers = [10**power for power in range(1, 10) if 10**power < distractors]
     return [*powers, distractors]
 
 
-def distractor_result(
+def megaface_result(
     probe_QD: np.ndarray,
     subject_Q: np.ndarray,
     distractor_ND: np.ndarray,
@@ -38,8 +38,8 @@ def distractor_result(
     Embeddings have length 1.
     """
     mates = mate_pairs(subject_Q)
-    sizes = distractor_sizes(len(distractor_ND))
-    rank_ZM = distractor_ranks(probe_QD, distractor_ND, mates, sizes)
+    sizes = distractor_counts(len(distractor_ND))
+    rank_ZM = count_closer_distractors(probe_QD, distractor_ND, mates, sizes)
     owner_M = subject_Q[mates[0]]
     subjects = int(subject_Q.max()) + 1
     result = Result("distractors", {"searches": float(len(owner_M))}, subjects=subjects)
@@ -76,7 +76,7 @@ def mate_pairs(subject_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(probe), np.concatenate(mate)
 
 
-def distractor_ranks(
+def count_closer_distractors(
     probe_QD: np.ndarray, distractor_ND: np.ndarray, mates: tuple[np.ndarray, np.ndarray], sizes: list[int]
 ) -> np.ndarray:
     """Return how many of the first `size` distractors are at least as alike as the mate: int (Z, M).

@@ -39,7 +39,7 @@ def embed_input(
     bf16: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Embeddings:
-    """Embed an image, a folder of images, a dataset, a .rec or a .bin; `progress` is called with (images done, all).
+    """Embed an image, a folder of images, a dataset, a .rec or a .bin; `progress` hears how far it has come.
 
     Many embeddings lie in a scratch file that is mapped into memory.
 
@@ -62,7 +62,7 @@ def embed_input(
     return Embeddings(embedding, names, labels)
 
 
-def embed_images_at(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
+def embed_image_files(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
     """Return the unit embeddings of image files, float32 (N, D)."""
     pictures = [_bytes_of(path) for path in paths]
     with join(device) as world:
@@ -97,11 +97,11 @@ def _embed(
     whole: np.ndarray | None = None
     for start in range(0, count, _IN_MEMORY):
         stretch = range(start, min(start + _IN_MEMORY, count))
-        part = _unit(embedder.summed(pictures, name=name, flip=flip, chosen=stretch))
+        part = _unit(embedder.embed(pictures, name=name, flip=flip, indices=stretch))
         if len(part) == count:
             return part
         if whole is None:
-            whole = scratch_array((count, part.shape[1]), np.float32)
+            whole = spill_buffer((count, part.shape[1]), np.float32)
         whole[start : stretch.stop] = part
     assert whole is not None, "no images"
     return whole
@@ -159,7 +159,7 @@ def _bytes_of(path: Path) -> bytes:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+def spill_buffer(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
     """Return an array of zeros in a file without a name, in TMPDIR; it is gone with the last reference.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from facetrain.errors import PairsError
 from facetrain.verify.ijb import IjbSet, is_ijb, open_ijb
-from facetrain.verify.pair_set import PairSet, load_pairs
+from facetrain.verify.pair_set import PairSet, load_pair_set
 from facetrain.verify.search_sets import (
     DistractorSet,
     SearchSet,
@@ -17,10 +17,10 @@ from facetrain.verify.search_sets import (
     open_tinyface,
 )
 
-Target = PairSet | IjbSet | SearchSet | DistractorSet
+EvaluationSet = PairSet | IjbSet | SearchSet | DistractorSet
 
 
-def open_target(target: str, folder: Path) -> Target:
+def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
     """Open a set by its path or by its name in a folder: a .bin, or a folder laid out as IJB, TinyFace or MegaFace.
 
     Raises:
@@ -42,16 +42,16 @@ def open_target(target: str, folder: Path) -> Target:
             f"{path}: a folder that is none of IJB (meta/ with lists), TinyFace (Gallery_Match/, Probe/) "
             "and MegaFace (probes/, distractors/); docs/evaluation.md shows each"
         )
-    return load_pairs(target, folder)
+    return load_pair_set(target, folder)
 
 
-def open_targets(targets: Iterable[str], folder: Path) -> list[Target]:
+def open_evaluation_sets(targets: Iterable[str], folder: Path) -> list[EvaluationSet]:
     """Open several sets, which must have different names.
 
     Raises:
-        PairsError: as `open_target`, or two sets have the same name.
+        PairsError: as `open_evaluation_set`, or two sets have the same name.
     """
-    sets = [open_target(target, folder) for target in targets]
+    sets = [open_evaluation_set(target, folder) for target in targets]
     names = [found.name for found in sets]
     if len(set(names)) < len(names):
         raise PairsError(f"two sets have the same name: {', '.join(sorted(names))}")
