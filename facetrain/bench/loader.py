@@ -22,7 +22,7 @@ from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import encode_jpeg
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
-from facetrain.data.loader import Loader
+from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import GlobalSampler
 
@@ -104,9 +104,8 @@ def _ours(
     augment: Augment | None,
 ) -> float:
     order = GlobalSampler(source.num_images, seed=0, global_batch_size=batch_size)
-    loader = Loader(
-        source, order, rank=0, world_size=1, local_batch_size=batch_size, workers=workers, device=device
-    )
+    settings = LoaderSettings(local_batch_size=batch_size, workers=workers)
+    loader = Loader(source, order, settings, rank=0, world_size=1, device=device)
 
     def use(batch: Any) -> int:
         (micro,) = batch

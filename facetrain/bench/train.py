@@ -17,7 +17,7 @@ from facetrain.bench.loader import bench_source
 from facetrain.bench.machine import Machine, measure_machine, wait_for
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loader import Batch, Loader
+from facetrain.data.loader import Batch, Loader, LoaderSettings
 from facetrain.data.sampler import build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
@@ -114,18 +114,17 @@ def same_batch(training: Training, num_classes: int) -> Batches:
 def open_loader(training: Training, source: FaceDataset) -> Loader:
     """Read batches of this rank as the run does."""
     config, schedule, world = training.config, training.schedule, training.world
-    return Loader(
-        source,
-        build_sampler(source, seed=0, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle),
-        rank=world.rank,
-        world_size=world.size,
+    settings = LoaderSettings(
         local_batch_size=schedule.local_batch_size,
         accumulate=config.optim.accumulate,
-        workers=count_workers(config, world),
         image_size=config.data.image_size,
-        device=world.device,
+        workers=count_workers(config, world),
         decode=config.data.decode,
     )
+    sampler = build_sampler(
+        source, seed=0, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle
+    )
+    return Loader(source, sampler, settings, rank=world.rank, world_size=world.size, device=world.device)
 
 
 def _measure(

@@ -1,4 +1,4 @@
-"""JPEGs decoded a batch at once, by the device or by DALI, instead of one by one in the reading processes."""
+"""Decoding of whole batches of JPEGs, by torchvision on the device or by DALI."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dali import DaliDecoder
 from facetrain.data.decode import encode_jpeg
-from facetrain.data.reader import Filler, Slots, Task
+from facetrain.data.reader import ImageReader, ReadRequest
 from facetrain.errors import DataError
+from facetrain.files import error_reason
 
 BatchDecode = Callable[[list[Tensor]], Tensor]
-"""Takes JPEGs of one size, each uint8 (bytes,) on the host; returns uint8 (B, H, W, 3) on the device.
+"""Decoder of JPEGs of one size, each uint8 (bytes,) on the host: returns uint8 (B, H, W, 3) on the device.
 
-Raises RuntimeError where one of them cannot be decoded.
+Raises RuntimeError if one of them cannot be decoded.
 """
+_MAX_REASON = 200
 
 
 def build_decoder(name: str, device: torch.device, *, batch_size: int, threads: int) -> BatchDecode:
-    """Return what decodes batches of up to `batch_size` images on a device: `gpu` (torchvision) or `dali`.
+    """Return a decoder of batches of up to `batch_size` images: `gpu` (torchvision) or `dali`.
 
     Raises:
-        DataError: it is not installed, or cannot decode there.
+        DataError: if the library is not installed, or cannot decode on the device.
     """
     is_dali = name == "dali"
     decode = DaliDecoder(device, batch_size=batch_size, threads=threads) if is_dali else _torchvision(device)
@@ -32,60 +35,65 @@ def build_decoder(name: str, device: torch.device, *, batch_size: int, threads: 
     try:
         decode([torch.from_numpy(probe.copy())])
     except RuntimeError as error:
-        said = " ".join(str(error).split())[:200]
+        reason = error_reason(error)[:_MAX_REASON]
         library = "DALI" if is_dali else "torchvision"
-        raise DataError(f"data.decode: {name}: {library} cannot decode JPEG on {device} ({said})") from error
+        raise DataError(
+            f"data.decode: {name}: {library} cannot decode JPEG on {device} ({reason}); set data.decode to cpu"
+        ) from error
     return decode
 
 
 def _torchvision(device: torch.device) -> BatchDecode:
+    # Imported here: torchvision takes a second to import, and is used with `data.decode: gpu` only.
     from torchvision.io import ImageReadMode, decode_jpeg
 
     def decode(encoded: list[Tensor]) -> Tensor:
-        jpeg_BCHW = torch.stack(decode_jpeg(encoded, ImageReadMode.RGB, device=device))
-        return jpeg_BCHW.permute(0, 2, 3, 1).contiguous()
+        image_BCHW = torch.stack(decode_jpeg(encoded, ImageReadMode.RGB, device=device))
+        return image_BCHW.permute(0, 2, 3, 1).contiguous()
 
     return decode
 
 
 class DeviceDecoder:
-    """Turns a slot of encoded images into pixels on the device.
+    """Decoder of batch slots that hold JPEGs.
 
-    The reading processes send JPEGs of the right size as they are, and decode what is not. Where
-    `decode` refuses one, the whole slot is decoded by `filler` on the host, which knows what to say of a
-    bad record or what to put in its place. nvJPEG's pixels differ from libjpeg's by rounding.
+    The reading processes leave JPEGs of the right size undecoded, and decode all other images. If `decode`
+    refuses a batch, `reader` decodes the whole slot on the host, and reports or replaces the bad image.
+    nvJPEG's pixels differ from libjpeg's by rounding.
     """
 
-    def __init__(self, slots: Slots, filler: Filler, device: torch.device, decode: BatchDecode) -> None:
-        self._slots, self._filler, self._device, self._decode = slots, filler, device, decode
+    def __init__(
+        self, slots: BatchSlots, reader: ImageReader, device: torch.device, decode: BatchDecode
+    ) -> None:
+        self._slots, self._reader, self._device, self._decode = slots, reader, device, decode
         self.skipped: list[str] = []
-        """What the host has skipped, where a batch was refused."""
+        """Messages about the bad images that were replaced after `decode` refused a batch."""
 
     def __call__(self, slot: int) -> Tensor:
         """Return the images of a slot: uint8 (rows, H, W, 3) on the device.
 
         Raises:
-            DataError: an image cannot be decoded on the host either, and bad records are not to be skipped.
+            DataError: if the host cannot decode an image either, and bad images are not to be skipped.
         """
-        size, pixels = self._slots.encoded[slot], torch.from_numpy(self._slots.image[slot])
+        size, pixels = self._slots.jpeg_bytes[slot], torch.from_numpy(self._slots.image[slot])
         rows = np.flatnonzero(size)
         flat = pixels.view(len(pixels), -1)
         encoded = [flat[row, : size[row]] for row in rows.tolist()]
         try:
-            jpeg_BHWC = self._decode(encoded) if encoded else None
+            decoded_BHWC = self._decode(encoded) if encoded else None
         except RuntimeError:
             self._decode_on_host(slot)
-            jpeg_BHWC = None
-        if jpeg_BHWC is None:
+            decoded_BHWC = None
+        if decoded_BHWC is None:
             return pixels.to(self._device, copy=True)
         if len(rows) == len(pixels):
-            return jpeg_BHWC
+            return decoded_BHWC
         image_BHWC = pixels.to(self._device, copy=True)
-        image_BHWC[torch.from_numpy(rows).to(self._device)] = jpeg_BHWC
+        image_BHWC[torch.from_numpy(rows).to(self._device)] = decoded_BHWC
         return image_BHWC
 
     def _decode_on_host(self, slot: int) -> None:
-        done = self._filler.fill(Task(slot, 0, tuple(self._slots.number[slot].tolist())))
-        if done.error is not None:
-            raise done.error
-        self.skipped += done.skipped
+        result = self._reader.read(ReadRequest(slot, 0, tuple(self._slots.index[slot].tolist())))
+        if result.error is not None:
+            raise result.error
+        self.skipped += result.skipped

@@ -1,4 +1,4 @@
-"""How a batch comes from the memory that reading processes fill to the device that trains."""
+"""Transfer of batches from batch slots to the training device."""
 
 from __future__ import annotations
 
@@ -10,94 +10,101 @@ import numpy as np
 import torch
 from torch import Tensor
 
-HOLDS = 3
-"""Slots beyond those that are read ahead: the batch in use or on its way, the one before it, and one to fill."""
+EXTRA_SLOTS = 3
+"""Slots besides those that are read ahead: the batch in use or in transfer, the previous one, and one to fill."""
 
 
 class HostPrefetcher:
-    """Lends the slots themselves, and gives out copies while others are held: a batch stays what it is."""
+    """Batches for training on the CPU: views of the slots, without a copy.
+
+    A batch keeps its content as long as it is referenced: a slot is not filled again until then, and
+    further batches are copied while `EXTRA_SLOTS - 1` are referenced.
+    """
 
     def __init__(self, slots: np.ndarray) -> None:
         self._slots = slots
-        self._lent: dict[int, weakref.ref[np.ndarray]] = {}
+        self._views: dict[int, weakref.ref[np.ndarray]] = {}
 
-    def begin(self) -> None:
-        """Nothing is on its way."""
+    def wait_for_transfers(self) -> None:
+        """Do nothing: there are no transfers."""
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Do work that makes a tensor."""
+        """Return the tensor that `work` computes."""
         return work()
 
-    def send(self, array: np.ndarray) -> Tensor:
-        """Return an array as a tensor."""
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """Return an array as a tensor that shares its memory."""
         return torch.from_numpy(array)
 
-    def send_images(self, slot: int) -> Tensor:
-        """Return the images of a slot."""
-        held = sum(not self.has_done(other) for other in self._lent)
-        if held >= HOLDS - 1:
+    def slot_to_device(self, slot: int) -> Tensor:
+        """Return the images of a slot: uint8 (rows, H, W, 3)."""
+        in_use = sum(not self.is_free(other) for other in self._views)
+        if in_use >= EXTRA_SLOTS - 1:
             return torch.from_numpy(self._slots[slot].copy())
         view = self._slots[slot]
-        self._lent[slot] = weakref.ref(view)
+        self._views[slot] = weakref.ref(view)
         return torch.from_numpy(view)
 
-    def has_done(self, slot: int) -> bool:
-        """Whether nobody holds the images of a slot, so that it can be filled again."""
-        return slot not in self._lent or self._lent[slot]() is None
+    def is_free(self, slot: int) -> bool:
+        """Return whether no batch refers to a slot any more, so that it can be filled again."""
+        return slot not in self._views or self._views[slot]() is None
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources."""
 
 
-class CudaPrefetcher:
-    """Copies to the device on a stream of its own, beside the training of the step before."""
+class DevicePrefetcher:
+    """Batches for training on CUDA: copied from page-locked memory on a separate stream."""
 
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
         self._slots, self._device = slots, device
         self._stream = torch.cuda.Stream(device)
         self._address, size = slots.ctypes.data, slots.nbytes
-        # Where the system forbids it, copies are slower and still right.
+        # Fails where the limit of locked memory is low (ulimit -l); copies are then slower, but correct.
         self._is_locked = int(torch.cuda.cudart().cudaHostRegister(self._address, size, 0)) == 0
         if not self._is_locked:
-            # CUDA remembers the refusal, and tells whoever launches a kernel next.
+            # CUDA keeps the error and reports it at the next kernel launch: launch one here and ignore it.
             with suppress(RuntimeError):
                 torch.ones(1, device=device)
 
-    def begin(self) -> None:
-        """Wait for what was sent before: the slot that is filled next is that of an earlier step."""
+    def wait_for_transfers(self) -> None:
+        """Wait until all transfers have ended, so that the slots of earlier steps can be filled again."""
         self._stream.synchronize()
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Do work that makes a tensor on the device, beside what runs there."""
+        """Return the tensor that `work` computes on the device, on the transfer stream."""
         with torch.cuda.stream(self._stream):
             tensor = work()
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        tensor.record_stream(current)
+        tensor.record_stream(current)  # otherwise the allocator may reuse its memory too early
         return tensor
 
-    def send(self, array: np.ndarray) -> Tensor:
-        """Copy an array to the device."""
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """Copy an array to the device, asynchronously if it is page-locked."""
         return self.run(lambda: torch.from_numpy(array).to(self._device, non_blocking=True))
 
-    def send_images(self, slot: int) -> Tensor:
-        """Copy the images of a slot to the device."""
-        return self.send(self._slots[slot])
+    def slot_to_device(self, slot: int) -> Tensor:
+        """Copy the images of a slot to the device: uint8 (rows, H, W, 3)."""
+        return self.to_device(self._slots[slot])
 
-    def has_done(self, slot: int) -> bool:
-        """Whether a slot can be filled again: the first in the queue of free ones always can."""
+    def is_free(self, slot: int) -> bool:
+        """Return True: `wait_for_transfers` comes before a slot is filled again."""
         return True
 
     def close(self) -> None:
-        """Unlock the memory, where no work is queued: that may wait for a rank that is gone, and unlocking for it."""
+        """Release the page-locked memory, unless kernels are still queued.
+
+        A queued collective may wait forever for a lost rank, and cudaHostUnregister waits for all kernels.
+        """
         self._stream.synchronize()
         if self._is_locked and torch.cuda.current_stream(self._device).query():
             torch.cuda.cudart().cudaHostUnregister(self._address)
             self._is_locked = False
 
 
-def build_prefetcher(slots: np.ndarray, device: torch.device | None) -> HostPrefetcher | CudaPrefetcher:
-    """Return what brings slots, uint8 (slots, rows, H, W, 3), to a device."""
+def build_prefetcher(slots: np.ndarray, device: torch.device | None) -> HostPrefetcher | DevicePrefetcher:
+    """Return the prefetcher of a device (None: CPU) for slots, uint8 (slots, rows, H, W, 3)."""
     if device is not None and device.type == "cuda":
-        return CudaPrefetcher(slots, device)
+        return DevicePrefetcher(slots, device)
     return HostPrefetcher(slots)

@@ -1,4 +1,6 @@
-"""Batches for one rank, read and decoded ahead by processes, and copied ahead to the device."""
+"""Training batches of one rank: read and decoded ahead by processes, copied ahead to the device."""
+
+# B local batch   G global batch   H height   W width   C channels
 
 from __future__ import annotations
 
@@ -13,141 +15,179 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset, SupportsPrefetch
 from facetrain.data.device_decode import DeviceDecoder, build_decoder
-from facetrain.data.device_prefetch import HOLDS, build_prefetcher
-from facetrain.data.reader import Filler, Slots
-from facetrain.data.reader_pool import TASK_ROWS, ReaderPool
+from facetrain.data.device_prefetch import EXTRA_SLOTS, build_prefetcher
+from facetrain.data.reader import ImageReader
+from facetrain.data.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.sampler import GlobalSampler
 from facetrain.profiling import profiler_range
 
 _STEPS_AHEAD = 3
-_TASKS_AHEAD = 3
-"""So many tasks are waiting for each process, whatever the size of the batch."""
+_REQUESTS_AHEAD = 3
+"""Requests queued for each reading process, whatever the batch size, so that none waits for work."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of a rank: images and labels on the device, the images' numbers on the host."""
+    """One micro-batch of a rank."""
 
     step: int
     epoch: int
     image_BHWC: Tensor
+    """RGB, uint8 (B, H, W, 3), on the device."""
     label_B: Tensor
+    """int64 (B,), on the device."""
     sample_B: Tensor
+    """Dataset index of each image, int64 (B,), on the host. For a replaced bad image, the index of the bad one."""
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """Batch size, image size and reading options of a `Loader`."""
+
+    local_batch_size: int
+    """Images per rank and micro-batch."""
+    accumulate: int = 1
+    """Micro-batches per step."""
+    image_size: int = 112
+    """Side of the square images in pixels; other sizes are resized."""
+    workers: int = 2
+    """Reading processes; 0 reads in the training process."""
+    bad_records: str = "error"
+    """`error` raises if an image cannot be read or decoded; `skip` replaces it with the next readable image."""
+    decode: str = "cpu"
+    """Decoder of JPEGs that need no resizing: `cpu`, or `gpu` (torchvision) or `dali`, in whole batches."""
 
 
 class Loader:
-    """Yield, for every step, this rank's micro-batches.
+    """Iterator over the steps of a rank; each step is a tuple of `accumulate` micro-batches.
 
-    Micro-batch a of rank r holds rows [(a·W + r)·B, (a·W + r + 1)·B) of the global batch, so that the
-    images of a step, and which of them are added up first, are the same for any number of ranks.
+    Micro-batch a of rank r holds rows [(a·W + r)·B, (a·W + r + 1)·B) of the global batch, with W ranks and B
+    images per micro-batch. So the images of a step, and the order in which gradients are accumulated, are the
+    same for any number of ranks.
 
-    `workers` processes read and decode; 0 does it in this process when a batch is asked for. With
-    `bad_records="skip"`, an image that cannot be read or decoded gives way to the one with the next
-    number (after the last, the first): no rank has to tell another, and all stay in step. With
-    `decode` gpu or dali, JPEGs that need no resizing become pixels a batch at once, on the device.
+    Every rank replaces bad images by itself, without communication, and all ranks stay in step.
+
+    Args:
+        dataset: images and labels.
+        sampler: images of every global batch.
+        settings: sizes and reading options.
+        rank: global rank, from 0.
+        world_size: number of ranks.
+        device: device of the batches; None: CPU.
+        start_step: first step, after a resume the step of the checkpoint.
+        stop_step: step to stop before; None: endless.
+
+    Raises:
+        DataError: if `settings.decode` cannot work on the device.
     """
 
     def __init__(
         self,
-        source: FaceDataset,
-        order: GlobalSampler,
+        dataset: FaceDataset,
+        sampler: GlobalSampler,
+        settings: LoaderSettings,
         *,
         rank: int,
         world_size: int,
-        local_batch_size: int,
-        accumulate: int = 1,
-        workers: int = 2,
-        image_size: int = 112,
         device: torch.device | None = None,
-        bad_records: str = "error",
-        decode: str = "cpu",
         start_step: int = 0,
         stop_step: int | None = None,
     ) -> None:
         self.skipped: list[str] = []
-        """What was skipped so far, each bad record once."""
+        """Messages about the bad images that were replaced so far, each once."""
         self.wait_s = 0.0
-        """Seconds that training has waited for images."""
-        self._source, self._order = source, order
-        # Looked up once: whether a source has the method is asked of every attribute of the protocol.
-        self._prefetch = source.prefetch if isinstance(source, SupportsPrefetch) else None
+        """Seconds that training has waited for batches."""
+        self._dataset, self._sampler, self._settings = dataset, sampler, settings
+        # Kept: isinstance with a runtime-checkable protocol is slow.
+        self._prefetch = dataset.prefetch if isinstance(dataset, SupportsPrefetch) else None
         self._rank, self._world_size = rank, world_size
-        self._batch_size, self._accumulate = local_batch_size, accumulate
         self._next_step, self._stop_step = start_step, stop_step
-        self._is_first = True
-        rows = local_batch_size * accumulate
-        self._ahead = max(_STEPS_AHEAD, math.ceil(_TASKS_AHEAD * workers * TASK_ROWS / rows))
-        self._slots = Slots(self._ahead + HOLDS, rows, image_size)
-        skip = bad_records == "skip"
+        self._is_first_step = True
+        rows = settings.local_batch_size * settings.accumulate
+        self._steps_ahead = max(
+            _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
+        )
+        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.image_size)
+        skip_bad, keep_jpeg = settings.bad_records == "skip", settings.decode != "cpu"
         self._decoder: DeviceDecoder | None = None
-        in_batches = decode != "cpu"
-        if in_batches:
-            filler, where = Filler(source, self._slots, skip=skip), device or torch.device("cpu")
-            decoder = build_decoder(decode, where, batch_size=rows, threads=max(workers, 1))
-            self._decoder = DeviceDecoder(self._slots, filler, where, decoder)
-        self._pool = ReaderPool(source, self._slots, workers=workers, skip=skip, leave_jpeg=in_batches)
-        self._sender = build_prefetcher(self._slots.image, device)
+        if keep_jpeg:
+            target = device or torch.device("cpu")
+            decode = build_decoder(settings.decode, target, batch_size=rows, threads=max(settings.workers, 1))
+            fallback = ImageReader(dataset, self._slots, skip_bad=skip_bad)
+            self._decoder = DeviceDecoder(self._slots, fallback, target, decode)
+        self._pool = ReaderPool(
+            dataset, self._slots, workers=settings.workers, skip_bad=skip_bad, keep_jpeg=keep_jpeg
+        )
+        self._prefetcher = build_prefetcher(self._slots.image, device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()
-        self._submit()  # the first batches are read while the run still makes itself ready
+        self._submit_steps()  # reading starts while the rest of the run is still being built
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Yield the micro-batches of one step after the other.
 
         Raises:
-            DataError: an image cannot be read or decoded, and bad records are not to be skipped.
+            DataError: if an image cannot be read or decoded and `bad_records` is `error`.
+            RunError: if a reading process has ended.
         """
         while self._pending:
-            since = time.perf_counter()
+            start = time.perf_counter()
             with profiler_range("data"):
                 step, slot, sample = self._pending.popleft()
-                self._note(self._pool.wait(slot))
-                self._sender.begin()
-                image = self._images(slot)
-                # A good image that stands for a bad one brings its own label.
-                label = self._sender.send(self._source.labels[self._slots.number[slot]].astype(np.int64))
+                self._add_skipped(self._pool.wait(slot))
+                self._prefetcher.wait_for_transfers()
+                image = self._slot_to_device(slot)
+                # Labels of the images in the slot: a replacement has the label of its own identity.
+                label = self._dataset.labels[self._slots.index[slot]].astype(np.int64)
+                label_on_device = self._prefetcher.to_device(label)
                 self._free.append(slot)
-                self._submit()
-            self.wait_s += time.perf_counter() - since
-            whole = Batch(step, self._order.epoch(step), image, label, torch.from_numpy(sample))
-            yield (whole,) if self._accumulate == 1 else self._split(whole)
+                self._submit_steps()
+            self.wait_s += time.perf_counter() - start
+            whole = Batch(step, self._sampler.epoch(step), image, label_on_device, torch.from_numpy(sample))
+            yield (whole,) if self._settings.accumulate == 1 else self._split(whole)
 
     def close(self) -> None:
-        """End the reading processes; what they were reading is thrown away."""
+        """End the reading processes and release the page-locked memory; can be called twice."""
         self._pending.clear()
         self._pool.close()
-        self._sender.close()
+        self._prefetcher.close()
 
     def _split(self, whole: Batch) -> tuple[Batch, ...]:
+        """Return the micro-batches of a step."""
         tensors = whole.image_BHWC, whole.label_B, whole.sample_B
-        parts = zip(*(tensor.split(self._batch_size) for tensor in tensors), strict=True)
+        parts = zip(*(tensor.split(self._settings.local_batch_size) for tensor in tensors), strict=True)
         return tuple(Batch(whole.step, whole.epoch, *part) for part in parts)
 
-    def _images(self, slot: int) -> Tensor:
+    def _slot_to_device(self, slot: int) -> Tensor:
         if self._decoder is None:
-            return self._sender.send_images(slot)
-        image_BHWC = self._sender.run(partial(self._decoder, slot))
-        self._note(self._decoder.skipped)
+            return self._prefetcher.slot_to_device(slot)
+        image_BHWC = self._prefetcher.run(partial(self._decoder, slot))
+        self._add_skipped(self._decoder.skipped)
         return image_BHWC
 
-    def _note(self, skipped: Sequence[str]) -> None:
-        self.skipped += (message for message in skipped if message not in self.skipped)
+    def _add_skipped(self, messages: Sequence[str]) -> None:
+        self.skipped += (message for message in messages if message not in self.skipped)
 
-    def _submit(self) -> None:
-        while len(self._pending) < self._ahead and self._next_step != self._stop_step:
+    def _submit_steps(self) -> None:
+        """Have the pool read further steps, until `_steps_ahead` steps are pending."""
+        while len(self._pending) < self._steps_ahead and self._next_step != self._stop_step:
             if self._prefetch is not None:
-                for stretch in self._order.ranges_to_prefetch(self._next_step, first=self._is_first):
-                    self._prefetch(*stretch)
-            self._is_first = False
-            sample = self._mine(self._order.batch(self._next_step))
-            slot = next(slot for slot in self._free if self._sender.has_done(slot))
+                for first, count in self._sampler.ranges_to_prefetch(
+                    self._next_step, is_first_step=self._is_first_step
+                ):
+                    self._prefetch(first, count)
+            self._is_first_step = False
+            sample = self._local_part(self._sampler.batch(self._next_step))
+            slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
             self._free.remove(slot)
             self._pool.submit(slot, sample)
             self._pending.append((self._next_step, slot, sample))
             self._next_step += 1
 
-    def _mine(self, number_G: np.ndarray) -> np.ndarray:
-        grid = number_G.reshape(self._accumulate, self._world_size, self._batch_size)
+    def _local_part(self, index_G: np.ndarray) -> np.ndarray:
+        """Return this rank's part of a global batch, micro-batch by micro-batch: int64 (accumulate · B,)."""
+        grid = index_G.reshape(self._settings.accumulate, self._world_size, self._settings.local_batch_size)
         return np.ascontiguousarray(grid[:, self._rank]).reshape(-1)

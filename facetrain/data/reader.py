@@ -1,8 +1,7 @@
-"""What a reading process does: fill rows of shared memory with decoded images. Imports no torch."""
+"""Reading processes: read, decode and resize images into batch slots. Imports no torch."""
 
 from __future__ import annotations
 
-import math
 import signal
 import traceback
 from collections.abc import Sequence
@@ -12,140 +11,118 @@ from multiprocessing.connection import Connection
 import cv2
 import numpy as np
 
+from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import NotAnImageError, decode, encoded_image_size, resize_square
-from facetrain.data.shared_memory import SharedBytes
 from facetrain.errors import DataError, FacetrainError, ImageError, RecordError, RunError
 
-_TRIES = 100
+_MAX_REPLACEMENT_TRIES = 100
 
 
 @dataclass(frozen=True)
-class Task:
-    """Images to be put into rows `row`, `row + 1`, … of a slot."""
+class ReadRequest:
+    """Dataset indices of the images to read into rows `row`, `row + 1`, … of a slot."""
 
     slot: int
     row: int
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Done:
-    """The answer to a task: the error that stopped it, or the bad records that gave way to others."""
+class ReadResult:
+    """Outcome of a request: the error that stopped it, and messages about bad images that were replaced."""
 
-    task: Task
+    request: ReadRequest
     error: Exception | None = None
     skipped: Sequence[str] = ()
 
 
-class Slots:
-    """Room for the images of several steps, and for the numbers of the images that stand there.
+class ImageReader:
+    """Reads images of a dataset into batch slots, as RGB of the slots' size.
 
-    Where `encoded` is not 0, a row begins with so many bytes of a JPEG instead of pixels.
+    With `skip_bad`, the next readable image of the dataset replaces a bad one. With `keep_jpeg`, a JPEG of
+    the right size is stored as it is; the device decodes it.
     """
 
-    def __init__(self, slots: int, rows: int, image_size: int) -> None:
-        self._shape = (slots, rows, image_size, image_size, 3)
-        self._bytes = SharedBytes(16 * slots * rows + math.prod(self._shape))
-        self._look()
-
-    def _look(self) -> None:
-        slots, rows = self._shape[:2]
-        self.number = self._bytes.array((slots, rows), np.int64)
-        self.encoded = self._bytes.array((slots, rows), np.int64, offset=8 * slots * rows)
-        self.image = self._bytes.array(self._shape, np.uint8, offset=16 * slots * rows)
-
-    def __getstate__(self) -> tuple[tuple[int, ...], SharedBytes]:
-        """Travel as the shared memory itself."""
-        return self._shape, self._bytes
-
-    def __setstate__(self, state: tuple[tuple[int, int, int, int, int], SharedBytes]) -> None:
-        """Look at the same memory from another process."""
-        self._shape, self._bytes = state
-        self._look()
-
-
-class Filler:
-    """Reads, decodes and resizes; says of a bad image that it is bad, or goes on to the next good one.
-
-    With `leave_jpeg`, a JPEG that needs no resizing stays as it is, for the device to decode.
-    """
-
-    def __init__(self, source: FaceDataset, slots: Slots, *, skip: bool, leave_jpeg: bool = False) -> None:
-        self._source, self._slots, self._skip, self._leave_jpeg = source, slots, skip, leave_jpeg
+    def __init__(
+        self, dataset: FaceDataset, slots: BatchSlots, *, skip_bad: bool, keep_jpeg: bool = False
+    ) -> None:
+        self._dataset, self._slots, self._skip_bad, self._keep_jpeg = dataset, slots, skip_bad, keep_jpeg
         self._size = slots.image.shape[2]
 
-    def fill(self, task: Task) -> Done:
-        """Do a task; whatever goes wrong is in the answer."""
+    def read(self, request: ReadRequest) -> ReadResult:
+        """Fill the rows of a request; an exception is returned in the result, never raised."""
         skipped: list[str] = []
-        image, stands = self._slots.image[task.slot], self._slots.number[task.slot]
-        encoded = self._slots.encoded[task.slot]
-        stands[task.row : task.row + len(task.numbers)] = task.numbers
-        encoded[task.row : task.row + len(task.numbers)] = 0
-        row = task.row
+        image, index_of_row = self._slots.image[request.slot], self._slots.index[request.slot]
+        jpeg_bytes = self._slots.jpeg_bytes[request.slot]
+        index_of_row[request.row : request.row + len(request.indices)] = request.indices
+        jpeg_bytes[request.row : request.row + len(request.indices)] = 0
         try:
-            for row, number in enumerate(task.numbers, task.row):
+            for row, index in enumerate(request.indices, request.row):
                 try:
-                    if self._leave_jpeg and (data := self._fitting_jpeg(number)):
+                    if self._keep_jpeg and (data := self._decodable_jpeg(index)):
                         image[row].reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-                        encoded[row] = len(data)
+                        jpeg_bytes[row] = len(data)
                     else:
-                        image[row] = self._load(number)
+                        image[row] = self._load(index)
                 except (ImageError, RecordError) as error:
-                    if not self._skip:
+                    if not self._skip_bad:
                         raise
                     skipped.append(str(error))
-                    image[row], stands[row] = self._next_good(number, skipped)
-        except Exception as error:  # it belongs to the training process, whatever it is
-            return Done(task, _portable(error), skipped)
-        return Done(task, None, skipped)
+                    image[row], index_of_row[row] = self._load_replacement(index, skipped)
+        except Exception as error:  # of any kind: the training process raises it
+            return ReadResult(request, _picklable(error), skipped)
+        return ReadResult(request, None, skipped)
 
-    def _fitting_jpeg(self, number: int) -> bytes | None:
-        """Return an image as it is encoded if a device can make pixels of the right size of it."""
-        data = self._source.read(number)
+    def _decodable_jpeg(self, index: int) -> bytes | None:
+        """Return the encoded image if it is a complete JPEG of the slots' size that fits into a row."""
+        data = self._dataset.read(index)
         fits = encoded_image_size(data) == (self._size, self._size) and len(data) <= 3 * self._size**2
-        whole = data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") > 0
-        return data if fits and whole else None
+        complete = data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") > 0
+        return data if fits and complete else None
 
-    def _load(self, number: int) -> np.ndarray:
+    def _load(self, index: int) -> np.ndarray:
         try:
-            return resize_square(decode(self._source.read(number)), self._size)
-        except NotAnImageError as refused:
-            raise ImageError(f"{self._source.location(number)}: {refused}") from None
+            return resize_square(decode(self._dataset.read(index)), self._size)
+        except NotAnImageError as error:
+            raise ImageError(f"{self._dataset.location(index)}: {error}") from None
 
-    def _next_good(self, number: int, skipped: list[str]) -> tuple[np.ndarray, int]:
-        # Of the numbers that follow, the first that can be decoded: the same for any number of ranks.
-        for step in range(1, _TRIES):
-            other = (number + step) % self._source.num_images
+    def _load_replacement(self, index: int, skipped: list[str]) -> tuple[np.ndarray, int]:
+        """Return the next readable image after a bad one and its index."""
+        # A function of the index alone, so that every number of ranks and workers replaces alike.
+        for step in range(1, _MAX_REPLACEMENT_TRIES):
+            other = (index + step) % self._dataset.num_images
             try:
                 return self._load(other), other
             except (ImageError, RecordError) as error:
                 skipped.append(str(error))
         raise DataError(
-            f"{self._source.location(number)}: this image and the {_TRIES - 1} after it cannot be decoded; "
-            "`facetrain data check` lists what is wrong with the dataset"
+            f"{self._dataset.location(index)}: this image and the next {_MAX_REPLACEMENT_TRIES - 1} cannot be "
+            "decoded; `facetrain data check` lists all damaged images of the dataset"
         )
 
 
-def serve(connection: Connection, source: FaceDataset, slots: Slots, skip: bool, leave_jpeg: bool) -> None:
-    """Do tasks until the training process hangs up."""
-    # Ctrl-C and a preemption's SIGTERM reach the whole group of processes. What they mean is for the
-    # training process to decide; it still needs batches up to its last checkpoint.
+def run_reader(
+    connection: Connection, dataset: FaceDataset, slots: BatchSlots, skip_bad: bool, keep_jpeg: bool
+) -> None:
+    """Answer read requests until the training process closes the connection; the main function of a process."""
+    # Ctrl-C and the SIGTERM of a preemption reach the whole process group. The training process decides how
+    # to stop, and it needs batches until its last checkpoint.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    cv2.setNumThreads(0)  # the processes are the parallelism
-    filler = Filler(source, slots, skip=skip, leave_jpeg=leave_jpeg)
+    cv2.setNumThreads(0)  # there is one process per core already
+    reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)
     try:
         while True:
-            connection.send(filler.fill(connection.recv()))
+            connection.send(reader.read(connection.recv()))
     except (EOFError, ConnectionError):
         return
 
 
-def _portable(error: Exception) -> Exception:
-    """Return the error as it can travel to another process, with the traceback it had here."""
+def _picklable(error: Exception) -> Exception:
+    """Return an exception that can be sent to another process, with its traceback as a note."""
     error.add_note("".join(traceback.format_exception(error)))
     if isinstance(error, FacetrainError):
         return error
-    # An exception class of a library need not come back from a pickle as it was.
+    # Exception classes of libraries may not survive pickling.
     return RunError(f"reading failed: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""Processes that fill slots of shared memory, or this process where none are wanted.
+"""Pool of reading processes that fill batch slots.
 
-Processes, not threads: a 112 × 112 JPEG takes about as long to decode as Python needs between two of
-them, so that threads wait for Python's lock half of the time (benchmarks/loader.py).
+Processes, not threads: decoding a 112 × 112 JPEG takes about as long as the Python code between two
+of them, so threads would wait for Python's global lock half of the time.
 """
 
 from __future__ import annotations
@@ -12,109 +12,126 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
+from typing import NoReturn
 
 import numpy as np
 
+from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.reader import Done, Filler, Slots, Task, serve
+from facetrain.data.reader import ImageReader, ReadRequest, ReadResult, run_reader
 from facetrain.errors import RunError
 
-TASK_ROWS = 64
-"""Images a task: few enough to spread a batch over many processes, enough to make messages rare."""
+REQUEST_ROWS = 64
+"""Images per request: few enough to spread a batch over many processes, enough to keep messages rare."""
+_JOIN_S = 5
+"""Seconds that a process may take to end before it is killed."""
 
 
 class ReaderPool:
-    """Fills slots: `submit` the numbers of a slot's images, `wait` until its rows stand."""
+    """Reading processes: `submit` starts filling a slot, `wait` blocks until the slot is full.
+
+    With `workers=0`, `wait` reads in the calling process.
+    """
 
     def __init__(
-        self, source: FaceDataset, slots: Slots, *, workers: int, skip: bool, leave_jpeg: bool = False
+        self,
+        dataset: FaceDataset,
+        slots: BatchSlots,
+        *,
+        workers: int,
+        skip_bad: bool,
+        keep_jpeg: bool = False,
     ) -> None:
-        self._filler = Filler(source, slots, skip=skip, leave_jpeg=leave_jpeg)
-        self._open: dict[int, int] = {}
-        self._answers: dict[int, list[Done]] = {}
-        self._mine: dict[int, list[Task]] = {}
-        context = multiprocessing.get_context("spawn")
+        self._reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)
+        self._num_open: dict[int, int] = {}
+        self._results: dict[int, list[ReadResult]] = {}
+        self._in_process: dict[int, list[ReadRequest]] = {}
+        context = multiprocessing.get_context("spawn")  # fork would copy CUDA state and locks of threads
         self._workers: list[tuple[SpawnProcess, Connection]] = []
-        # Kept: multiprocessing's own wait asks the system to watch every connection anew each time.
-        self._answering = selectors.DefaultSelector()
+        # Kept open: multiprocessing.connection.wait registers all connections again in each call.
+        self._selector = selectors.DefaultSelector()
         for number in range(workers):
-            here, there = context.Pipe()
+            connection, remote = context.Pipe()
             process = context.Process(
-                target=serve,
-                args=(there, source, slots, skip, leave_jpeg),
+                target=run_reader,
+                args=(remote, dataset, slots, skip_bad, keep_jpeg),
                 name=f"reader-{number}",
                 daemon=True,
             )
             process.start()
-            there.close()
-            self._workers.append((process, here))
-            self._answering.register(here, selectors.EVENT_READ, number)
-        self._load = [0] * workers
-        # Before multiprocessing's own end, which would wait for processes that ignore its SIGTERM.
-        self.close = Finalize(self, _hang_up, args=(self._workers, self._answering), exitpriority=10)
-        """End the processes."""
+            remote.close()
+            self._workers.append((process, connection))
+            self._selector.register(connection, selectors.EVENT_READ, number)
+        self._num_queued = [0] * workers
+        # Runs before multiprocessing's exit handler, which would wait forever: readers ignore its SIGTERM.
+        self.close = Finalize(self, _stop_workers, args=(self._workers, self._selector), exitpriority=10)
+        """End the processes; can be called twice."""
 
-    def submit(self, slot: int, numbers: np.ndarray) -> None:
-        """Have rows 0, 1, … of a slot filled with these images."""
-        tasks = [
-            Task(slot, row, tuple(numbers[row : row + TASK_ROWS].tolist()))
-            for row in range(0, len(numbers), TASK_ROWS)
-        ]
-        self._answers[slot], self._open[slot] = [], len(tasks)
-        if not self._workers:
-            self._mine[slot] = tasks
-            return
-        for task in tasks:
-            idlest = self._load.index(min(self._load))
-            self._load[idlest] += 1
-            try:
-                self._workers[idlest][1].send(task)
-            except ConnectionError:
-                self._tell_of_death(idlest)
-
-    def wait(self, slot: int) -> Sequence[str]:
-        """Wait until a slot is full; return what was skipped in it.
+    def submit(self, slot: int, indices: np.ndarray) -> None:
+        """Start reading images, int64 (rows,), into rows 0, 1, … of a slot.
 
         Raises:
-            Exception: what went wrong in the task with the lowest row, as it was raised there.
-            RunError: a process has ended.
+            RunError: if a reading process has ended.
         """
-        for task in self._mine.pop(slot, []):
-            self._note(self._filler.fill(task))
-        while self._open[slot]:
-            for ready, _ in self._answering.select():
+        requests = [
+            ReadRequest(slot, row, tuple(indices[row : row + REQUEST_ROWS].tolist()))
+            for row in range(0, len(indices), REQUEST_ROWS)
+        ]
+        self._results[slot], self._num_open[slot] = [], len(requests)
+        if not self._workers:
+            self._in_process[slot] = requests
+            return
+        for request in requests:
+            idlest = self._num_queued.index(min(self._num_queued))
+            self._num_queued[idlest] += 1
+            try:
+                self._workers[idlest][1].send(request)
+            except ConnectionError:
+                self._raise_worker_exited(idlest)
+
+    def wait(self, slot: int) -> Sequence[str]:
+        """Wait until a slot is full; return messages about the bad images that were replaced.
+
+        Raises:
+            Exception: the error of the first failed request, in the order of rows.
+            RunError: if a reading process has ended.
+        """
+        for request in self._in_process.pop(slot, []):
+            self._add_result(self._reader.read(request))
+        while self._num_open[slot]:
+            for ready, _ in self._selector.select():
                 worker = ready.data
                 try:
-                    self._note(self._workers[worker][1].recv())
+                    self._add_result(self._workers[worker][1].recv())
                 except (EOFError, ConnectionError):
-                    self._tell_of_death(worker)
-                self._load[worker] -= 1
-        answers = sorted(self._answers.pop(slot), key=lambda answer: answer.task.row)
-        for answer in answers:
-            if answer.error is not None:
-                raise answer.error
-        return [message for answer in answers for message in answer.skipped]
+                    self._raise_worker_exited(worker)
+                self._num_queued[worker] -= 1
+        # Sorted, so that the same error is raised whatever process was faster.
+        results = sorted(self._results.pop(slot), key=lambda result: result.request.row)
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return [message for result in results for message in result.skipped]
 
-    def _note(self, answer: Done) -> None:
-        self._answers[answer.task.slot].append(answer)
-        self._open[answer.task.slot] -= 1
+    def _add_result(self, result: ReadResult) -> None:
+        self._results[result.request.slot].append(result)
+        self._num_open[result.request.slot] -= 1
 
-    def _tell_of_death(self, worker: int) -> None:
+    def _raise_worker_exited(self, worker: int) -> NoReturn:
         process = self._workers[worker][0]
         process.join(1)
         raise RunError(
-            f"reading process {process.pid} ended by itself (exit code {process.exitcode}); -9 mostly means "
-            "that "
-            "the machine ran out of memory: give it more, or set data.workers lower"
+            f"reading process {process.pid} ended unexpectedly (exit code {process.exitcode}); -9 usually "
+            "means that the machine ran out of memory: add memory, or lower data.workers"
         )
 
 
-def _hang_up(workers: list[tuple[SpawnProcess, Connection]], answering: selectors.BaseSelector) -> None:
-    answering.close()
+def _stop_workers(workers: list[tuple[SpawnProcess, Connection]], selector: selectors.BaseSelector) -> None:
+    selector.close()
     for _, connection in workers:
         connection.close()
     for process, _ in workers:
-        process.join(5)
+        process.join(_JOIN_S)
         if process.is_alive():
             process.kill()
             process.join()

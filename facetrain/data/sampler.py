@@ -1,4 +1,4 @@
-"""In which order images are seen: a pure function of the seed and the step."""
+"""Order of the training images: a pure function of the seed and the step."""
 
 from __future__ import annotations
 
@@ -6,62 +6,68 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from facetrain.counter_rng import key_of
+from facetrain.counter_rng import key_of, mix_array
 from facetrain.data.dataset import FaceDataset, consecutive_ranges
 from facetrain.data.mixture import MixtureDataset
 from facetrain.errors import DataError
 
-_ROUNDS = 4
+_FEISTEL_ROUNDS = 4
+# Purposes of the random keys, beside (seed, epoch) for the full shuffle. Changing one changes the order of images.
+_KEY_WINDOW, _KEY_BLOCKS, _KEY_MIXTURE = 1, 2, 3
 
 
-def permute(index: np.ndarray, length: int, key: int) -> np.ndarray:
-    """Map positions int64 (N,) below `length` to as many different ones: a keyed permutation.
+def permute(position: np.ndarray, length: int, key: int) -> np.ndarray:
+    """Map positions to their images under a keyed permutation of range(length): int64 (N,) -> int64 (N,).
 
-    A Feistel network on the next even number of bits, walked again while it leads outside (Black and
-    Rogaway, "Ciphers with arbitrary finite domains", 2002): there is no table, and 42 million images
-    need no memory.
+    A Feistel network on the next even number of bits, repeated while the result is not below `length`
+    ("cycle walking": Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). It needs no table,
+    so the memory does not depend on `length`.
     """
-    half = max((max(length - 1, 1).bit_length() + 1) // 2, 1)
-    keys = [np.uint64(key_of(key, turn)) for turn in range(_ROUNDS)]
-    position = _feistel(np.asarray(index).astype(np.uint64), half, keys)
-    outside = np.flatnonzero(position >= length)
+    half_bits = max((max(length - 1, 1).bit_length() + 1) // 2, 1)
+    keys = [np.uint64(key_of(key, number)) for number in range(_FEISTEL_ROUNDS)]
+    value = _feistel(np.asarray(position).astype(np.uint64), half_bits, keys)
+    outside = np.flatnonzero(value >= length)
     while len(outside):
-        position[outside] = _feistel(position[outside], half, keys)
-        outside = outside[position[outside] >= length]
-    return position.astype(np.int64)
+        value[outside] = _feistel(value[outside], half_bits, keys)
+        outside = outside[value[outside] >= length]
+    return value.astype(np.int64)
 
 
-def permute_stretches(index: np.ndarray, length: int, key: int, stretch: int) -> np.ndarray:
-    """As `permute`, but stretches of neighbors stay together; those behind the last whole one stay where they are."""
-    number, rest = np.divmod(np.asarray(index), stretch)
-    whole = number < length // stretch
-    out = np.array(index)
-    out[whole] = permute(number[whole], length // stretch, key) * stretch + rest[whole]
+def permute_blocks(position: np.ndarray, length: int, key: int, block: int) -> np.ndarray:
+    """Permute blocks of `block` neighbors as a whole; positions after the last whole block stay unchanged."""
+    number, offset = np.divmod(np.asarray(position), block)
+    in_whole_block = number < length // block
+    out = np.array(position)
+    out[in_whole_block] = (
+        permute(number[in_whole_block], length // block, key) * block + offset[in_whole_block]
+    )
     return out
 
 
-def _feistel(position: np.ndarray, half: int, keys: list[np.uint64]) -> np.ndarray:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = position >> bits, position & mask
+def _feistel(value: np.ndarray, half_bits: int, keys: list[np.uint64]) -> np.ndarray:
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = value >> shift, value & mask
     for key in keys:
-        left, right = right, left ^ (_hash(right, key) & mask)
-    return left << bits | right
-
-
-def _hash(number: np.ndarray, key: np.uint64) -> np.ndarray:
-    # SplitMix64's finalizer; `counter.hash64` does the same in torch, five times slower for a batch.
-    z = number ^ key
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+        left, right = right, left ^ (mix_array(right ^ key) & mask)
+    return left << shift | right
 
 
 class GlobalSampler:
-    """The images of every global batch, whatever the number of ranks, workers and restarts.
+    """Dataset indices of every global batch, independent of the number of ranks, workers and restarts.
 
-    `full`: every epoch is a permutation of all images. `blocks`: stretches of `block` neighboring
-    images follow one another in permuted order and are permuted within windows of `window` stretches,
-    so that reading is sequential within a stretch.
+    Images that do not fill the last batch of an epoch are left out; they are different in each epoch.
+
+    Args:
+        num_images: size of the dataset.
+        seed: seed of the order.
+        global_batch_size: images per step, over all ranks and micro-batches.
+        mode: `full` permutes all images. `blocks` permutes blocks of neighboring images, and then images within
+            windows of blocks, so that a disk reads whole blocks.
+        block: images per block.
+        window: blocks per window.
+
+    Raises:
+        DataError: if the dataset is smaller than one global batch.
     """
 
     def __init__(
@@ -77,63 +83,74 @@ class GlobalSampler:
         if num_images < global_batch_size:
             raise DataError(
                 f"{num_images:,} images do not fill one global batch of {global_batch_size:,}; "
-                "set train.batch_size lower, or use more data"
+                "lower train.batch_size, or use more data"
             )
         self.num_images = num_images
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = num_images // global_batch_size
         self._seed, self._mode = seed, mode
-        self._block, self._window = block, block * window
+        self._block, self._window_images = block, block * window
 
     def epoch(self, step: int) -> int:
-        """Return the epoch (0-based) that a step belongs to."""
+        """Return the epoch of a step, from 0."""
         return step // self.steps_per_epoch
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the numbers of the step's images, int64 (global_batch_size,)."""
+        """Return the dataset indices of a step: int64 (global_batch_size,)."""
         epoch, within = divmod(step, self.steps_per_epoch)
         position = np.arange(within * self.global_batch_size, (within + 1) * self.global_batch_size)
         if self._mode == "full":
             return permute(position, self.num_images, key_of(self._seed, epoch))
-        return self._by_blocks(position, epoch)
+        return self._shuffled_in_blocks(position, epoch)
 
-    def ranges_to_prefetch(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
-        """Yield (number, count) of the stretches that will be read after those that are being read.
+    def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
+        """Yield (first index, count) of the ranges to read in advance.
 
-        They are those of the next window whenever a step enters one; at the `first` step also those of
-        its own. None in `full` mode, where no two images that follow one another are neighbors.
+        When a step enters a window, these are the blocks of the next window; at the first step after a start
+        or resume, also those of the current window. Yields nothing in `full` mode, which reads single images.
         """
         if self._mode == "full":
             return
         epoch, within = divmod(step, self.steps_per_epoch)
         start, end = within * self.global_batch_size, (within + 1) * self.global_batch_size
-        entered = range(-(-start // self._window), -(-end // self._window))
-        windows = {window + 1 for window in entered} | ({start // self._window} if first else set())
-        per_window = self._window // self._block
-        whole = self.num_images // self._block
+        entered = range(-(-start // self._window_images), -(-end // self._window_images))
+        windows = {window + 1 for window in entered} | (
+            {start // self._window_images} if is_first_step else set()
+        )
+        blocks_per_window = self._window_images // self._block
+        num_blocks = self.num_images // self._block
         for window in sorted(windows):
-            block = np.arange(window * per_window, min((window + 1) * per_window, whole))
-            for number in permute(block, whole, key_of(self._seed, epoch, 2)).tolist():
+            block = np.arange(window * blocks_per_window, min((window + 1) * blocks_per_window, num_blocks))
+            for number in permute(block, num_blocks, key_of(self._seed, epoch, _KEY_BLOCKS)).tolist():
                 yield number * self._block, self._block
 
-    def _by_blocks(self, position: np.ndarray, epoch: int) -> np.ndarray:
-        whole = self.num_images // self._block * self._block
-        # The images behind the last whole block come last; they are few.
-        number = position.copy()
-        for window in np.unique(position[position < whole] // self._window).tolist():
-            start, end = window * self._window, min((window + 1) * self._window, whole)
+    def _shuffled_in_blocks(self, position: np.ndarray, epoch: int) -> np.ndarray:
+        in_whole_blocks = self.num_images // self._block * self._block
+        # The few images after the last whole block come last in every epoch.
+        shuffled = position.copy()
+        for window in np.unique(position[position < in_whole_blocks] // self._window_images).tolist():
+            start, end = (
+                window * self._window_images,
+                min((window + 1) * self._window_images, in_whole_blocks),
+            )
             inside = (position >= start) & (position < end)
-            local = permute(position[inside] - start, end - start, key_of(self._seed, epoch, 1, window))
-            number[inside] = start + local
-        return permute_stretches(number, self.num_images, key_of(self._seed, epoch, 2), self._block)
+            key = key_of(self._seed, epoch, _KEY_WINDOW, window)
+            shuffled[inside] = start + permute(position[inside] - start, end - start, key)
+        return permute_blocks(shuffled, self.num_images, key_of(self._seed, epoch, _KEY_BLOCKS), self._block)
 
 
 class MixtureSampler(GlobalSampler):
-    """The order over several datasets, of each of which an epoch shows `weight` times its images.
+    """Order of images of several datasets; an epoch shows `weight` times the images of each.
 
-    Part i of an epoch's images continues where the epoch before left that dataset: a weight of 0.5
-    shows one half and then the other, each pass over a dataset in another permutation. With `blocks`,
-    a pass permutes stretches of neighbors, and so does the epoch: what is read together lies together.
+    A dataset continues where the previous epoch stopped: with weight 0.5, one epoch shows one half and the
+    next epoch the other half. Every pass over a dataset has a new permutation. In `blocks` mode, a pass
+    permutes blocks of neighbors, and the epoch permutes these blocks again, so that a disk reads whole blocks.
+
+    Args:
+        counts: images of each dataset.
+        weights: passes over each dataset per epoch.
+
+    The other arguments are those of `GlobalSampler`.
     """
 
     def __init__(
@@ -148,64 +165,74 @@ class MixtureSampler(GlobalSampler):
         window: int = 1024,
     ) -> None:
         self._counts = np.array(counts)
-        self._shares = images_per_epoch(counts, weights)
+        self._per_epoch = images_per_epoch(counts, weights)
         super().__init__(
-            int(self._shares.sum()),
+            int(self._per_epoch.sum()),
             seed=seed,
             global_batch_size=global_batch_size,
             mode=mode,
             block=block,
             window=window,
         )
-        self._starts = np.cumsum(self._shares) - self._shares
-        self._offsets = np.cumsum(self._counts) - self._counts
+        self._first_position = np.cumsum(self._per_epoch) - self._per_epoch
+        self._first_index = np.cumsum(self._counts) - self._counts
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the numbers of the step's images, int64 (global_batch_size,)."""
-        return self._images(super().batch(step), self.epoch(step))
+        """Return the dataset indices of a step: int64 (global_batch_size,)."""
+        return self._index_of(super().batch(step), self.epoch(step))
 
-    def ranges_to_prefetch(self, step: int, *, first: bool) -> Iterator[tuple[int, int]]:
-        """Yield the stretches as they lie in the datasets."""
-        for start, count in super().ranges_to_prefetch(step, first=first):
-            yield from consecutive_ranges(self._images(np.arange(start, start + count), self.epoch(step)))
+    def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
+        """Yield (first index, count) of the ranges to read in advance, as they are in the datasets."""
+        for start, count in super().ranges_to_prefetch(step, is_first_step=is_first_step):
+            index = self._index_of(np.arange(start, start + count), self.epoch(step))
+            yield from consecutive_ranges(index)
 
-    def _images(self, position: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the numbers of the images that stand at positions of the epoch, before these are mixed."""
-        number = np.empty_like(position)
-        part = np.searchsorted(self._starts, position, side="right") - 1
-        for each in np.unique(part).tolist():
-            rows, count = np.flatnonzero(part == each), int(self._counts[each])
-            turn, place = np.divmod(epoch * self._shares[each] + position[rows] - self._starts[each], count)
-            for pass_ in np.unique(turn).tolist():
-                here = turn == pass_
-                key = key_of(self._seed, 3, each, pass_)
-                number[rows[here]] = self._offsets[each] + self._passed(place[here], count, key)
-        return number
+    def _index_of(self, position: np.ndarray, epoch: int) -> np.ndarray:
+        """Map positions in the unshuffled epoch (all of dataset 0, then of dataset 1, …) to dataset indices."""
+        index = np.empty_like(position)
+        dataset_of = np.searchsorted(self._first_position, position, side="right") - 1
+        for dataset in np.unique(dataset_of).tolist():
+            rows, count = np.flatnonzero(dataset_of == dataset), int(self._counts[dataset])
+            # Position in the endless sequence of passes over this dataset.
+            pass_of, within = np.divmod(
+                epoch * self._per_epoch[dataset] + position[rows] - self._first_position[dataset], count
+            )
+            for number in np.unique(pass_of).tolist():
+                in_pass = pass_of == number
+                key = key_of(self._seed, _KEY_MIXTURE, dataset, number)
+                index[rows[in_pass]] = self._first_index[dataset] + self._permute_pass(
+                    within[in_pass], count, key
+                )
+        return index
 
-    def _passed(self, place: np.ndarray, count: int, key: int) -> np.ndarray:
+    def _permute_pass(self, position: np.ndarray, count: int, key: int) -> np.ndarray:
         if self._mode == "full":
-            return permute(place, count, key)
-        return permute_stretches(place, count, key, self._block)
+            return permute(position, count, key)
+        return permute_blocks(position, count, key, self._block)
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
-    """Return how many images an epoch shows of each dataset, int64."""
+    """Return the number of images that an epoch shows of each dataset: int64 (datasets,)."""
     return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)
 
 
-def epoch_size(source: FaceDataset) -> int:
-    """Return how many images an epoch shows: all of them, or as many as a mixture's weights say."""
-    if isinstance(source, MixtureDataset):
-        return int(images_per_epoch(source.counts, source.weights).sum())
-    return source.num_images
+def epoch_size(dataset: FaceDataset) -> int:
+    """Return the number of images per epoch: all images, or the weighted number of a mixture."""
+    if isinstance(dataset, MixtureDataset):
+        return int(images_per_epoch(dataset.counts, dataset.weights).sum())
+    return dataset.num_images
 
 
 def build_sampler(
-    source: FaceDataset, *, seed: int, global_batch_size: int, mode: str = "full"
+    dataset: FaceDataset, *, seed: int, global_batch_size: int, mode: str = "full"
 ) -> GlobalSampler:
-    """Return the order for a source: weighted for a mixture."""
-    if isinstance(source, MixtureDataset):
+    """Return the sampler of a dataset; a `MixtureSampler` for a mixture.
+
+    Raises:
+        DataError: if an epoch is smaller than one global batch.
+    """
+    if isinstance(dataset, MixtureDataset):
         return MixtureSampler(
-            source.counts, source.weights, seed=seed, global_batch_size=global_batch_size, mode=mode
+            dataset.counts, dataset.weights, seed=seed, global_batch_size=global_batch_size, mode=mode
         )
-    return GlobalSampler(source.num_images, seed=seed, global_batch_size=global_batch_size, mode=mode)
+    return GlobalSampler(dataset.num_images, seed=seed, global_batch_size=global_batch_size, mode=mode)

@@ -16,7 +16,7 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loader import Batch, Loader
+from facetrain.data.loader import Batch, Loader, LoaderSettings
 from facetrain.data.sampler import build_sampler, epoch_size
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures, fail_together, only_leader_reports
@@ -205,18 +205,21 @@ def _build_loader(run: _Run, workers: int) -> Loader:
     order = build_sampler(
         run.source, seed=config.seed, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle
     )
+    settings = LoaderSettings(
+        local_batch_size=schedule.local_batch_size,
+        accumulate=config.optim.accumulate,
+        image_size=config.data.image_size,
+        workers=workers,
+        bad_records=config.data.bad_records,
+        decode=config.data.decode,
+    )
     return Loader(
         run.source,
         order,
+        settings,
         rank=run.world.rank,
         world_size=run.world.size,
-        local_batch_size=schedule.local_batch_size,
-        accumulate=config.optim.accumulate,
-        workers=workers,
-        image_size=config.data.image_size,
         device=run.world.device,
-        bad_records=config.data.bad_records,
-        decode=config.data.decode,
         start_step=run.state.step,
         stop_step=schedule.total_steps,
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from facetrain.bench.loader import bench_source
-from facetrain.data.loader import Loader
+from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.sampler import GlobalSampler
 
 pytestmark = [
@@ -24,10 +24,8 @@ DECODERS = [
 
 def batches(source, decode):
     order = GlobalSampler(source.num_images, seed=1, global_batch_size=128)
-    loader = Loader(
-        source, order, rank=0, world_size=1, local_batch_size=128, device=torch.device("cuda"),
-        decode=decode, stop_step=8,
-    )  # fmt: skip
+    settings = LoaderSettings(local_batch_size=128, decode=decode)
+    loader = Loader(source, order, settings, rank=0, world_size=1, device=torch.device("cuda"), stop_step=8)
     found = [(batch.image_BHWC.clone(), batch.label_B.clone()) for (batch,) in loader]
     loader.close()
     return found

@@ -9,7 +9,7 @@ import torch
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.device_decode import build_decoder
 from facetrain.data.formats.record_writer import write_identities
-from facetrain.data.loader import Loader
+from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import GlobalSampler
 from facetrain.errors import DataError, ImageError
@@ -35,10 +35,10 @@ def write(folder, pictures):
 
 def loaded(source, *, decode="gpu", workers=1, bad_records="error"):
     order = GlobalSampler(source.num_images, seed=1, global_batch_size=source.num_images)
-    loader = Loader(
-        source, order, rank=0, world_size=1, local_batch_size=source.num_images, workers=workers,
-        image_size=SIZE, decode=decode, bad_records=bad_records, stop_step=1,
-    )  # fmt: skip
+    settings = LoaderSettings(
+        source.num_images, image_size=SIZE, workers=workers, bad_records=bad_records, decode=decode
+    )
+    loader = Loader(source, order, settings, rank=0, world_size=1, stop_step=1)
     try:
         ((batch,),) = list(loader)
     finally:

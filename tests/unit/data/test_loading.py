@@ -1,4 +1,5 @@
 import multiprocessing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import torch
 
 from facetrain.data.augment import Augment, Room, normalize
 from facetrain.data.jpeg_compression import recompress
-from facetrain.data.loader import Loader
+from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import GlobalSampler, permute
 from facetrain.errors import DataError, ImageError, RecordError, RunError
@@ -40,6 +41,9 @@ def test_blocks_read_in_stretches():
     assert len(np.unique(order.batch(0) // 64)) == 4
 
 
+SMALL = LoaderSettings(local_batch_size=4, image_size=16, workers=1)
+
+
 @pytest.fixture
 def source(tmp_path):
     return open_dataset(write_records(tmp_path, [n % 7 for n in range(40)]))
@@ -51,10 +55,10 @@ def collect(source, world_size, *, start=0, workers=2, global_batch=12, accumula
     local = global_batch // world_size // accumulate
     ranks = []
     for rank in range(world_size):
+        settings = LoaderSettings(local, accumulate=accumulate, image_size=16, workers=workers)
         loader = Loader(
-            source, order, rank=rank, world_size=world_size, local_batch_size=local, accumulate=accumulate,
-            workers=workers, image_size=16, start_step=start, stop_step=7,
-        )  # fmt: skip
+            source, order, settings, rank=rank, world_size=world_size, start_step=start, stop_step=7
+        )
         ranks.append(list(loader))
         loader.close()
     steps = []
@@ -99,9 +103,7 @@ def test_images_and_labels_are_those_of_the_numbers(source):
 
 def test_a_batch_stays_what_it_is_for_as_long_as_it_is_held(source):
     order = GlobalSampler(40, seed=9, global_batch_size=4)
-    loader = Loader(
-        source, order, rank=0, world_size=1, local_batch_size=4, workers=1, image_size=16, stop_step=20
-    )
+    loader = Loader(source, order, SMALL, rank=0, world_size=1, stop_step=20)
     held = {}
     for step, (batch,) in enumerate(loader):
         if step in (0, 3, 4, 5, 6, 11):
@@ -136,14 +138,13 @@ class OneBad:
 
 def test_a_bad_image_is_an_error_that_names_it_or_gives_way_to_the_next(source):
     order = GlobalSampler(40, seed=9, global_batch_size=40)
-    settings = {
-        "rank": 0, "world_size": 1, "local_batch_size": 40, "image_size": 16, "stop_step": 1, "workers": 0
-    }  # fmt: skip
-    strict = Loader(OneBad(source), order, **settings)
+    settings = LoaderSettings(local_batch_size=40, image_size=16, workers=0)
+    strict = Loader(OneBad(source), order, settings, rank=0, world_size=1, stop_step=1)
     with pytest.raises(ImageError, match="key 6 at byte"):
         list(strict)
     strict.close()
-    lenient = Loader(OneBad(source), order, bad_records="skip", **settings)
+    settings = replace(settings, bad_records="skip")
+    lenient = Loader(OneBad(source), order, settings, rank=0, world_size=1, stop_step=1)
     ((batch,),) = list(lenient)
     lenient.close()
     row = batch.sample_B.tolist().index(5)
@@ -155,7 +156,7 @@ def test_a_bad_image_is_an_error_that_names_it_or_gives_way_to_the_next(source):
 @pytest.mark.parametrize("taken", [0, 1])
 def test_closing_ends_the_reading_processes(source, taken):
     order = GlobalSampler(40, seed=9, global_batch_size=4)
-    loader = Loader(source, order, rank=0, world_size=1, local_batch_size=4, image_size=16)
+    loader = Loader(source, order, replace(SMALL, workers=2), rank=0, world_size=1)
     batches = iter(loader)
     for _ in range(taken):
         next(batches)
@@ -172,7 +173,7 @@ def test_an_error_in_a_reading_process_is_raised_where_the_batch_is_asked_for(tm
         file.seek(int(source._catalog.offset[5]))
         file.write(b"damaged!")
     order = GlobalSampler(40, seed=9, global_batch_size=40)
-    loader = Loader(source, order, rank=0, world_size=1, local_batch_size=40, workers=1, image_size=16)
+    loader = Loader(source, order, replace(SMALL, local_batch_size=40), rank=0, world_size=1)
     with pytest.raises(RecordError, match="key 6 at byte .*: no record starts") as caught:
         next(iter(loader))
     assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
@@ -181,19 +182,19 @@ def test_an_error_in_a_reading_process_is_raised_where_the_batch_is_asked_for(tm
 
 def test_a_reading_process_that_is_killed_is_reported(source):
     order = GlobalSampler(40, seed=9, global_batch_size=4)
-    loader = Loader(source, order, rank=0, world_size=1, local_batch_size=4, workers=1, image_size=16)
+    loader = Loader(source, order, SMALL, rank=0, world_size=1)
     batches = iter(loader)
     next(batches)
     (child,) = multiprocessing.active_children()
     child.kill()
-    with pytest.raises(RunError, match="ended by itself"):
+    with pytest.raises(RunError, match="ended unexpectedly"):
         list(batches)
     loader.close()
 
 
 def test_blocks_are_asked_for_a_window_ahead():
     order = GlobalSampler(64 * 12, seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
-    asked = [list(order.ranges_to_prefetch(step, first=step == 0)) for step in range(12)]
+    asked = [list(order.ranges_to_prefetch(step, is_first_step=step == 0)) for step in range(12)]
     assert [len(stretches) for stretches in asked] == [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
     for window in range(3):
         read = {int(n) // 64 for step in range(4) for n in order.batch(4 * window + step)}

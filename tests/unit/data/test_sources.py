@@ -146,7 +146,7 @@ def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight_says():
 def test_a_mixture_in_blocks_is_read_in_stretches_that_are_asked_for_ahead():
     order, asked, read = blocks_of_two(), set(), []
     for step in range(100):
-        for start, count in order.ranges_to_prefetch(step, first=step == 0):
+        for start, count in order.ranges_to_prefetch(step, is_first_step=step == 0):
             asked |= set(range(start, start + count))
         batch = order.batch(step).tolist()
         assert len(set(batch) - asked) <= 300 % 16 + 1000 % 16 + 12  # those behind the last whole stretches
