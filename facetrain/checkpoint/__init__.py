@@ -1,1 +1,1 @@
-"""Checkpoints: every rank its shard, complete or absent, loadable on any number of ranks."""
+"""Sharded checkpoints of a run: every rank writes its part, and any number of ranks can load them."""

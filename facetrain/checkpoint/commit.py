@@ -1,53 +1,66 @@
-"""Folders that appear whole or not at all.
+"""Checkpoint folders: atomic commit, listing and removal.
 
-A checkpoints folder holds `step_00002000/` and so on, and `latest`, which names the newest. What
-begins with a dot is on its way in or out:
+A checkpoints folder holds one folder per checkpoint, and `latest`, a text file with the name of the
+newest one. A folder passes through these states. A name that begins with a dot is never loaded:
 
     .step_00002000.tmp-5f3a90c2    being written
-    .step_00002000.replaced        stood under this step before, until the new one does
+    step_00002000                  complete
+    .step_00002000.replaced        the previous checkpoint of this step, while a new one takes its name
     .step_00002000.removed         being removed
+
+A folder reaches and leaves the state "complete" by one rename, which is atomic on POSIX file systems.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 import shutil
 from pathlib import Path
 
+from facetrain.checkpoint.manifest import MANIFEST, read_manifest
+from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder, write_atomically
 
 LATEST = "latest"
 STEP_NAME = re.compile(r"step_(\d{8,18})")
 _REPLACED = ".replaced"
+_REMOVED = ".removed"
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step belongs."""
+    """Return the path of the checkpoint of a step."""
     return folder / f"step_{step:08d}"
 
 
-def make_scratch(folder: Path, step: int) -> Path:
-    """Make the folder in which the checkpoint of a step is written before it is whole."""
+def make_scratch_folder(folder: Path, step: int) -> Path:
+    """Create the hidden folder in which the checkpoint of a step is written.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    # A random suffix: a rank of an earlier, failed save may still be writing into the folder of that save.
     scratch = _hidden(step_folder(folder, step), f".tmp-{secrets.token_hex(4)}")
     scratch.mkdir()
     return scratch
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Return the steps that have a whole checkpoint, ascending."""
+    """Return the steps that have a complete checkpoint, in ascending order."""
     if not folder.is_dir():
         return []
-    found = [STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
-    return sorted(
-        int(match[1]) for match in found if match and (folder / match[0] / "manifest.json").exists()
-    )
+    matches = [STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
+    return sorted(int(match[1]) for match in matches if match and (folder / match[0] / MANIFEST).exists())
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted save or removal has left; bring back what was about to be replaced."""
+    """Remove the hidden folders that an interrupted save or removal left, and restore a replaced checkpoint.
+
+    Call this only while no process writes checkpoints into the folder.
+    """
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
@@ -55,46 +68,90 @@ def remove_unfinished(folder: Path) -> None:
             continue
         target = folder / entry.name.removeprefix(".").removesuffix(_REPLACED)
         if entry.name.endswith(_REPLACED) and not target.exists():
+            # The process ended between the two renames of `publish`.
             os.rename(entry, target)
         else:
             shutil.rmtree(entry, ignore_errors=True)
 
 
 def publish(scratch: Path, target: Path) -> None:
-    """Give a written folder its name, and let `latest` name it; `remove_replaced` is to follow."""
+    """Rename a written folder to its final name, and make `latest` name it.
+
+    An existing checkpoint of the same step is kept under a hidden name; `remove_replaced` removes it.
+
+    Raises:
+        OSError: a rename failed. An existing checkpoint then keeps its name.
+    """
+    # The names in the folder must be on the disk before the folder counts as complete.
     sync_folder(scratch)
-    replaced, again = _hidden(target, _REPLACED), target.exists()
-    if again:
-        # Saved before, and again after going back to an earlier step: move aside, never delete first.
+    replaced, exists = _hidden(target, _REPLACED), target.exists()
+    if exists:
+        # A run that resumed from an earlier step saves this step again. Removing the old checkpoint
+        # first would leave none if the process ended here.
         os.rename(target, replaced)
     try:
         os.rename(scratch, target)
     except OSError:
-        if again:
+        if exists:
             os.rename(replaced, target)
         raise
     sync_folder(target.parent)
-    write_atomically(target.parent / LATEST, target.name + "\n")
+    _write_latest(target)
 
 
 def remove_replaced(target: Path) -> None:
-    """Remove what stood under a name before `publish`."""
+    """Remove the previous checkpoint that `publish` replaced."""
     shutil.rmtree(_hidden(target, _REPLACED), ignore_errors=True)
 
 
 def point_latest(folder: Path) -> None:
-    """Let `latest` name the newest whole checkpoint, after others were taken out of the way."""
+    """Make `latest` name the newest complete checkpoint, after others were renamed or removed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     steps = complete_steps(folder)
     if steps:
-        write_atomically(folder / LATEST, step_folder(folder, steps[-1]).name + "\n")
+        _write_latest(step_folder(folder, steps[-1]))
 
 
-def take_away(target: Path) -> None:
-    """Remove a folder: first its name, so that half of it is never seen."""
-    aside = _hidden(target, ".removed")
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(target, aside)
-    shutil.rmtree(aside, ignore_errors=True)
+def remove_surplus(folder: Path, *, keep: int, best_metric: str | None) -> None:
+    """Remove all checkpoints except the newest `keep` (1 or more) and the best one by a metric.
+
+    Raises:
+        OSError: a checkpoint cannot be renamed.
+    """
+    steps = complete_steps(folder)
+    best = _best_step(folder, steps, best_metric) if best_metric else None
+    for step in steps[:-keep]:
+        if step != best:
+            _remove_checkpoint(step_folder(folder, step))
+
+
+def _best_step(folder: Path, steps: list[int], metric: str) -> int | None:
+    """Return the step with the largest finite value of a metric, or None if no checkpoint has one."""
+    values: dict[int, float] = {}
+    for step in steps:
+        try:
+            value = read_manifest(step_folder(folder, step)).metrics[metric]
+        except (CheckpointError, KeyError):
+            continue
+        if math.isfinite(value):
+            values[step] = value
+    # Of equal values the newest step wins: it was trained longer.
+    return max(values, key=lambda step: (values[step], step), default=None)
+
+
+def _remove_checkpoint(target: Path) -> None:
+    # The rename comes first, so that no reader finds a checkpoint with some of its files missing.
+    removed = _hidden(target, _REMOVED)
+    shutil.rmtree(removed, ignore_errors=True)
+    os.rename(target, removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _write_latest(target: Path) -> None:
+    write_atomically(target.parent / LATEST, target.name + "\n")
 
 
 def _hidden(target: Path, suffix: str) -> Path:

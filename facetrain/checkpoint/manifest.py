@@ -1,4 +1,18 @@
-"""manifest.json: what a checkpoint consists of. It is written last, so a folder that has one is whole."""
+"""manifest.json: the table of contents of a checkpoint, and everything in it that is not a tensor.
+
+    {
+     "format": 1,
+     "sha256": "…",          checksum of the fields below, as compact JSON with sorted keys
+     "step": 2000,
+     "world_size": 2,        number of ranks that wrote the checkpoint
+     "num_classes": 93431,
+     "files": [{"name": "rows_00000_of_00002.safetensors", "size": …, "sha256": "…", "start": 0, "stop": 46716}, …],
+     "meta": {…},            JSON of the run: its config, its position in the data
+     "metrics": {…}          newest verification, "set/metric" -> number
+    }
+
+The manifest is written after all other files, so a folder that has one is complete.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +25,12 @@ from typing import Any
 
 from facetrain.errors import CheckpointError
 
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 FORMAT = 1
+# A manifest comes from outside: these bounds keep a crafted one from filling the memory.
 _MAX_BYTES = 1 << 26
 _MAX_NUMBER = 1 << 62
+# No separators and no dots in front: a name cannot lead out of the checkpoint's folder.
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.safetensors")
 _TYPES: dict[str, type] = {
     "step": int,
@@ -28,18 +44,22 @@ _TYPES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a checkpoint; row files also say which classes they hold."""
+    """A file of a checkpoint."""
 
     name: str
     size: int
+    """Bytes."""
     sha256: str
+    """Hexadecimal digits."""
     start: int | None = None
+    """First class of a row file; None for other files."""
     stop: int | None = None
+    """Class after the last one of a row file; None for other files."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's table of contents, and everything about the run that is not a tensor."""
+    """The table of contents of a checkpoint, and everything in it that is not a tensor."""
 
     step: int
     world_size: int
@@ -49,37 +69,44 @@ class Manifest:
     metrics: dict[str, float]
 
     def dump(self) -> str:
-        """Return it as JSON, with a checksum of itself."""
-        # Through JSON once: it turns tuples into lists, and what is summed must be what will be read.
+        """Return the manifest as JSON, with its own checksum."""
+        # Encode and decode once: JSON turns tuples into lists, and the checksum must match the decoded form.
         body = json.loads(json.dumps(asdict(self)))
-        return json.dumps({"format": FORMAT, "sha256": _sum_of(body)} | body, indent=1)
+        return json.dumps({"format": FORMAT, "sha256": checksum(body)} | body, indent=1)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint folder.
 
     Raises:
-        CheckpointError: there is none, it is damaged, of another format, or names files outside its folder.
+        CheckpointError: the manifest is missing, damaged, of another format version, or names files
+            outside its folder.
     """
-    path = folder / NAME
+    path = folder / MANIFEST
     value = _read_json(path)
     if not isinstance(value, dict) or "format" not in value:
-        raise CheckpointError(f"{path}: is no manifest of a checkpoint")
+        raise CheckpointError(f"{path}: not the manifest of a checkpoint")
     if value.pop("format") != FORMAT:
         raise CheckpointError(
-            f"{path}: written by another version of facetrain, in a format that this one cannot read"
+            f"{path}: written by another version of facetrain, in a format that this version cannot read; "
+            "use that version"
         )
     expected = value.pop("sha256", None)
     if value.keys() != _TYPES.keys() or any(type(value[key]) is not kind for key, kind in _TYPES.items()):
-        raise CheckpointError(f"{path}: is no manifest of a checkpoint; it has other fields")
-    if _sum_of(value) != expected:
-        raise CheckpointError(f"{path}: its own checksum is wrong; the checkpoint is damaged")
-    files = tuple(_entry(entry, value["num_classes"], path) for entry in value.pop("files"))
+        raise CheckpointError(f"{path}: not the manifest of a checkpoint: wrong fields")
+    if checksum(value) != expected:
+        raise CheckpointError(f"{path}: wrong checksum of the manifest itself; the checkpoint is damaged")
+    files = tuple(_checked_entry(entry, value["num_classes"], path) for entry in value.pop("files"))
     if len({file.name for file in files}) < len(files):
-        raise CheckpointError(f"{path}: names a file twice")
+        raise CheckpointError(f"{path}: lists a file twice")
     if not all(isinstance(number, int | float) for number in value["metrics"].values()):
-        raise CheckpointError(f"{path}: has metrics that are no numbers")
+        raise CheckpointError(f"{path}: has metrics that are not numbers")
     return Manifest(files=files, **value)
+
+
+def checksum(body: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's fields, without `format` and `sha256`."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
@@ -88,34 +115,37 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_plain_file(path: Path) -> bool:
-    """Whether it is a file itself: a link could lead out of its folder, a pipe would never end."""
+def is_regular_file(path: Path) -> bool:
+    """Return whether a path is a regular file and not a link.
+
+    A link could lead out of the checkpoint's folder, and reading a pipe could block forever.
+    """
     return path.is_file() and not path.is_symlink()
 
 
 def _read_json(path: Path) -> Any:
-    if not is_plain_file(path):
-        raise CheckpointError(f"{path.parent}: no checkpoint ({NAME} is missing, or no plain file)")
+    if not is_regular_file(path):
+        raise CheckpointError(
+            f"{path.parent}: not a checkpoint ({MANIFEST} is missing or not a regular file)"
+        )
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes are too many for a manifest")
+            raise CheckpointError(
+                f"{path}: {path.stat().st_size:,} bytes, more than the {_MAX_BYTES:,} that a manifest may have"
+            )
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
-def _sum_of(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _entry(value: Any, num_classes: int, path: Path) -> FileEntry:
+def _checked_entry(value: Any, num_classes: int, path: Path) -> FileEntry:
     try:
         entry = FileEntry(**value)
     except TypeError as error:
-        raise CheckpointError(f"{path}: is no manifest of a checkpoint ({error})") from error
+        raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
     if not (isinstance(entry.name, str) and _FILE_NAME.fullmatch(entry.name)):
-        raise CheckpointError(f"{path}: names the file {entry.name!r}, which no checkpoint has")
-    # A file without rows has neither start nor stop.
+        raise CheckpointError(f"{path}: invalid file name {entry.name!r}")
+    # Only row files have start and stop; one without the other is invalid.
     start, stop = (0, 0) if entry.start is None and entry.stop is None else (entry.start, entry.stop)
     if not (
         isinstance(entry.sha256, str)
@@ -123,5 +153,5 @@ def _entry(value: Any, num_classes: int, path: Path) -> FileEntry:
         and 0 <= entry.size < _MAX_NUMBER
         and 0 <= (start or 0) <= (stop or 0) <= num_classes < _MAX_NUMBER
     ):
-        raise CheckpointError(f"{path}: the entry of {entry.name} makes no sense")
+        raise CheckpointError(f"{path}: invalid entry of the file {entry.name}")
     return entry

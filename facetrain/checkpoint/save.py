@@ -1,13 +1,12 @@
-"""Every rank writes its shard; the checkpoint appears when all have.
+"""Writer of checkpoints: every rank writes its shard, and the leader commits when all ranks have written.
 
-`torch.distributed.checkpoint` keeps its table of contents as a pickle, which runs code when it is
-read. Here tensors are safetensors files and all else is JSON.
+`torch.distributed.checkpoint` stores its table of contents as a pickle, which can run code when it is
+loaded. Here tensors are safetensors files and everything else is JSON.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 import shutil
 import threading
 from contextlib import suppress
@@ -17,19 +16,17 @@ from pathlib import Path
 from torch import Tensor
 
 from facetrain.checkpoint import commit
-from facetrain.checkpoint.commit import complete_steps, step_folder, take_away
-from facetrain.checkpoint.manifest import NAME, FileEntry, Manifest, read_manifest
+from facetrain.checkpoint.manifest import MANIFEST, FileEntry, Manifest
 from facetrain.checkpoint.snapshot import HostCopy, Snapshot
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
-from facetrain.errors import CheckpointError
-from facetrain.files import write_atomically
+from facetrain.files import error_reason, write_atomically
 from facetrain.telemetry.log import warn
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint stands."""
+    """Outcome of a save: the checkpoint is complete."""
 
     step: int
     folder: Path
@@ -37,33 +34,42 @@ class Saved:
 
 @dataclass(frozen=True)
 class SaveFailed:
-    """A checkpoint could not be written; the older ones are as they were."""
+    """Outcome of a save: the checkpoint was not written. The older checkpoints are unchanged."""
 
     step: int
     reason: str
 
 
-class _Stage(enum.IntEnum):
+class _SaveState(enum.IntEnum):
+    """State of the save in flight on this rank."""
+
     IDLE, WRITING, WRITTEN, FAILED = range(4)
 
 
 class CheckpointWriter:
-    """Write checkpoints, in the background where asked.
+    """Writer of a run's checkpoints, in a background thread by default.
 
-    `save` copies the state to host memory, starts the writing and returns. `poll` commits when all
-    ranks have written, and gives up when one could not. All methods are collective; the thread that
-    writes is silent, because its words could meet those of the training on the way.
+    `save` copies the state to host memory, starts the thread and returns. `poll` commits the checkpoint
+    when all ranks have written, and abandons it when one rank failed.
+
+    All methods are collective: every rank must call them at the same step. The thread calls no
+    collectives, because they could interleave with those of the training differently on each rank.
     """
 
     def __init__(
         self, folder: Path, *, keep: int = 3, asynchronous: bool = True, best_metric: str | None = None
     ) -> None:
+        """Prepare to write checkpoints into a folder.
+
+        `keep` is the number of newest checkpoints to keep; with `best_metric` ("lfw/accuracy", say) the
+        best checkpoint by this metric is kept too. With `asynchronous=False`, `save` returns after the commit.
+        """
         self._folder, self._keep, self._best_metric = folder, keep, best_metric
         self._asynchronous = asynchronous
         self._host_copy = HostCopy()
         self.is_prepared = not asynchronous
-        """Whether memory for saves is there or on its way; the same on every rank."""
-        self._stage = _Stage.IDLE
+        """Whether the buffers for saves are allocated or being allocated; the same on every rank."""
+        self._state = _SaveState.IDLE
         self._thread: threading.Thread | None = None
         self._removal: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
@@ -73,105 +79,110 @@ class CheckpointWriter:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a save has begun that is neither committed nor given up; the same on every rank."""
-        return self._stage != _Stage.IDLE
+        """Whether a save was started and is neither committed nor abandoned; the same on every rank."""
+        return self._state != _SaveState.IDLE
 
     def prepare(self, snapshot: Snapshot) -> None:
-        """Have the memory for saves of such a snapshot fetched beside the training, so that the first need not."""
+        """Start to allocate the buffers for such snapshots, so that the first save is not slower than the others."""
         self.is_prepared = True
         if snapshot.copy_rows:
             self._host_copy.prepare(snapshot, leader=collectives.rank() == 0)
 
     def save(self, snapshot: Snapshot) -> Saved | SaveFailed | None:
-        """Begin to save, after the save before has ended; return what became of the latter, if there was one.
+        """Finish the previous save, then start to save a snapshot.
 
-        Without `asynchronous` the save is finished on return, and its own outcome is returned. What
-        memory has no room for a copy of is written before it returns in either case.
+        Return the outcome of the previous save, or None if none was in flight. With `asynchronous=False`
+        return the outcome of this save instead. A snapshot that cannot be copied to host memory is
+        written before the call returns; its outcome comes from the next `poll`, `save` or `finish`.
         """
-        before, self.is_prepared = self.finish(), True
-        self._stage, self._snapshot, self._reason, self._files = _Stage.WRITING, snapshot, "", []
-        self._open_scratch(snapshot.step)
-        if self._stage == _Stage.FAILED:
-            return before if self._asynchronous else self.finish()
+        previous, self.is_prepared = self.finish(), True
+        self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
+        self._make_scratch_folder(snapshot.step)
+        if self._state == _SaveState.FAILED:
+            return previous if self._asynchronous else self.finish()
         if not self._asynchronous:
             self._write(snapshot)
             return self.finish()
         if not snapshot.copy_rows:
             self._write(snapshot)
-            return before
+            return previous
         try:
             self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)
-        except RuntimeError as error:  # torch's own, of the host's memory or of page-locked memory
-            warn(f"{self._told(error)}; training waits until the checkpoint is written without a copy")
+        except RuntimeError as error:  # raised by torch: no host memory, or none that can be page-locked
+            warn(f"{self._describe(error)}; training waits until the checkpoint is written without a copy")
             self._host_copy = HostCopy()
             self._write(snapshot)
-            return before
+            return previous
         self._thread = threading.Thread(
             target=self._write, args=(self._snapshot,), name="checkpoint", daemon=True
         )
         self._thread.start()
-        return before
+        return previous
 
     def poll(self) -> Saved | SaveFailed | None:
-        """End a save that all ranks have written or one has failed at; None if there is no such."""
-        if not self.in_flight or collectives.any_rank(self._stage == _Stage.WRITING):
+        """Commit or abandon the save in flight if all ranks have ended writing; else return None."""
+        if not self.in_flight or collectives.any_rank(self._state == _SaveState.WRITING):
             return None
-        return self._settle()
+        return self._complete()
 
     def finish(self) -> Saved | SaveFailed | None:
-        """Wait for the save in flight, and end it."""
+        """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none."""
         if self._thread is not None:
             self._thread.join()
-        outcome = self._settle() if self.in_flight else None
+        outcome = self._complete() if self.in_flight else None
         if self._removal is not None:
             self._removal.join()
             self._removal = None
         return outcome
 
-    def _open_scratch(self, step: int) -> None:
-        """Make a folder for all ranks, of a new name: a rank that was lost may still be writing."""
-        said = ["", ""]
+    def _make_scratch_folder(self, step: int) -> None:
+        """Create the folder of this save on the leader, and send its name to all ranks."""
+        name_and_reason = ["", ""]
         if collectives.rank() == 0:
             try:
-                said[0] = commit.make_scratch(self._folder, step).name
+                name_and_reason[0] = commit.make_scratch_folder(self._folder, step).name
             except OSError as error:
-                said[1] = self._told(error)
-        name, self._reason = collectives.broadcast_json(said)
+                name_and_reason[1] = self._describe(error)
+        name, self._reason = collectives.broadcast_json(name_and_reason)
         self._scratch = self._folder / name
         if self._reason:
-            self._stage = _Stage.FAILED
+            self._state = _SaveState.FAILED
 
     def _write(self, snapshot: Snapshot) -> None:
+        """Write the files of this rank."""
         rank, world_size = collectives.rank(), collectives.world_size()
         start, stop = snapshot.shard
         try:
             files = [
-                self._file(f"rows_{rank:05d}_of_{world_size:05d}", snapshot.rows, start, stop),
-                self._file(f"rank_{rank:05d}", snapshot.rank_state),
+                self._write_file(f"rows_{rank:05d}_of_{world_size:05d}", snapshot.rows, start, stop),
+                self._write_file(f"rank_{rank:05d}", snapshot.rank_state),
             ]
             if rank == 0:
-                files.append(self._file("replicated", snapshot.replicated))
-        except Exception as error:  # whatever it is, training goes on
-            self._reason = self._told(error)
-            self._stage = _Stage.FAILED
+                files.append(self._write_file("replicated", snapshot.replicated))
+        except Exception as error:  # a failed save must not end the training, whatever the reason
+            self._reason = self._describe(error)
+            self._state = _SaveState.FAILED
             return
-        self._files, self._stage = files, _Stage.WRITTEN
+        # The state is set last: the training thread reads `_files` once it sees WRITTEN.
+        self._files, self._state = files, _SaveState.WRITTEN
 
-    def _file(
+    def _write_file(
         self, stem: str, tensors: dict[str, Tensor], start: int | None = None, stop: int | None = None
     ) -> FileEntry:
         name = f"{stem}.safetensors"
         size, sha256 = write_tensors(self._scratch / name, tensors)
         return FileEntry(name, size, sha256, start, stop)
 
-    def _told(self, error: Exception) -> str:
-        where = getattr(error, "filename", None) or self._folder
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    def _describe(self, error: Exception) -> str:
+        """Return rank, path and reason of an error, on one line."""
+        path, reason = getattr(error, "filename", None) or self._folder, error_reason(error)
         if isinstance(error, FileNotFoundError) and collectives.rank() > 0:
-            reason += "; all machines of a run need one folder that they share"
-        return f"rank {collectives.rank()}: {where}: {reason}"
+            # The leader has created the folder, so this rank's machine has other storage.
+            reason += "; use a folder that all machines of the run share"
+        return f"rank {collectives.rank()}: {path}: {reason}"
 
-    def _settle(self) -> Saved | SaveFailed:
+    def _complete(self) -> Saved | SaveFailed:
+        """Commit the save if every rank has written its files, else remove its folder. Collective."""
         assert self._snapshot is not None
         snapshot = self._snapshot
         reports = collectives.gather_json([self._reason, [asdict(entry) for entry in self._files]])
@@ -182,13 +193,13 @@ class CheckpointWriter:
             if reason and self._scratch != self._folder:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         reason = collectives.broadcast_json(reason)
-        self._stage, self._snapshot, self._thread = _Stage.IDLE, None, None
+        self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
         if reason:
             return SaveFailed(snapshot.step, reason)
         return Saved(snapshot.step, commit.step_folder(self._folder, snapshot.step))
 
     def _commit(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> str:
-        """Make the checkpoint appear; return why it failed, if so."""
+        """Write the manifest and publish the folder; return the reason if that failed, else an empty string."""
         manifest = Manifest(
             step=snapshot.step,
             world_size=collectives.world_size(),
@@ -198,45 +209,18 @@ class CheckpointWriter:
             metrics=snapshot.metrics,
         )
         try:
-            write_atomically(self._scratch / NAME, manifest.dump())
+            write_atomically(self._scratch / MANIFEST, manifest.dump())
             commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
         except OSError as error:
-            return self._told(error)
-        # To give back many gigabytes takes a file system seconds: training does not wait for that.
+            return self._describe(error)
+        # In a thread: removing many gigabytes takes a file system seconds, in which training would wait.
         self._removal = threading.Thread(
-            target=self._remove_surplus, args=(snapshot.step,), name="retention", daemon=True
+            target=self._remove_old, args=(snapshot.step,), name="checkpoint-removal", daemon=True
         )
         self._removal.start()
         return ""
 
-    def _remove_surplus(self, saved: int) -> None:
-        commit.remove_replaced(commit.step_folder(self._folder, saved))
-        with suppress(OSError):  # it is tried again after the next save
-            for step in steps_to_remove(self._folder, keep=self._keep, best_metric=self._best_metric):
-                remove_checkpoint(self._folder, step)
-
-
-def steps_to_remove(folder: Path, *, keep: int, best_metric: str | None) -> list[int]:
-    """Return the steps beyond the last `keep` (1 or more), but for the best by a metric."""
-    steps = complete_steps(folder)
-    old = steps[:-keep]
-    best = _best(folder, steps, best_metric) if best_metric else None
-    return [step for step in old if step != best]
-
-
-def remove_checkpoint(folder: Path, step: int) -> None:
-    """Remove the checkpoint of a step."""
-    take_away(step_folder(folder, step))
-
-
-def _best(folder: Path, steps: list[int], metric: str) -> int | None:
-    values: dict[int, float] = {}
-    for step in steps:
-        try:
-            value = read_manifest(step_folder(folder, step)).metrics[metric]
-        except (CheckpointError, KeyError):
-            continue
-        if math.isfinite(value):
-            values[step] = value
-    # Of equals the newest: it has seen more.
-    return max(values, key=lambda step: (values[step], step), default=None)
+    def _remove_old(self, saved_step: int) -> None:
+        commit.remove_replaced(commit.step_folder(self._folder, saved_step))
+        with suppress(OSError):  # the next save tries again
+            commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric)

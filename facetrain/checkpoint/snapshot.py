@@ -1,4 +1,4 @@
-"""What a checkpoint is made from, and the copy of it that is written while training goes on."""
+"""The state of a run as a checkpoint holds it, and its copy in host memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _Tables = dict[str, dict[str, Tensor]]
+"""Field of the snapshot -> name -> tensor."""
 
 
 @dataclass(frozen=True)
@@ -18,25 +19,29 @@ class Snapshot:
 
     step: int
     replicated: dict[str, Tensor]
-    """The same on all ranks; the leader writes it."""
+    """Tensors that are equal on all ranks; only the leader writes them."""
     rows: dict[str, Tensor]
-    """Tables of this rank's classes, row i of class `shard[0]` + i."""
+    """Tables of this rank's classes: row i belongs to class `shard[0]` + i."""
     shard: tuple[int, int]
+    """This rank's classes, [start, stop)."""
     num_classes: int
+    """Number of classes of all ranks."""
     rank_state: dict[str, Tensor]
-    """What each rank has of its own: random states."""
+    """Tensors that differ between ranks: random states, batch-norm statistics."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Everything else, as JSON."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The newest verification, for keeping the best."""
+    """The newest verification, by which the best checkpoint is kept."""
     copy_rows: bool = True
-    """Whether memory has room for a second copy of the tables; not where they fill the host's memory or a disk."""
+    """Whether `rows` may be copied to host memory. False where the tables themselves fill the host's
+    memory or are on a disk."""
 
 
 class HostCopy:
-    """Memory of the host that takes one snapshot after another.
+    """Reused host memory for the copy of a snapshot.
 
-    It is kept from one to the next: the first use of fresh memory costs several times the copy itself.
+    The first use of fresh memory costs several times the copy itself (page faults, and page-locking for
+    a GPU), so the buffers are kept from one save to the next.
     """
 
     def __init__(self) -> None:
@@ -44,22 +49,29 @@ class HostCopy:
         self._preparation: threading.Thread | None = None
 
     def prepare(self, snapshot: Snapshot, *, leader: bool) -> None:
-        """Begin to fetch the memory for copies of such a snapshot, beside whatever else is done."""
-        # No daemon: one that the end of Python meets inside torch would abort it.
+        """Start to allocate the buffers for such snapshots in a thread."""
+        # Not a daemon thread: Python aborts if it exits while a daemon thread is inside torch.
         self._preparation = threading.Thread(
-            target=self._fetch, args=(_tables_of(snapshot, leader),), name="staging", daemon=False
+            target=self._allocate,
+            args=(_tables_to_write(snapshot, leader),),
+            name="checkpoint-buffers",
+            daemon=False,
         )
         self._preparation.start()
 
     def take(self, snapshot: Snapshot, *, leader: bool) -> Snapshot:
-        """Copy what this rank will write of a snapshot; it stays until the next call."""
+        """Return a copy of the tensors that this rank writes. It is valid until the next call.
+
+        Raises:
+            RuntimeError: torch cannot allocate the memory, or cannot page-lock it.
+        """
         if self._preparation is not None:
             self._preparation.join()
             self._preparation = None
-        tables = _tables_of(snapshot, leader)
+        tables = _tables_to_write(snapshot, leader)
         self._buffers = {
             group: {
-                name: _fitting(self._buffers.get(group, {}).get(name), tensor)
+                name: _buffer_like(tensor, self._buffers.get(group, {}).get(name))
                 for name, tensor in table.items()
             }
             for group, table in tables.items()
@@ -68,26 +80,27 @@ class HostCopy:
             for name, tensor in table.items():
                 self._buffers[group][name].copy_(tensor.detach(), non_blocking=True)
         if torch.cuda.is_available():
+            # Training changes the tensors after this call: all copies must have ended.
             torch.cuda.synchronize()
-        kept = self._buffers
+        copied = self._buffers
         return replace(
-            snapshot, replicated=kept["replicated"], rows=kept["rows"], rank_state=kept["rank_state"]
+            snapshot, replicated=copied["replicated"], rows=copied["rows"], rank_state=copied["rank_state"]
         )
 
-    def _fetch(self, tables: _Tables) -> None:
+    def _allocate(self, tables: _Tables) -> None:
         for group, table in tables.items():
             for name, tensor in table.items():
                 try:
-                    buffer = _fitting(None, tensor)
+                    buffer = _buffer_like(tensor, None)
                 except RuntimeError:
-                    return  # there is not enough: whoever takes a copy will say so
-                # NumPy fills with one thread: torch's would stand in the way of those that train.
+                    return  # not enough memory: `take` raises the same error, where it can be reported
+                # Touch every page. NumPy fills with one thread; torch's `fill_` would take the cores of the training.
                 buffer.view(-1).view(torch.uint8).numpy().fill(0)
                 self._buffers.setdefault(group, {})[name] = buffer
 
 
-def _tables_of(snapshot: Snapshot, leader: bool) -> _Tables:
-    """Return what a rank writes of a snapshot, by the name of the field."""
+def _tables_to_write(snapshot: Snapshot, leader: bool) -> _Tables:
+    """Return the tensors of a snapshot that a rank writes."""
     return {
         "replicated": snapshot.replicated if leader else {},
         "rows": snapshot.rows,
@@ -95,8 +108,8 @@ def _tables_of(snapshot: Snapshot, leader: bool) -> _Tables:
     }
 
 
-def _fitting(buffer: Tensor | None, like: Tensor) -> Tensor:
-    """Return the buffer, or where it cannot hold such a tensor a new one, page-locked for a GPU's."""
-    if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+def _buffer_like(tensor: Tensor, buffer: Tensor | None) -> Tensor:
+    """Return the buffer if it has the shape and dtype of a tensor, else a new one, page-locked for a GPU tensor."""
+    if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return buffer

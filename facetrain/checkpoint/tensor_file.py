@@ -1,7 +1,13 @@
-"""Write a .safetensors file from tensors of any size, without a second copy of them in memory.
+"""Writer of .safetensors files that needs no second copy of the tensors in memory.
 
-The format (huggingface.co/docs/safetensors): eight bytes that say how long the header is, the header
-as JSON, and the tensors' bytes one after another. Read it with `safetensors`.
+`safetensors.torch.save_file` takes contiguous tensors only: a table with strided rows, or one that does not
+fit into host memory, would have to be copied as a whole. File layout (https://huggingface.co/docs/safetensors):
+
+    byte 0        N, the length of the header: uint64, little-endian
+    byte 8        header: N bytes of JSON, {name: {"dtype", "shape", "data_offsets": [first, past the last]}}
+    byte 8 + N    data of the tensors, one after another; the offsets count from here
+
+The files are read with the `safetensors` library.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 24
+_CHUNK_BYTES = 1 << 24
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -25,14 +31,15 @@ _DTYPES = {
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[int, str]:
-    """Write named tensors to a new file and wait until the disk has it; return its size and SHA-256.
+    """Write named tensors of any shape and device to a new file, and sync it to the disk.
 
-    The checksum is taken on the way to the disk: reading the file back would cost as much as writing it.
+    Return the size in bytes and the SHA-256. The checksum is computed while writing: reading the file
+    again would take as long as writing it.
 
     Raises:
-        OSError: the file cannot be written, or exists.
+        OSError: the file exists, or cannot be written.
     """
-    # Wide types first: every tensor then starts at a multiple of its own item size.
+    # Wide types first: the offset of every tensor is then a multiple of its item size.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
@@ -45,27 +52,29 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[int, str]:
 
 
 def _chunks(tensors: dict[str, Tensor]) -> Iterator[Any]:
-    """Yield the file's content piece by piece, as buffers of bytes."""
+    """Yield the content of the file in order, as buffers of bytes."""
     yield _header(tensors)
     for tensor in tensors.values():
-        # By rows: of a table whose rows do not follow each other there may be no room for a copy.
+        # A few rows at a time: `contiguous()` copies a strided table, and a copy of all of it may not fit.
         rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
         row_bytes = rows.element_size() * max(rows[:1].numel(), 1)
-        at_once = max(_CHUNK // row_bytes, 1)
-        for start in range(0, len(rows), at_once):
-            yield rows[start : start + at_once].contiguous().view(-1).view(torch.uint8).cpu().numpy()
+        rows_per_chunk = max(_CHUNK_BYTES // row_bytes, 1)
+        for start in range(0, len(rows), rows_per_chunk):
+            chunk = rows[start : start + rows_per_chunk].contiguous()
+            # As uint8: NumPy has no bfloat16.
+            yield chunk.view(-1).view(torch.uint8).cpu().numpy()
 
 
 def _header(tensors: dict[str, Tensor]) -> bytes:
-    entries, at = {}, 0
+    entries, offset = {}, 0
     for name, tensor in tensors.items():
-        end = at + tensor.numel() * tensor.element_size()
+        end = offset + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [at, end],
+            "data_offsets": [offset, end],
         }
-        at = end
+        offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # spaces, so that the data begins at a multiple of 8
     return len(text).to_bytes(8, "little") + text

@@ -19,7 +19,7 @@ from tests.support.snapshots import snapshot
 
 
 def save_twice(folder):
-    """Save step 1; then step 2, at which the last rank cannot write its rows."""
+    """Save step 1, then step 2, at which the last rank cannot write its rows."""
     rank, world_size = collectives.rank(), collectives.world_size()
     writer = CheckpointWriter(folder, keep=1)
     writer.save(snapshot(1, rank=rank, world_size=world_size))
@@ -34,7 +34,7 @@ def save_twice(folder):
 @pytest.mark.parametrize("saved_on", [1, 2, 3, 4])
 def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):
     outcomes = run_ranks(saved_on, save_twice, tmp_path) if saved_on > 1 else [save_twice(tmp_path)]
-    assert set(outcomes) == {outcomes[0]}, "all ranks must learn the same"
+    assert set(outcomes) == {outcomes[0]}, "all ranks must get the same outcome"
     assert outcomes[0][:2] == ("Saved", "SaveFailed")
     assert f"rank {saved_on - 1}" in outcomes[0][2] and "File too large" in outcomes[0][2]
     checkpoint = Checkpoint.open(tmp_path)
@@ -50,7 +50,7 @@ def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):
 
 
 def open_where_machines_differ(folder):
-    """Open `run` and `other` on two machines whose storage is not the same; return the steps, or what was said."""
+    """Open `run` and `other` on two machines whose storage is not the same; return the steps, or the messages."""
     rank = collectives.rank()
     os.chdir(folder / f"machine{rank}")
     world = World(rank=rank, local_rank=0, size=2, local_size=1, device=torch.device("cpu"))
@@ -64,7 +64,7 @@ def open_where_machines_differ(folder):
     return [*found, str(claimed), again]
 
 
-def test_all_ranks_open_the_checkpoint_that_the_leader_sees_and_take_its_word_for_a_folder(tmp_path):
+def test_all_ranks_open_the_checkpoint_and_use_the_run_folder_that_the_leader_finds(tmp_path):
     writer = CheckpointWriter(tmp_path / "machine1" / "run", asynchronous=False)
     writer.save(snapshot(1))
     shutil.copytree(tmp_path / "machine1", tmp_path / "machine0")
@@ -77,6 +77,6 @@ def test_all_ranks_open_the_checkpoint_that_the_leader_sees_and_take_its_word_fo
     )
     leader, second = run_ranks(2, open_where_machines_differ, tmp_path)
     assert leader[0] == second[0] == 1
-    assert leader[1] == "rank 1 failed" and "is another checkpoint here" in second[1]
-    assert leader[2] == "none: holds no checkpoint" and second[2] == "rank 0 failed"
+    assert leader[1] == "rank 1 failed" and "not the checkpoint that rank 0 sees" in second[1]
+    assert leader[2] == "none: contains no checkpoint" and second[2] == "rank 0 failed"
     assert leader[3:] == second[3:] == ["seen_by_one", False]

@@ -1,4 +1,4 @@
-"""A run on a disk that has no room for its second checkpoint."""
+"""A run on a disk that is too small for its second checkpoint."""
 
 from facetrain.checkpoint.load import Checkpoint
 from tests.runs.test_training import losses, metrics
@@ -6,11 +6,11 @@ from tests.support.command import facetrain
 from tests.support.faults import small_disk
 
 
-def test_a_full_disk_stops_no_training_and_no_run_is_finished_whose_last_checkpoint_does_not_stand(
+def test_training_goes_on_when_the_disk_is_full_and_fails_at_the_end_without_its_last_checkpoint(
     describe, tmp_path
 ):
     folder = tmp_path / "disk" / "run"
-    with small_disk(tmp_path / "disk", size_kib=320):  # one checkpoint has 180
+    with small_disk(tmp_path / "disk", size_kib=320):  # one checkpoint needs 180
         done = facetrain("train", "--config", describe(), "--run-dir", folder, "--nproc-per-node", 2)
         assert done.returncode == 1 and done.stderr.count("error:") == 1 and "Traceback" not in done.stderr
         assert "error: the last checkpoint was not saved (rank " in done.stderr

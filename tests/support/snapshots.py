@@ -1,4 +1,4 @@
-"""States to save, whose numbers tell where they belong."""
+"""Snapshots for tests of checkpoints: the values of a row encode its class and step."""
 
 from __future__ import annotations
 

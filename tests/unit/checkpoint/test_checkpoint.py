@@ -32,7 +32,7 @@ from tests.support.snapshots import snapshot
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_was_saved_comes_back(tmp_path, asynchronous):
+def test_a_saved_checkpoint_loads_with_the_same_values(tmp_path, asynchronous):
     writer = CheckpointWriter(tmp_path, asynchronous=asynchronous)
     writer.save(snapshot(7))
     outcome = writer.finish()
@@ -46,7 +46,7 @@ def test_what_was_saved_comes_back(tmp_path, asynchronous):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000007"]
 
 
-def test_an_asynchronous_save_keeps_the_state_of_its_own_moment(tmp_path):
+def test_an_asynchronous_save_is_not_changed_by_later_training(tmp_path):
     state = snapshot(1)
     writer = CheckpointWriter(tmp_path)
     writer.save(state)
@@ -58,7 +58,7 @@ def test_an_asynchronous_save_keeps_the_state_of_its_own_moment(tmp_path):
     assert Checkpoint.open(tmp_path).rows("weight", 0, 1)[0, 0] == 1
 
 
-def test_the_last_few_and_the_best_stay(tmp_path):
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     writer = CheckpointWriter(tmp_path, keep=2, asynchronous=False, best_metric="lfw/accuracy")
     for step, accuracy in enumerate([0.5, 0.9, 0.7, 0.8, 0.6], start=1):
         writer.save(snapshot(step, metrics={"lfw/accuracy": accuracy}))
@@ -74,7 +74,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_full_disk_fails_the_save_and_leaves_the_checkpoint_before(tmp_path, asynchronous):
+def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(tmp_path, asynchronous):
     folder = tmp_path / "disk"
     with small_disk(folder, size_kib=256):
         writer = CheckpointWriter(folder, keep=1, asynchronous=asynchronous)
@@ -91,7 +91,7 @@ def test_a_full_disk_fails_the_save_and_leaves_the_checkpoint_before(tmp_path, a
         assert complete_steps(folder) == [3]
 
 
-def test_a_disk_that_becomes_read_only_fails_the_save_until_it_is_writable_again(tmp_path):
+def test_a_read_only_disk_fails_the_save_until_it_is_writable_again(tmp_path):
     folder = tmp_path / "disk"
     with small_disk(folder, size_kib=256):
         writer = CheckpointWriter(folder)
@@ -107,7 +107,7 @@ def test_a_disk_that_becomes_read_only_fails_the_save_until_it_is_writable_again
         assert isinstance(writer.finish(), Saved)
 
 
-def test_a_file_that_cannot_grow_fails_the_save_and_the_next_is_tried(tmp_path):
+def test_a_file_that_reaches_a_size_limit_fails_the_save_and_the_next_save_succeeds(tmp_path):
     writer = CheckpointWriter(tmp_path, asynchronous=False)
     with files_limited_to(5000):
         outcome = writer.save(snapshot(1, num_classes=1000))
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_grow_fails_the_save_and_the_next_is_tried(tmp_path):
     assert isinstance(writer.save(snapshot(2, num_classes=1000)), Saved)
 
 
-def test_a_folder_that_vanishes_while_it_is_written_fails_the_save(tmp_path):
+def test_a_folder_removed_during_a_save_fails_the_save_and_the_next_save_succeeds(tmp_path):
     folder = tmp_path / "checkpoints"
     writer = CheckpointWriter(folder)
     writer.save(snapshot(1))
@@ -128,13 +128,13 @@ def test_a_folder_that_vanishes_while_it_is_written_fails_the_save(tmp_path):
     assert isinstance(writer.finish(), Saved)
 
 
-def test_a_folder_that_cannot_be_made_fails_the_save_only(tmp_path):
+def test_a_folder_that_cannot_be_created_fails_the_save_and_raises_nothing(tmp_path):
     (tmp_path / "file").write_text("in the way")
     outcome = CheckpointWriter(tmp_path / "file" / "checkpoints", asynchronous=False).save(snapshot(1))
     assert isinstance(outcome, SaveFailed) and "Not a directory" in outcome.reason
 
 
-def test_tables_that_memory_has_no_room_for_are_saved_as_they_were_and_not_copied(tmp_path):
+def test_tables_that_must_not_be_copied_are_written_before_save_returns(tmp_path):
     rows = RowFile(tmp_path / "rows.bin", 11, {"weight": (4, torch.float32), "momentum": (4, torch.int8)})
     table = rows.tables["weight"].copy_(torch.arange(44.0).view(11, 4))
     assert not table.is_contiguous()
@@ -150,21 +150,21 @@ def test_tables_that_memory_has_no_room_for_are_saved_as_they_were_and_not_copie
     ]
 
 
-def save_without_room(folder):
+def save_with_little_memory(folder):
     writer, rows = CheckpointWriter(folder), {"weight": torch.full((1 << 14, 1 << 12), 7.0)}
-    with memory_limited_to(1 << 26), redirect_stderr(StringIO()) as said:
+    with memory_limited_to(1 << 26), redirect_stderr(StringIO()) as stderr:
         writer.save(replace(snapshot(1, num_classes=1 << 14), rows=rows))
-    return isinstance(writer.poll(), Saved), said.getvalue()
+    return isinstance(writer.poll(), Saved), stderr.getvalue()
 
 
-def test_what_memory_has_no_room_for_a_copy_of_is_saved_without_one(tmp_path):
-    # In a process of its own: this one may have freed memory that the limit does not see.
-    ((written_at_once, said),) = run_ranks(1, save_without_room, tmp_path)
-    assert written_at_once and "warning: rank 0: " in said and "without a copy" in said
+def test_a_snapshot_is_written_without_a_copy_where_the_copy_does_not_fit_into_memory(tmp_path):
+    # In a new process: this one may hold freed memory that the limit does not count.
+    ((written_at_once, warning),) = run_ranks(1, save_with_little_memory, tmp_path)
+    assert written_at_once and "warning: rank 0: " in warning and "without a copy" in warning
     assert Checkpoint.open(tmp_path).rows("weight", 5, 6).unique().tolist() == [7.0]
 
 
-def test_two_saves_share_the_memory_of_their_copies(tmp_path):
+def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
     copy = HostCopy()
     first = copy.take(snapshot(1), leader=True)
     second = copy.take(snapshot(2), leader=True)
@@ -172,26 +172,26 @@ def test_two_saves_share_the_memory_of_their_copies(tmp_path):
     assert copy.take(snapshot(3, num_classes=12), leader=True).rows["weight"].shape == (12, 4)
 
 
-def pages_fetched():
+def page_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def test_a_copy_finds_the_memory_that_was_fetched_for_it_before():
+def test_a_copy_uses_the_buffers_that_were_prepared():
     state, size = snapshot(1, num_classes=1 << 22), 5 << 24
     copy = HostCopy()
     copy.prepare(state, leader=True)
-    while any(thread.name == "staging" for thread in threading.enumerate()):
+    while any(thread.name == "checkpoint-buffers" for thread in threading.enumerate()):
         time.sleep(0.01)
-    before = pages_fetched()
+    before = page_faults()
     taken = copy.take(state, leader=True)
-    assert pages_fetched() - before < 0.1 * size / resource.getpagesize()
+    assert page_faults() - before < 0.1 * size / resource.getpagesize()
     assert torch.equal(taken.rows["weight"], state.rows["weight"]) and taken.rank_state["cpu"] == 0
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
 )
-def test_every_type_and_shape_comes_back_through_the_safetensors_library(tmp_path, dtype):
+def test_every_type_and_shape_loads_with_the_safetensors_library(tmp_path, dtype):
     tensors = {
         "flat": torch.arange(7).to(dtype),
         "empty": torch.empty(0, 3, dtype=dtype),
@@ -210,13 +210,13 @@ def test_every_type_and_shape_comes_back_through_the_safetensors_library(tmp_pat
     )
 
 
-def test_a_tensor_larger_than_a_piece_is_written_whole(tmp_path):
+def test_a_tensor_larger_than_a_chunk_is_written_completely(tmp_path):
     tensor = torch.arange((1 << 22) + 5, dtype=torch.int64)
     write_tensors(tmp_path / "a.safetensors", {"a": tensor})
     assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], tensor)
 
 
-def test_a_rename_that_fails_leaves_what_stood_there(tmp_path):
+def test_a_failed_rename_keeps_the_previous_checkpoint(tmp_path):
     saved(tmp_path)
     scratch = tmp_path / ".step_00000001.tmp-12345678"
     with small_disk(scratch, size_kib=16), pytest.raises(OSError, match="busy"):
@@ -225,8 +225,8 @@ def test_a_rename_that_fails_leaves_what_stood_there(tmp_path):
     Checkpoint.open(tmp_path / LATEST).verify()
 
 
-def test_a_file_system_that_cannot_sync_folders_is_no_hindrance():
-    sync_folder(Path("/proc"))  # it says that the argument is invalid
+def test_a_file_system_that_cannot_sync_folders_is_accepted():
+    sync_folder(Path("/proc"))  # fsync fails there with EINVAL
 
 
 def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path):
@@ -250,11 +250,11 @@ def saved(folder):
     return folder / "step_00000001"
 
 
-def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+def test_a_missing_checkpoint_class_or_table_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         Checkpoint.open(tmp_path)
     saved(tmp_path)
-    with pytest.raises(CheckpointError, match="no checkpoint of step 5; there are 1"):
+    with pytest.raises(CheckpointError, match="no checkpoint of step 5; choose one of 1"):
         Checkpoint.open(tmp_path, step=5)
     with pytest.raises(CheckpointError, match="no rows of class 11"):
         Checkpoint.open(tmp_path).rows("weight", 9, 13)

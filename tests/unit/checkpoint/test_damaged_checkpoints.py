@@ -1,0 +1,140 @@
+"""Damaged and crafted checkpoints: nothing in them runs, and nothing outside their folder is read."""
+
+import json
+import os
+import pickle
+
+import pytest
+from safetensors.torch import save_file
+
+from facetrain.checkpoint import manifest as manifests
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.manifest import MANIFEST
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.errors import CheckpointError
+from tests.support.snapshots import snapshot
+
+
+def saved(tmp_path):
+    CheckpointWriter(tmp_path, asynchronous=False).save(snapshot(1))
+    return tmp_path / "step_00000001"
+
+
+def edit(folder, file=0, **changes):
+    """Change a file's entry; the manifest's checksum is updated, as an attacker would do."""
+    rewrite(folder, lambda body: body["files"][file].update(changes))
+
+
+def rewrite(folder, change):
+    body = json.loads((folder / MANIFEST).read_text())
+    body = {key: body[key] for key in body if key not in ("format", "sha256")}
+    change(body)
+    (folder / MANIFEST).write_text(json.dumps({"format": 1, "sha256": manifests.checksum(body)} | body))
+
+
+def replace_by_link(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a file cut off": (lambda f: os.truncate(f / "replicated.safetensors", 50), "has 50 bytes, expected"),
+    "a bit changed": (lambda f: flip_a_bit(f / "replicated.safetensors"), "checksum"),
+    "a file missing": (lambda f: (f / "rank_00000.safetensors").unlink(), "missing or not"),
+    "a link to a file elsewhere": (
+        lambda f: replace_by_link(f / "rank_00000.safetensors", "/etc/passwd"),
+        "not a regular file",
+    ),
+    "a link to a file inside": (
+        lambda f: replace_by_link(f / "rank_00000.safetensors", "replicated.safetensors"),
+        "not a regular file",
+    ),
+    "a pipe that never ends": (
+        lambda f: ((f / "rank_00000.safetensors").unlink(), os.mkfifo(f / "rank_00000.safetensors")),
+        "not a regular file",
+    ),
+    "a manifest that is an endless device": (
+        lambda f: replace_by_link(f / MANIFEST, "/dev/zero"),
+        "not a regular file",
+    ),
+    "a manifest changed": (
+        lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text().replace('"step": 1', '"step": 2')),
+        "checksum of the manifest itself",
+    ),
+    "a name that leads out of the folder": (
+        lambda f: edit(f, name="../../secret.safetensors"),
+        "invalid file name",
+    ),
+    "an absolute file name": (lambda f: edit(f, name="/etc/passwd"), "invalid file name"),
+    "a name with a zero byte": (lambda f: edit(f, name="a\0.safetensors"), "invalid file name"),
+    "a name that is a list": (lambda f: edit(f, name=["rank_00000.safetensors"]), "invalid file name"),
+    "a negative size": (lambda f: edit(f, size=-1), "invalid entry"),
+    "an absurd size": (lambda f: edit(f, size=1 << 80), "invalid entry"),
+    "a size that is a word": (lambda f: edit(f, size="big"), "invalid entry"),
+    "rows past the last class": (lambda f: edit(f, start=0, stop=1 << 40), "invalid entry"),
+    "rows without an end": (lambda f: edit(f, stop=None), "invalid entry"),
+    "an unknown field": (lambda f: edit(f, extra=1), "not the manifest"),
+    "a file named twice": (
+        lambda f: rewrite(f, lambda b: b["files"].append(b["files"][0])),
+        "lists a file twice",
+    ),
+    "a step that is a word": (lambda f: rewrite(f, lambda b: b.update(step="one")), "not the manifest"),
+    "metrics that are words": (lambda f: rewrite(f, lambda b: b["metrics"].update(a="high")), "not numbers"),
+    "nesting without end": (lambda f: (f / MANIFEST).write_text("[" * 100_000), "cannot be read"),
+    "a manifest of 65 MiB": (lambda f: os.truncate(f / MANIFEST, (1 << 26) + 1), "that a manifest may have"),
+    "a manifest that is a pickle": (
+        lambda f: (f / MANIFEST).write_bytes(pickle.dumps({"format": 1})),
+        "cannot be read",
+    ),
+    "another format": (lambda f: (f / MANIFEST).write_text('{"format": 2}'), "another version"),
+    "no manifest at all": (lambda f: (f / MANIFEST).write_text("3"), "not the manifest"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_crafted_checkpoint_is_refused(tmp_path, damage):
+    change, message = DAMAGE[damage]
+    folder = saved(tmp_path)
+    change(folder)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(folder).verify()
+
+
+def update_manifest(folder, path):
+    """Make the manifest agree with a changed file."""
+    names = [entry["name"] for entry in json.loads((folder / MANIFEST).read_text())["files"]]
+    data = path.read_bytes()
+    edit(folder, names.index(path.name), size=len(data), sha256=manifests.sha256_of(path))
+
+
+def test_a_file_with_a_valid_checksum_that_is_not_safetensors_is_refused(tmp_path):
+    folder = saved(tmp_path)
+    path = folder / "replicated.safetensors"
+    path.write_bytes(pickle.dumps({"w": 1}))
+    update_manifest(folder, path)
+    with pytest.raises(CheckpointError, match="replicated.safetensors"):
+        Checkpoint.open(tmp_path).replicated()
+
+
+def test_a_table_with_fewer_rows_than_the_manifest_lists_is_refused(tmp_path):
+    folder = saved(tmp_path)
+    path = folder / "rows_00000_of_00001.safetensors"
+    save_file({"weight": snapshot(1).rows["weight"][:5].contiguous()}, path)
+    update_manifest(folder, path)
+    with pytest.raises(CheckpointError, match="fewer rows"):
+        Checkpoint.open(tmp_path).rows("weight", 0, 11)
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/etc", "step_1/../../..", "", "x" * 10_000])
+def test_latest_can_only_name_a_checkpoint_in_the_same_folder(tmp_path, name):
+    saved(tmp_path)
+    (tmp_path / "latest").write_text(name)
+    with pytest.raises(CheckpointError, match="does not name a checkpoint"):
+        Checkpoint.open(tmp_path / "latest")
+    assert Checkpoint.open(tmp_path).step == 1

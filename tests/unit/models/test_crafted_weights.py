@@ -1,0 +1,59 @@
+"""Crafted weight files: nothing in them runs."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from facetrain.errors import ModelError
+from facetrain.models.model_file import open_model
+from facetrain.models.weight_files import read_weights
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.proof}",)
+
+
+def torch_file(path, value):
+    torch.save(value, path)
+
+
+def bare_pickle(path, value):
+    path.write_bytes(pickle.dumps(value, protocol=2))
+
+
+@pytest.mark.parametrize("write", [torch_file, bare_pickle])
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
+def test_a_weights_file_with_a_payload_is_refused_and_runs_nothing(tmp_path, write, name):
+    proof = tmp_path / "proof"
+    write(tmp_path / name, {"conv1.weight": torch.zeros(1), "payload": Payload(proof)})
+    with pytest.raises(ModelError, match=name):
+        read_weights(tmp_path / name)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        "not JSON",
+        "3",
+        '{"backbone": "r50"}',
+        '{"backbone": {"name": "../../r50"}}',
+        '{"backbone": {"name": ["r50"]}}',
+        '{"backbone": {"name": "iresnet", "layers": [1, 1], "widths": "many"}}',
+        '{"backbone": {"name": "mbf", "embedding_size": -1}}',
+    ],
+)
+def test_a_model_file_with_a_wrong_description_of_its_network_is_refused(tmp_path, description):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.zeros(1)}, path, metadata={"facetrain": description})
+    with pytest.raises(ModelError, match="model"):
+        open_model(path, torch.device("cpu"))
