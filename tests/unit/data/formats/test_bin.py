@@ -1,5 +1,7 @@
 import pickle
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -38,7 +40,7 @@ def test_what_we_write_the_peers_own_reader_understands(tmp_path):
     with (tmp_path / "a.bin").open("rb") as file:
         assert pickle.load(file, encoding="bytes") == (IMAGES, [True, False])
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
-    with pytest.raises(PairsError, match="two for each"):
+    with pytest.raises(PairsError, match="expected two for each"):
         write_bin(tmp_path / "b.bin", IMAGES, [True])
 
 
@@ -67,28 +69,28 @@ def _pickle_that(code):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (pickle.dumps((IMAGES, [True, Evil()])), "may be an attack"),
+        (pickle.dumps((IMAGES, [True, Evil()])), "do not trust it"),
         (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
         (_pickle_that(b"\x8c\x08builtins\x8c\x04eval\x93(\x8c\x011tR"), "builtins.eval"),
         (pickle.dumps(({"a": 1}, [True])), "EMPTY_DICT|SETITEM"),
-        (pickle.dumps((IMAGES, [True])), "not two for each"),
-        (pickle.dumps((IMAGES, [True, 7])), "something else"),
+        (pickle.dumps((IMAGES, [True])), "4 images for 1 pairs; expected two for each"),
+        (pickle.dumps((IMAGES, [True, 7])), "a value other than true and false"),
         (pickle.dumps(([1, 2], [True])), "image 0 is not"),
-        (pickle.dumps(3), "holds no"),
+        (pickle.dumps(3), "expected a pair of lists"),
         (b"", "not a verification set"),
         (b"garbage", "not a verification set"),
         (_pickle_that(b"B\xff\xff\xff\x7fabc"), "not a verification set"),
         (_pickle_that(b"\x8e" + struct.pack("<Q", 1 << 60)), "not a verification set"),
         (
             _pickle_that(b"\x8c\x08builtins\x8c\x05bytes\x93M\xff\xff\x85R"),
-            "something else stands where bytes",
+            "a value of type int in place of bytes",
         ),
         (_pickle_that(b"0000"), "not a verification set"),
         (_pickle_that(b"]a"), "not a verification set"),
         (_pickle_that(b"cnumpy\ndty\\pe\n"), "not a verification set"),
         (_pickle_that(b"(((((tttttt"), "not a verification set"),
         (pickle.dumps((IMAGES, [True, False]))[:-30], "not a verification set"),
-        (pickle.dumps(([np.zeros(3)] * 2, [True])), "numpy.dtype in a way"),
+        (pickle.dumps(([np.zeros(3)] * 2, [True])), "unexpected call of numpy.dtype"),
     ],
 )
 def test_what_is_no_set_is_refused_and_runs_nothing(tmp_path, data, said):
@@ -97,6 +99,44 @@ def test_what_is_no_set_is_refused_and_runs_nothing(tmp_path, data, said):
     with pytest.raises(PairsError, match=said) as caught:
         read_bin(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _nested(depth):
+    """A tuple of (x, x) of (x, x) …: hashing or printing it takes 2^depth steps."""
+    return b")" + b"".join(b"\x94h" + bytes([n]) + b"\x86" for n in range(depth))
+
+
+BOMBS = {
+    "a memo index that needs gigabytes": b"]r" + struct.pack("<I", 1 << 30),
+    "a frame longer than the file": b"\x95" + struct.pack("<Q", 1 << 40) + b"]",
+    "a module name that takes long to hash": _nested(60) + b"\x8c\x01a\x93",
+    "a dtype that takes long to hash": b"cnumpy\ndtype\n" + _nested(60) + b"\x85R",
+    "a dtype nested too deeply for the stack": b"cnumpy\ndtype\n)" + b"\x85" * 500_000 + b"R",
+    "one string encoded many times": b"c_codecs\nencode\nX" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)
+    + b"\x8c\x06latin1\x86\x940(" + b"c_codecs\nencode\nh\0R" * 10_000 + b"l",
+    "one image that a set refers to many times": b"(X" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)
+    + b"\x94" + b"h\0" * 100_000 + b"l]\x86",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_takes_little_memory_and_time(tmp_path, name):
+    path = tmp_path / "a.bin"
+    path.write_bytes(_pickle_that(BOMBS[name]))
+    script = f"""
+import resource, sys
+from pathlib import Path
+from facetrain.data.formats.bin import read_bin
+from facetrain.errors import PairsError
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), resource.RLIM_INFINITY))
+try:
+    read_bin(Path({str(path)!r}))
+except PairsError as error:
+    sys.exit("MemoryError" in str(error))
+sys.exit(2)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
 def test_a_missing_set_is_named(tmp_path):
