@@ -22,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facetrain.config.schema import HeadConfig, OptimConfig
 from facetrain.distributed import collectives
 from facetrain.errors import RunError, UsageError
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin
+from facetrain.run.build_head import head_settings, optimizer_settings
 
 SCALE, MARGIN, MOMENTUM, DECAY, LR = 64.0, 0.5, 0.9, 5e-4, 0.1
 _BF16 = torch.bfloat16
@@ -33,12 +35,12 @@ _BF16 = torch.bfloat16
 HEADS: dict[str, dict[str, Any]] = {
     "head_fp32": {},
     "head_bf16": {"product_dtype": _BF16},
-    "head_bf16_stored16": {"product_dtype": _BF16, "weight_dtype": _BF16, "momentum_dtype": _BF16},
-    "head_bf16_stored8": {"product_dtype": _BF16, "weight_dtype": _BF16, "momentum_dtype": torch.int8},
+    "head_bf16_stored16": {"product_dtype": _BF16, "weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
+    "head_bf16_stored8": {"product_dtype": _BF16, "weight_dtype": "bfloat16", "momentum_dtype": "int8"},
     "head_sampled": {"sample_rate": 0.1},
     "head_sampled_bf16": {"sample_rate": 0.1, "product_dtype": _BF16},
     "head_sampled_1pct": {"sample_rate": 0.01},
-    "head_sampled_1pct_disk": {"sample_rate": 0.01, "placement": "disk", "sample_block": 8},
+    "head_sampled_1pct_disk": {"sample_rate": 0.01, "placement": "disk"},
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "plain_fp32": {},
@@ -82,17 +84,16 @@ class OurHead:
     """The head, with the same step."""
 
     def __init__(self, num_classes: int, size: int, device: str, folder: Path, **options: Any) -> None:
+        product_dtype = options.pop("product_dtype", None)
         self._head = MarginHead(
+            head_settings(HeadConfig(**options), folder=folder, product_dtype=product_dtype),
+            optimizer_settings(OptimConfig(momentum=MOMENTUM, weight_decay=DECAY)),
+            CombinedMargin(SCALE, m2=MARGIN, straight_through=True),
             embedding_size=size,
             num_classes=num_classes,
-            margin=Margin(scale=SCALE, m2=MARGIN, straight_through=True),
             rank=collectives.rank(),
             world_size=collectives.world_size(),
-            momentum=MOMENTUM,
-            weight_decay=DECAY,
-            folder=folder,
             device=torch.device(device),
-            **options,
         )
         self._head.lr = LR
         self._count = 0

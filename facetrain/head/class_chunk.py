@@ -12,7 +12,6 @@ from torch import Tensor
 
 from facetrain.head.losses import Loss, Softmax
 from facetrain.head.margins import Margin
-from facetrain.head.products import times, times_transposed, transposed_times
 from facetrain.head.target import TargetClass
 
 
@@ -67,8 +66,8 @@ class Chunk:
 
         The first still lacks the factor per sample that is the same for all chunks.
         """
-        grad_GD = times(slope_GR, self._factor_RD)
-        grad_RD = transposed_times(slope_GR, back.factor_GD).to(self._inverse_R.dtype)
+        grad_GD = slope_GR @ self._factor_RD
+        grad_RD = (slope_GR.T @ back.factor_GD).to(self._inverse_R.dtype)
         # An own class elsewhere adds 0 to some row.
         row_G = self._column_G * (len(grad_RD) // self._num_classes) + self._own.nearest_G
         grad_RD.index_add_(0, row_G, torch.where(self._inside_G[:, None], back.own_GD, 0))
@@ -80,9 +79,9 @@ class Chunk:
 
     def _logits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the logits, −∞ for own classes; the margin's factor on their derivatives; which center's they are."""
-        logit_GR = times_transposed(self._factor_GD, self._factor_RD).to(self._inverse_R.dtype)
+        logit_GR = (self._factor_GD @ self._factor_RD.T).to(self._inverse_R.dtype)
         logit_GC, which_GC1 = self._nearest(logit_GR.mul_(self._inverse_R * self._margin.scale))
-        factor_GC = self._margin.others_(logit_GC, self._own.cos_G)
+        factor_GC = self._margin.change_negatives_(logit_GC, self._own.cos_G)
         # No question to the device which are here: a column is written everywhere, mostly with what it holds.
         column_G1, inside_G1 = self._column_G[:, None], self._inside_G[:, None]
         present_G1 = logit_GC.gather(1, column_G1)
@@ -144,7 +143,8 @@ def fused_chunks_serve(
     They want tensor cores (compute capability 8.0) and a Triton that can build them; float32 products are the matrix
     library's.
     """
-    plain = type(margin).others_ is Margin.others_ and isinstance(objective, Softmax) and sub_centers == 1
+    plain_negatives = type(margin).change_negatives_ is Margin.change_negatives_
+    plain = plain_negatives and isinstance(objective, Softmax) and sub_centers == 1
     if device.type != "cuda" or not plain or product_dtype is None or product_dtype.itemsize != 2:
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):

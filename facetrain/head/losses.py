@@ -8,14 +8,14 @@ joins those of all ranks into the loss (`join`), and gives the derivative of a l
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.head.class_centers import place_tables
-from facetrain.head.row_optimizer import RowOptimizer, moment_layout
+from facetrain.head.row_optimizer import RowOptimizer, RowOptimizerSettings, moment_layout
 
 
 class Loss(Protocol):
@@ -121,12 +121,12 @@ class LearnedThreshold:
         negative_weight: float,
         dtype: torch.dtype,
         device: torch.device,
-        rules: dict[str, Any],
+        optimizer: RowOptimizerSettings,
     ) -> None:
         dtype = torch.promote_types(dtype, torch.float32)
-        moments = moment_layout(rules["name"], 1, momentum=rules["momentum"], dtype=dtype)
+        moments = moment_layout(optimizer, 1, dtype)
         self._tables = place_tables({"weight": (1, dtype), **moments}, 1, device).by_name
-        self._optimizer = RowOptimizer(device, **rules)
+        self._optimizer = RowOptimizer(optimizer, device)
         threshold = self._tables["weight"].data.fill_(start)
         self.objective = UnifiedThreshold(threshold.view(()), negative_weight)
 

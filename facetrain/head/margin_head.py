@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,12 @@ from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_serve
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
 from facetrain.head.margins import Margin
-from facetrain.head.row_optimizer import AccumulatedGradient, RowOptimizer, moment_layout
+from facetrain.head.row_optimizer import (
+    AccumulatedGradient,
+    RowOptimizer,
+    RowOptimizerSettings,
+    moment_layout,
+)
 from facetrain.head.sampling import ClassSampler
 from facetrain.head.sharded_softmax import ClassSweep, sharded_cross_entropy
 from facetrain.head.sub_centers import SubCenters
@@ -34,90 +39,105 @@ _INIT_BLOCK = 4096
 _INIT_STD = 0.01
 
 
-class MarginHead:
-    """Margin-softmax over identities whose centers are split over the ranks.
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    """Settings of a head.
 
-    With `accumulate=1` and no loss scale the centers are updated inside the backward pass, chunk by
-    chunk, and no gradient of all of them ever exists. Otherwise the gradient of the step's rows is
-    collected, and `step` ends it.
+    The section `head` of the config's schema states their meaning and their defaults; what a run derives from
+    other sections is explained here.
+    """
+
+    loss: str
+    negative_weight: float
+    sub_centers: int
+    drop_from_step: int | None
+    """First step with dominant sub-centers only; None: never."""
+    drop_angle: float
+    sample_rate: float
+    sample_block: int
+    weight_dtype: torch.dtype
+    momentum_dtype: torch.dtype
+    placement: str
+    folder: Path | None
+    """Folder of the row file, with placement disk."""
+    chunk_size: int | None
+    """None: chosen by the batch and the device."""
+    product_dtype: torch.dtype | None
+    """Dtype to which the factors of the large matrix products are rounded; None: they keep theirs."""
+    update_in_backward: bool
+    """Update the centers chunk by chunk in the backward pass. Needs one micro-batch per step and no loss scale."""
+
+
+class MarginHead:
+    """Margin-softmax over identities whose class centers are split over the ranks.
+
+    With `update_in_backward` the centers are updated inside the backward pass, chunk by chunk, and the gradient of
+    all of them never exists at once. Otherwise the gradient of the step's rows is accumulated, and `step` applies it.
     """
 
     def __init__(
         self,
+        settings: HeadSettings,
+        optimizer: RowOptimizerSettings,
+        margin: Margin,
         *,
         embedding_size: int,
         num_classes: int,
-        margin: Margin,
         rank: int = 0,
         world_size: int = 1,
-        loss: str = "softmax",
-        negative_weight: float = 1.0,
-        sub_centers: int = 1,
-        drop_from_step: int | None = None,
-        drop_angle: float = 180.0,
-        sample_rate: float = 1.0,
-        sample_block: int = 1,
         seed: int = 0,
-        optimizer: str = "sgd",
-        momentum: float = 0.9,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        weight_dtype: torch.dtype = torch.float32,
-        momentum_dtype: torch.dtype = torch.float32,
-        placement: str = "device",
-        folder: Path | None = None,
-        fused: bool = True,
-        chunk_size: int | None = None,
-        product_dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.num_classes, self.embedding_size = num_classes, embedding_size
         self.shard = shard_classes(num_classes, rank, world_size)
-        self.fused, self.lr, self.on_device = fused, 0.0, placement == "device"
+        self.lr, self.update_in_backward = 0.0, settings.update_in_backward
+        self.on_device = settings.placement == "device"
         self._rank, self._margin, self._seed = rank, margin, seed
-        self._chunk_size, self._product_dtype = chunk_size, product_dtype
+        self._chunk_size, self._product_dtype = settings.chunk_size, settings.product_dtype
         self._device = device or torch.device("cpu")
-        width = sub_centers * embedding_size
-        moments = moment_layout(optimizer, width, momentum=momentum, dtype=momentum_dtype)
+        width = settings.sub_centers * embedding_size
         self._tables = place_tables(
-            {"weight": (width, weight_dtype), **moments},
+            {
+                "weight": (width, settings.weight_dtype),
+                **moment_layout(optimizer, width, settings.momentum_dtype),
+            },
             self.shard.size,
             self._device,
-            placement=placement,
-            folder=folder / f"rank_{rank:05d}" if folder else None,
-            in_stretches=sample_rate >= 1,
+            placement=settings.placement,
+            folder=settings.folder / f"rank_{rank:05d}" if settings.folder else None,
+            in_stretches=settings.sample_rate >= 1,
         )
         self._near = self._tables
         """Where the step's rows are: these, or a copy of some on the device."""
         self.weight = self._tables.by_name["weight"]
-        rules: dict[str, Any] = {
-            "name": optimizer,
-            "momentum": momentum,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        self._optimizer = RowOptimizer(self._device, seed=key_of(seed, 1), **rules)
+        self._optimizer = RowOptimizer(optimizer, self._device, seed=key_of(seed, 1))
         self._chooser = ClassSampler(
             self._tables,
             self.shard,
             self._device,
-            sample_rate=sample_rate,
-            sample_block=sample_block,
+            sample_rate=settings.sample_rate,
+            sample_block=settings.sample_block,
             seed=seed,
-            staged=placement != "device" and fused,
+            staged=not self.on_device and settings.update_in_backward,
         )
         self._sub_centers = SubCenters(
-            self.shard.size, sub_centers, self._device, drop_from_step=drop_from_step, drop_angle=drop_angle
+            self.shard.size,
+            settings.sub_centers,
+            self._device,
+            drop_from_step=settings.drop_from_step,
+            drop_angle=settings.drop_angle,
         )
         self._threshold: LearnedThreshold | None = None
-        if loss == "unified":
+        if settings.loss == "unified":
             # As many negatives as a sample meets decide where the threshold starts.
-            start = math.log(max(num_classes * sample_rate, 1) * 10)
-            self._threshold = LearnedThreshold(start, negative_weight, weight_dtype, self._device, rules)
+            start = math.log(max(num_classes * settings.sample_rate, 1) * 10)
+            self._threshold = LearnedThreshold(
+                start, settings.negative_weight, settings.weight_dtype, self._device, optimizer
+            )
         self._objective: Loss = self._threshold.objective if self._threshold else Softmax()
-        serves = fused_chunks_serve(self._device, margin, self._objective, sub_centers, product_dtype)
+        serves = fused_chunks_serve(
+            self._device, margin, self._objective, settings.sub_centers, settings.product_dtype
+        )
         self.chunk_type = FusedChunk if serves else Chunk
         self._step = 0
         self._gradient = AccumulatedGradient()
@@ -157,7 +177,7 @@ class MarginHead:
             chunk_size=self._chunk_size
             or _chunk_for(len(unit_GD) * (width // self.embedding_size), width, self._device),
             chunk_type=self.chunk_type,
-            take_gradient=self._update_now if self.fused else self._gradient.add,
+            take_gradient=self._update_now if self.update_in_backward else self._gradient.add,
             finish=partial(self._finish, chosen.class_S),
             product_dtype=self._product_dtype,
             dominant=self._sub_centers.dominant_of(chosen.class_S if chosen.index_S is None else None),
@@ -216,21 +236,21 @@ class MarginHead:
         """Send unit embeddings to all ranks, followed by their lengths where the margin sees them."""
         embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
         unit_BD = F.normalize(embedding_BD)
-        if not self._margin.sees_norms:
+        if not self._margin.needs_norms:
             return collectives.GatheredRows(unit_BD)
         norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
         return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
 
     def _parted(self, sent_GX: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the embeddings and the lengths of what was sent."""
-        return (sent_GX[:, :-1], sent_GX[:, -1]) if self._margin.sees_norms else (sent_GX, None)
+        return (sent_GX[:, :-1], sent_GX[:, -1]) if self._margin.needs_norms else (sent_GX, None)
 
     def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
         self._optimizer.update(self._near.by_name, rows, gradient, self.lr, finite)
 
     def _finish(self, class_S: Tensor | None, own: TargetClass, finite: Tensor) -> None:
         self._sub_centers.count(own, class_S, finite)
-        if self._threshold and self.fused:
+        if self._threshold and self.update_in_backward:
             self._threshold.step(self.lr, finite)
 
     def _initialize(self) -> None:

@@ -105,7 +105,7 @@ class _CrossEntropy(torch.autograd.Function):
         loss_G, joined_G = sweep.objective.join(part_WPG, own_G)
         weight_G = kept_G / kept_G.sum().clamp_min(1)
         loss = (loss_G * weight_G).sum()
-        if norm_G is not None and (penalty := sweep.margin.penalty(norm_G)):
+        if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):
             loss += penalty[0].mean()
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, own_G, joined_G, weight_G, torch.isfinite(loss))
         ctx.sweep, ctx.own = sweep, own
@@ -159,6 +159,6 @@ def _norm_gradient(
     grad_G = torch.zeros_like(norm_G)
     if own.target.by_norm_G is not None:
         grad_G += push_G * own.target.by_norm_G
-    if penalty := sweep.margin.penalty(norm_G):
+    if penalty := sweep.margin.norm_penalty(norm_G):
         grad_G += torch.where(own.here_G, penalty[1] * grad_loss / len(norm_G), 0)
     return grad_G

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from facetrain.distributed import collectives
 from facetrain.head.class_centers import RowTable
-from facetrain.head.margins import Margin, Target
+from facetrain.head.margins import Margin, TargetCosine
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TargetClass:
     """Of unit length."""
     inverse_G: Tensor
     """1 / |w| of that center."""
-    target: Target
+    target: TargetCosine
     """After the margin."""
 
     def columns(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -71,9 +71,9 @@ def find_target(
         inverse_G = inverse_GN[each]
         center_GD = torch.where(here_G[:, None], weight_GND[each] * inverse_G[:, None], 0)
         cos_G = torch.where(here_G, cos_GN[each].clamp(-1, 1), 0)
-    if margin.sees_batch:
+    if margin.needs_all_target_cosines:
         cos_G = collectives.sum_(cos_G)
-    margin.observe(norm_G, cos_G)
+    margin.update_averages(norm_G, cos_G)
     return TargetClass(
-        place_G, here_G, nearest_G, cos_G, center_GD, inverse_G, target=margin.own(cos_G, norm_G)
+        place_G, here_G, nearest_G, cos_G, center_GD, inverse_G, target=margin.apply(cos_G, norm_G)
     )

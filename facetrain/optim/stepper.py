@@ -20,7 +20,7 @@ class RowUpdater(Protocol):
     lr: float
 
     @property
-    def fused(self) -> bool:
+    def update_in_backward(self) -> bool:
         """Whether the backward pass has already updated the centers."""
 
     def begin_step(self, step: int) -> None:
@@ -78,7 +78,7 @@ class Stepper:
         norm = _total_norm(p.grad for p in self._parameters if p.grad is not None) / self.scale.value
         skipped = collectives.max_((~torch.isfinite(norm)).float())
         self._step_backbone(norm, skipped)
-        if not self._head.fused:
+        if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         self.scale.update(skipped)
         return Stepped(grad_norm=norm, skipped=skipped)

@@ -110,8 +110,6 @@ def _chunk(shape: HeadShape) -> int:
     logits = pairs * shape.sub_centers * (4 + _narrow(shape))
     if shape.sub_centers > 1:  # which is nearest, and the logit of that one
         logits += pairs * (8 + 4)
-    # A CPU's float32 product wants its first factor by rows, so it takes a copy.
-    turned = 0 if shape.cuda or _narrow(shape) else slopes
     numbers = shape.chunk * shape.width
     factor = _narrow(shape) if shape.weight_dtype == "float32" else 0
     converted = 4 if shape.weight_dtype == "bfloat16" else 0
@@ -123,7 +121,6 @@ def _chunk(shape: HeadShape) -> int:
     # 4: a product that is summed over the row.
     return noise + max(
         logits + held,
-        slopes + turned + held + numbers * gradient,
         slopes + held + numbers * (gradient + converted + 4),
         numbers * (4 + _update_per_number(shape)) if shape.fused else 0,
     )

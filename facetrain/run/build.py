@@ -22,14 +22,13 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import build_margin
 from facetrain.models.initialize_from import initialize_backbone, initialize_centers
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
 from facetrain.optim.scaler import LossScale
 from facetrain.optim.schedule import polynomial
 from facetrain.optim.stepper import Stepper
+from facetrain.run.build_head import build_head
 from facetrain.run.step_schedule import StepSchedule
 from facetrain.train.loss_spikes import SpikeDetector
 from facetrain.train.precision import InPrecision, memory_format_for
@@ -105,12 +104,12 @@ def build_state(
         compile=config.train.compile,
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
-    head = _build_head(
+    head = build_head(
         config,
         world,
         num_classes,
         folder,
-        fused=config.optim.accumulate == 1 and not scale.enabled,
+        update_in_backward=config.optim.accumulate == 1 and not scale.enabled,
         steps_per_epoch=schedule.steps_per_epoch,
     )
     if config.model.init_from and config.head.init_from != "reinit":
@@ -140,46 +139,6 @@ def build_state(
     tolerance = config.train.loss_spike
     spikes = None if tolerance is None else SpikeDetector(tolerance, world.device)
     return TrainState(world, network, head, stepper, spikes)
-
-
-def _build_head(
-    config: Config, world: World, num_classes: int, folder: Path, *, fused: bool, steps_per_epoch: int
-) -> MarginHead:
-    drop_epoch, placement, block = (
-        config.head.drop_sub_centers_epoch,
-        config.head.placement,
-        config.head.sample_block,
-    )
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-    return MarginHead(
-        embedding_size=config.model.embedding_size,
-        num_classes=num_classes,
-        margin=build_margin(**config.head.margin.model_dump(), seed=key_of(config.seed, 6)),
-        rank=world.rank,
-        world_size=world.size,
-        loss=config.head.loss,
-        negative_weight=config.head.negative_weight,
-        sub_centers=config.head.sub_centers,
-        drop_from_step=None if drop_epoch is None else round(drop_epoch * steps_per_epoch),
-        drop_angle=config.head.drop_angle,
-        sample_rate=config.head.sample_rate,
-        sample_block=(8 if placement == "disk" else 1) if block == "auto" else block,
-        seed=key_of(config.seed, 5),
-        optimizer=config.optim.name,
-        momentum=config.optim.momentum,
-        betas=config.optim.betas,
-        eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
-        weight_dtype=dtypes[config.head.weight_dtype],
-        momentum_dtype=dtypes[config.head.momentum_dtype],
-        placement=placement,
-        folder=folder / "centers" if placement == "disk" else None,
-        fused=fused,
-        chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
-        # The products of the sweep in 16 bits, its statistics and the own class's cosine never.
-        product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
-        device=world.device,
-    )
 
 
 _FACES = 128

@@ -6,8 +6,9 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import margin_logits
+from tests.support.heads import head_arguments
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 
@@ -41,12 +42,14 @@ class KeepsGradient(MarginHead):
 def one_rank(margin, weight, embeddings, labels):
     rank, world_size = collectives.rank(), collectives.world_size()
     head = KeepsGradient(
-        embedding_size=16,
-        num_classes=23,
-        margin=Margin(**margin),
-        rank=rank,
-        world_size=world_size,
-        chunk_size=4,
+        **head_arguments(
+            embedding_size=16,
+            num_classes=23,
+            margin=CombinedMargin(**margin),
+            rank=rank,
+            world_size=world_size,
+            chunk_size=4,
+        )
     )
     head.weight.data.copy_(torch.from_numpy(weight)[head.shard.start : head.shard.stop])
     mine = slice(rank * 12 // world_size, (rank + 1) * 12 // world_size)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from facetrain.head.class_chunk import FusedChunk
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin
 from tests.support import interpret_kernels
 from tests.support.dense_head import MARGINS
+from tests.support.heads import make_head
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,8 +18,8 @@ CLASSES, SIZE, BATCH = 5003, 64, 96
 
 def train(margin, device, dtype, **options):
     """Return losses, gradients of the embeddings and centers of three steps."""
-    head = MarginHead(
-        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]), weight_decay=5e-4, seed=1,
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]), weight_decay=5e-4, seed=1,
         weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500, device=torch.device(device), **options,
     )  # fmt: skip
     head.lr = 0.1

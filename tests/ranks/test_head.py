@@ -7,10 +7,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.dense_variants import VARIANTS
+from tests.support.heads import make_head
 from tests.support.ranks import run_ranks
 
 CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 3
@@ -36,8 +36,8 @@ def train_sharded():
         net = make_net()
         wrapped = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        head = MarginHead(
-            embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]), rank=rank, seed=3,
+        head = make_head(
+            embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]), rank=rank, seed=3,
             world_size=world_size, sample_rate=rate, weight_decay=0.01, chunk_size=4,
             weight_dtype=torch.float64, momentum_dtype=torch.float64,
         )  # fmt: skip
@@ -60,8 +60,12 @@ def train_sharded():
 def train_dense(margin, rate):
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    head = MarginHead(
-        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(), seed=3, weight_dtype=torch.float64
+    head = make_head(
+        embedding_size=SIZE,
+        num_classes=CLASSES,
+        margin=CombinedMargin(64.0),
+        seed=3,
+        weight_dtype=torch.float64,
     )
     weight = head.weight.data.clone().requires_grad_()
     momentum = torch.zeros_like(weight)
@@ -114,7 +118,7 @@ def train_variants():
         net = make_net()
         wrapped = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        head = MarginHead(
+        head = make_head(
             embedding_size=SIZE, num_classes=CLASSES, margin=VARIANTS[name].build_margin(), rank=rank, seed=3,
             world_size=world_size, sample_rate=rate, weight_decay=0.01, chunk_size=4,
             weight_dtype=torch.float64, momentum_dtype=torch.float64, **VARIANTS[name].head,
@@ -140,8 +144,8 @@ def train_dense_variant(name, rate):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     variant = VARIANTS[name]
     oracle = variant.oracle(CLASSES, rate)
-    head = MarginHead(
-        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(), seed=3, weight_dtype=torch.float64,
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(64.0), seed=3, weight_dtype=torch.float64,
         sub_centers=variant.columns,
     )  # fmt: skip
     moving = [head.weight.data.clone().requires_grad_(), *oracle.parameters()]

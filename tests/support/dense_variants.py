@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
 from facetrain.counter_rng import key_of, normal
-from facetrain.head.margins import build_margin
+from facetrain.head.margins import Margin
+from tests.support.heads import make_margin
 
 SCALE = 16.0
 
@@ -145,8 +146,8 @@ class Variant:
     columns: int = 1
     """Numbers of the centers' table per number of an embedding."""
 
-    def build_margin(self) -> Any:
-        return build_margin(scale=SCALE, seed=9, **self.margin)
+    def build_margin(self) -> Margin:
+        return make_margin(scale=SCALE, seed=9, beyond_pi="none", **self.margin)
 
 
 VARIANTS = {

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.kernels.margin_softmax import add_statistics, slopes
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import MARGINS
+from tests.support.heads import make_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter multiplies bfloat16 as if its bits were whole numbers; a GPU does not.
@@ -53,8 +53,8 @@ def head_errors(margin, rate):
     """Return how far training on the kernels is from training without, in float32."""
     results = []
     for fused in (False, True):
-        head = MarginHead(
-            embedding_size=24, num_classes=203, margin=Margin(**MARGINS[margin]), sample_rate=rate, seed=1,
+        head = make_head(
+            embedding_size=24, num_classes=203, margin=CombinedMargin(**MARGINS[margin]), sample_rate=rate, seed=1,
             chunk_size=70, weight_decay=0.01, device=DEVICE,
         )  # fmt: skip
         head.chunk_type = FusedChunk if fused else Chunk

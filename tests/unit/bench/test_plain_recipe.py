@@ -6,8 +6,7 @@ import torch
 from benchmarks import train
 from benchmarks.plain_recipe import PlainRecipe
 from facetrain.backbone.zoo import build_backbone
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import build_margin
+from tests.support.heads import make_head, make_margin
 
 CPU = torch.device("cpu")
 
@@ -21,10 +20,10 @@ def small():
 
 def test_the_plain_recipe_has_the_loss_of_our_head_and_learns():
     recipe = PlainRecipe(small(), 50, "fp32", CPU)
-    head = MarginHead(
+    head = make_head(
         embedding_size=16,
         num_classes=50,
-        margin=build_margin("arcface", scale=64, m2=0.5, gradient="straight_through", beyond_pi="none"),
+        margin=make_margin("arcface", scale=64, m2=0.5, gradient="straight_through", beyond_pi="none"),
     )
     image, label = torch.randn(6, 3, 32, 32), torch.arange(6)
     # Near their own: the recipe's loss of an image ends at 69, where it takes the logarithm of 1e-30.

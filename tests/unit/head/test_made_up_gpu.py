@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from facetrain.head import sharded_softmax as sweep
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import build_margin
+from tests.support.heads import make_head, make_margin
 from tests.support.made_up_gpu import GPU, Context, made_up_gpu
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
@@ -15,9 +14,9 @@ OPTIONS = {
     "no momentum": {"momentum": 0.0},
     "adamw": {"optimizer": "adamw"},
     "few bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
-    "collected": {"fused": False},
+    "collected": {"update_in_backward": False},
     "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
-    "unified": {"loss": "unified", "fused": False},
+    "unified": {"loss": "unified", "update_in_backward": False},
 }
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
 
@@ -40,7 +39,7 @@ def step(head, number, patch):
     head.begin_step(number)
     loss = head(torch.empty(16, 32, device=GPU), torch.empty(16, dtype=torch.int64, device=GPU))
     gradient = sweep._CrossEntropy.backward(context, torch.empty((), device=GPU))[0]
-    if not head.fused:
+    if not head.update_in_backward:
         head.step(torch.full((), 2.0, device=GPU), torch.full((), 0.0, device=GPU))
     return loss, gradient
 
@@ -50,8 +49,8 @@ def step(head, number, patch):
 def test_a_step_mixes_no_devices_and_waits_for_none(name, margin, monkeypatch):
     monkeypatch.setattr("facetrain.head.row_optimizer.Noise", Noise)
     with made_up_gpu(monkeypatch) as waiting:
-        head = MarginHead(
-            embedding_size=32, num_classes=500, margin=build_margin(margin), weight_decay=1e-4, device=GPU,
+        head = make_head(
+            embedding_size=32, num_classes=500, margin=make_margin(margin), weight_decay=1e-4, device=GPU,
             chunk_size=128, **OPTIONS[name],
         )  # fmt: skip
         step(head, 0, monkeypatch)  # averages come to the device with it

@@ -1,23 +1,29 @@
+from dataclasses import fields
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 
+from facetrain.config.schema import MarginConfig
 from facetrain.errors import ConfigError
 from facetrain.head.class_shard import shard_classes
-from facetrain.head.margins import Margin, build_margin
+from facetrain.head.margins import MARGINS as MARGIN_REGISTRY
+from facetrain.head.margins import CombinedMargin, Margin, MarginSettings
 from tests.support.dense_head import MARGINS
+from tests.support.heads import make_margin
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
 def test_the_slope_is_the_derivative(name):
-    margin = Margin(**MARGINS[name])
+    margin = CombinedMargin(**MARGINS[name])
     cos = torch.linspace(-0.995, 0.995, 401, dtype=torch.float64)
-    value, slope = margin.target(cos)
+    value, slope = margin.apply(cos, None)[:2]
     if margin.straight_through:
         assert torch.equal(slope, torch.ones_like(cos))
         return
     step = 1e-6
-    numeric = (margin.target(cos + step)[0] - margin.target(cos - step)[0]) / (2 * step)
+    numeric = (margin.apply(cos + step, None)[0] - margin.apply(cos - step, None)[0]) / (2 * step)
     # Where the linear part begins, the derivative jumps.
     smooth = (numeric - slope).abs() < 1e-4 * (1 + slope.abs())
     assert smooth.sum() >= len(cos) - (2 if margin.linear_beyond_pi else 0)
@@ -26,25 +32,34 @@ def test_the_slope_is_the_derivative(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_value_and_slope_are_finite_at_the_ends(dtype):
-    for margin in (Margin(m2=0.5), Margin(m1=1.35, m2=0.2, m3=0.1), Margin(m2=0.5, linear_beyond_pi=True)):
-        value, slope = margin.target(torch.tensor([-1.0, 1.0], dtype=dtype))
+    for margin in (
+        CombinedMargin(64.0, m2=0.5),
+        CombinedMargin(64.0, m1=1.35, m2=0.2, m3=0.1),
+        CombinedMargin(64.0, m2=0.5, linear_beyond_pi=True),
+    ):
+        value, slope = margin.apply(torch.tensor([-1.0, 1.0], dtype=dtype), None)[:2]
         assert torch.isfinite(value).all() and torch.isfinite(slope).all()
 
 
 def test_past_pi_the_linear_margin_keeps_falling_and_the_plain_one_does_not():
     cos = torch.linspace(-1, -0.95, 50, dtype=torch.float64)
-    assert (Margin(m2=0.5, linear_beyond_pi=True).target(cos)[0].diff() > 0).all()
-    assert (Margin(m2=0.5).target(cos)[0].diff() < 0).any()
+    assert (CombinedMargin(64.0, m2=0.5, linear_beyond_pi=True).apply(cos, None).value_G.diff() > 0).all()
+    assert (CombinedMargin(64.0, m2=0.5).apply(cos, None).value_G.diff() < 0).any()
 
 
 def test_a_margin_takes_only_its_own_numbers():
-    given = {"m1": 1.2, "m2": 0.5, "m3": 0.4, "scale": 30.0}
-    assert build_margin("arcface", **given) == Margin(30.0, 1.0, 0.5, 0.0)
-    assert build_margin("cosface", **given) == Margin(30.0, 1.0, 0.0, 0.4)
-    assert build_margin("combined", **given) == Margin(30.0, 1.2, 0.5, 0.4)
-    assert build_margin("softmax", **given) == Margin(30.0, 1.0, 0.0, 0.0)
-    with pytest.raises(ConfigError, match="'arc' does not exist; there are arcface"):
-        build_margin("arc")
+    given = {"m1": 1.2, "m2": 0.5, "m3": 0.4, "scale": 30.0, "beyond_pi": "none"}
+    assert make_margin("arcface", **given) == CombinedMargin(30.0, m2=0.5)
+    assert make_margin("cosface", **given) == CombinedMargin(30.0, m3=0.4)
+    assert make_margin("combined", **given) == CombinedMargin(30.0, m1=1.2, m2=0.5, m3=0.4)
+    assert make_margin("softmax", **given) == Margin(30.0)
+    with pytest.raises(ConfigError, match="'arc' is not a margin; choose one of arcface"):
+        make_margin("arc")
+
+
+def test_the_config_names_every_margin_of_the_registry_and_every_setting():
+    assert list(get_args(MarginConfig.model_fields["type"].annotation)) == list(MARGIN_REGISTRY)
+    assert set(MarginConfig.model_fields) == {field.name for field in fields(MarginSettings)}
 
 
 @pytest.mark.parametrize(("num_classes", "world_size"), [(10, 3), (3, 3), (2, 3), (1, 1), (2_059_906, 8)])

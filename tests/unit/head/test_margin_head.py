@@ -6,17 +6,17 @@ import torch
 
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.class_shard import ClassShard, shard_classes
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin
 from facetrain.head.sampling import drawn_classes
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
+from tests.support.heads import make_head
 
 CLASSES, SIZE, BATCH = 23, 8, 12
 
 
-def make_head(margin="arcface", **options):
-    head = MarginHead(
-        embedding_size=SIZE, num_classes=CLASSES, margin=Margin(**MARGINS[margin]),
+def small_head(margin="arcface", **options):
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]),
         **{"weight_dtype": torch.float64, "momentum_dtype": torch.float64, "chunk_size": 5, "weight_decay": 0.01}
         | options,
     )  # fmt: skip
@@ -37,7 +37,7 @@ def sample_of(head, label, step, rate):
 @pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
 @pytest.mark.parametrize("margin", list(MARGINS))
 def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
-    head = make_head(margin, sample_rate=rate)
+    head = small_head(margin, sample_rate=rate)
     weight = head.weight.data.clone().requires_grad_()
     momentum = torch.zeros_like(weight)
     for step in range(3):
@@ -62,7 +62,7 @@ def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_a_step_in_parts_with_a_loss_scale_equals_one_in_the_backward_pass(rate):
-    whole, parts = make_head(sample_rate=rate), make_head(sample_rate=rate, fused=False)
+    whole, parts = small_head(sample_rate=rate), small_head(sample_rate=rate, update_in_backward=False)
     for step in range(2):
         embedding, label = batch(step)
         if rate < 1:  # the sample holds the positives of a micro-batch, so let both have all
@@ -77,7 +77,7 @@ def test_a_step_in_parts_with_a_loss_scale_equals_one_in_the_backward_pass(rate)
 
 
 def test_a_skipped_step_changes_nothing():
-    head = make_head(fused=False)
+    head = small_head(update_in_backward=False)
     before = head.weight.data.clone()
     head(*batch()).backward()
     head.step(torch.tensor(1.0), torch.tensor(1.0))
@@ -87,7 +87,7 @@ def test_a_skipped_step_changes_nothing():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_loss_that_is_not_finite_leaves_centers_and_momentum_as_they_were(optimizer):
-    head = make_head(optimizer=optimizer)
+    head = small_head(optimizer=optimizer)
     head(*batch()).backward()
     before = {name: t.clone() for name, t in head.row_state().items()}
     embedding, label = batch(1)
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_leaves_centers_and_momentum_as_they_were(opti
 
 
 def test_adamw_on_all_rows_equals_torchs():
-    head = make_head(optimizer="adamw")
+    head = small_head(optimizer="adamw")
     weight = torch.nn.Parameter(head.weight.data.clone())
     reference = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.01)
     for step in range(4):
@@ -113,8 +113,8 @@ def test_adamw_on_all_rows_equals_torchs():
 
 @pytest.mark.parametrize("scale", [64.0, 128.0])
 def test_nothing_overflows_or_vanishes_where_every_cosine_is_near_its_end(scale):
-    head = make_head(margin="cosface")
-    head._margin = Margin(scale=scale, m3=0.4)
+    head = small_head(margin="cosface")
+    head._margin = CombinedMargin(scale=scale, m3=0.4)
     direction = torch.nn.functional.normalize(torch.ones(1, SIZE, dtype=torch.float64))
     head.weight.data.copy_(-direction.expand(CLASSES, SIZE))
     loss = head(direction.expand(BATCH, SIZE).clone(), batch()[1])
@@ -123,7 +123,7 @@ def test_nothing_overflows_or_vanishes_where_every_cosine_is_near_its_end(scale)
 
 
 def test_a_label_outside_the_classes_is_an_error_before_anything_moves():
-    head = make_head()
+    head = small_head()
     before = head.weight.data.clone()
     for wrong in (-1, CLASSES):
         embedding, label = batch()
@@ -152,9 +152,9 @@ def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives()
 
 def test_labels_up_to_two_to_the_31_find_their_own_centers():
     ranks = 2**27
-    head = MarginHead(
-        embedding_size=SIZE, num_classes=2**31, margin=Margin(scale=4, m2=0.5), rank=ranks - 1, world_size=ranks,
-        sample_rate=0.0,
+    head = make_head(
+        embedding_size=SIZE, num_classes=2**31, margin=CombinedMargin(scale=4, m2=0.5), sample_rate=0.0,
+        rank=ranks - 1, world_size=ranks,
     )  # fmt: skip
     head.lr = 0.1
     before = head.weight.data.clone()
@@ -200,7 +200,7 @@ def test_classes_of_a_block_are_drawn_together_and_not_always_the_same_ones():
 
 
 def test_classes_outside_the_sample_are_not_touched():
-    head = make_head(sample_rate=0.2)
+    head = small_head(sample_rate=0.2)
     before = head.weight.data.clone()
     embedding, label = batch()
     head.begin_step(0)
@@ -210,19 +210,19 @@ def test_classes_outside_the_sample_are_not_touched():
 
 
 def test_centers_start_the_same_for_any_number_of_ranks():
-    whole = make_head(seed=5).weight.data
-    parts = [make_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
+    whole = small_head(seed=5).weight.data
+    parts = [small_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
     assert torch.equal(torch.cat(parts), whole)
     assert not torch.equal(parts[0][:7], parts[1][:7])
-    assert not torch.equal(make_head(seed=6).weight.data, whole)
+    assert not torch.equal(small_head(seed=6).weight.data, whole)
 
 
 def test_saved_rows_load_into_other_shards():
-    whole = make_head(seed=1)
+    whole = small_head(seed=1)
     whole(*batch()).backward()
     state = whole.row_state()
     for rank in range(3):
-        part = make_head(seed=2, rank=rank, world_size=3)
+        part = small_head(seed=2, rank=rank, world_size=3)
         part.load_rows(lambda name, start, stop: state[name][start:stop])
         shard = part.shard
         assert torch.equal(part.weight.data, state["weight"][shard.start : shard.stop])
@@ -234,7 +234,7 @@ def test_saved_rows_load_into_other_shards():
 @pytest.mark.parametrize("placement", ["host", "disk"])
 def test_centers_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp_path):
     options = {"sample_rate": rate, "sample_block": 2, "optimizer": optimizer}
-    here, there = make_head(**options), make_head(**options, placement=placement, folder=tmp_path)
+    here, there = small_head(**options), small_head(**options, placement=placement, folder=tmp_path)
     # Rows stay on the device from step to step, are put back when a checkpoint asks, and a step may be passed over.
     for step in (0, 1, 2, 3, 5, 6, 6, 7):
         losses = []
@@ -252,8 +252,8 @@ def test_centers_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 def test_8_bit_momentum_and_its_scales_lie_together_on_disk(weight_dtype, tmp_path):
-    head = MarginHead(
-        embedding_size=256, num_classes=50, margin=Margin(m2=0.5), placement="disk", folder=tmp_path,
+    head = make_head(
+        embedding_size=256, num_classes=50, margin=CombinedMargin(64.0, m2=0.5), placement="disk", folder=tmp_path,
         weight_dtype=weight_dtype, momentum_dtype=torch.int8, sample_rate=0.3,
     )  # fmt: skip
     head.lr = 0.1
@@ -270,8 +270,8 @@ def test_8_bit_momentum_and_its_scales_lie_together_on_disk(weight_dtype, tmp_pa
 
 
 def test_bfloat16_storage_stays_near_float32():
-    exact = make_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
-    small = make_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
+    exact = small_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
+    small = small_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
     assert small.weight.data.dtype == torch.bfloat16
     for step in range(20):
         losses = []
@@ -287,7 +287,7 @@ def test_bfloat16_storage_stays_near_float32():
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_momentum_in_8_bits_stays_near_float32_and_travels_with_its_scales(rate):
     exact, small = (
-        make_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
+        small_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
         for dtype in (torch.float32, torch.int8)
     )
     assert {name: t.dtype for name, t in small.row_state().items()} == {
@@ -306,12 +306,12 @@ def test_momentum_in_8_bits_stays_near_float32_and_travels_with_its_scales(rate)
 
 def test_8_bits_are_refused_where_they_cannot_hold_the_numbers():
     with pytest.raises(ConfigError, match="use bfloat16 with adamw"):
-        make_head(optimizer="adamw", momentum_dtype=torch.int8)
+        small_head(optimizer="adamw", momentum_dtype=torch.int8)
 
 
 @pytest.mark.parametrize("margin", list(MARGINS))
 def test_products_in_bfloat16_stay_near_the_dense_reference(margin):
-    head = make_head(margin, weight_dtype=torch.float32, product_dtype=torch.bfloat16)
+    head = small_head(margin, weight_dtype=torch.float32, product_dtype=torch.bfloat16)
     weight = head.weight.data.double().requires_grad_()
     embedding, label = batch()
     reference = embedding.detach().clone().requires_grad_()

@@ -5,15 +5,14 @@ import torch
 
 from facetrain.errors import ConfigError
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import build_margin
 from tests.support.dense_head import sample_classes
 from tests.support.dense_variants import VARIANTS
+from tests.support.heads import make_head, make_margin
 
 CLASSES, SIZE, BATCH = 23, 8, 12
 
 
-def make_head(name, rate=1.0, **options):
+def small_head(name, rate=1.0, **options):
     variant = VARIANTS[name]
     given = {
         "weight_dtype": torch.float64,
@@ -21,7 +20,7 @@ def make_head(name, rate=1.0, **options):
         "weight_decay": 0.01,
         "chunk_size": 5,
     }
-    head = MarginHead(
+    head = make_head(
         embedding_size=SIZE, num_classes=CLASSES, margin=variant.build_margin(), sample_rate=rate, seed=3,
         **given | variant.head | options,
     )  # fmt: skip
@@ -38,7 +37,7 @@ def batch(step):
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_loss_gradients_and_updates_equal_the_papers_equations(name, rate):
-    head, oracle = make_head(name, rate), VARIANTS[name].oracle(CLASSES, rate)
+    head, oracle = small_head(name, rate), VARIANTS[name].oracle(CLASSES, rate)
     weight = head.weight.data.clone().requires_grad_()
     moving = [weight, *oracle.parameters()]
     momenta = [torch.zeros_like(tensor) for tensor in moving]
@@ -68,7 +67,7 @@ def test_loss_gradients_and_updates_equal_the_papers_equations(name, rate):
 
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_a_head_whose_state_is_loaded_goes_on_as_the_saved_one(name):
-    saved, loaded = make_head(name), make_head(name)
+    saved, loaded = small_head(name), small_head(name)
     for step in range(3):
         saved.begin_step(step)
         saved(*batch(step)).backward()
@@ -86,7 +85,7 @@ def test_a_head_whose_state_is_loaded_goes_on_as_the_saved_one(name):
 
 @pytest.mark.parametrize("name", ["uniface", "sub-centers", "magface"])
 def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
-    whole, parts = make_head(name), make_head(name, fused=False)
+    whole, parts = small_head(name), small_head(name, update_in_backward=False)
     for step in range(2):
         for head in (whole, parts):
             head.begin_step(step)
@@ -101,7 +100,7 @@ def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
 
 
 def test_a_skipped_step_leaves_the_threshold_where_it_was():
-    head = make_head("uniface", fused=False)
+    head = small_head("uniface", update_in_backward=False)
     before = head.state()["threshold"].clone()
     head(*batch(0)).backward()
     head.step(torch.tensor(1.0), torch.tensor(1.0))
@@ -111,7 +110,7 @@ def test_a_skipped_step_leaves_the_threshold_where_it_was():
 
 @pytest.mark.parametrize("name", ["adaface", "curricularface"])
 def test_a_batch_that_is_not_finite_does_not_spoil_the_averages(name):
-    head = make_head(name)
+    head = small_head(name)
     head(*batch(0)).backward()
     before = {key: tensor.clone() for key, tensor in head.state().items()}
     embedding, label = batch(1)
@@ -120,8 +119,8 @@ def test_a_batch_that_is_not_finite_does_not_spoil_the_averages(name):
 
 
 def test_margins_take_their_published_numbers_where_none_are_given():
-    assert (build_margin("arcface").m2, build_margin("cosface").m3) == (0.5, 0.4)
-    assert (build_margin("adaface").m2, build_margin("curricularface").m2) == (0.4, 0.5)
-    assert (build_margin("elastic_arcface").m2, build_margin("elastic_cosface").m3) == (0.5, 0.35)
-    with pytest.raises(ConfigError, match="'uniface' does not exist; there are arcface"):
-        build_margin("uniface")
+    assert (make_margin("arcface").m2, make_margin("cosface").m3) == (0.5, 0.4)
+    assert (make_margin("adaface").m, make_margin("curricularface").m2) == (0.4, 0.5)
+    assert (make_margin("elastic_arcface").m2, make_margin("elastic_cosface").m3) == (0.5, 0.35)
+    with pytest.raises(ConfigError, match="'uniface' is not a margin; choose one of arcface"):
+        make_margin("uniface")

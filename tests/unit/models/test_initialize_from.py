@@ -9,9 +9,8 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
 from facetrain.head.class_shard import shard_classes
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import build_margin
 from facetrain.models.initialize_from import initialize_centers, read_backbone_weights, read_centers
+from tests.support.heads import make_head, make_margin
 from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
 
@@ -37,11 +36,12 @@ def write_arcface_torch(folder, world_size, *, classes=CLASSES):
 
 
 def head_of(classes, rank=0, world_size=1, width=WIDTH):
-    margin = build_margin(
-        "arcface", scale=64.0, m1=1.0, m2=0.5, m3=0.0, gradient="exact", beyond_pi="none", filter_threshold=0
-    )
-    return MarginHead(
-        embedding_size=width, num_classes=classes, margin=margin, rank=rank, world_size=world_size
+    return make_head(
+        embedding_size=width,
+        num_classes=classes,
+        margin=make_margin("arcface", beyond_pi="none"),
+        rank=rank,
+        world_size=world_size,
     )
 
 

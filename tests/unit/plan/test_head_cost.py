@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import build_margin
 from facetrain.plan.backbone_cost import LiveBytes
 from facetrain.plan.head_cost import HeadShape, head_bytes
+from tests.support.heads import make_head, make_margin
 
 SETTINGS = [
     {},
@@ -32,17 +31,17 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
         num_classes=20_480, embedding_size=64, global_batch=256, world_size=1, cuda=False,
         **{"chunk_size": 2048} | setting,
     )  # fmt: skip
-    head = MarginHead(
+    head = make_head(
         embedding_size=64,
         num_classes=shape.num_classes,
-        margin=build_margin("cosface", scale=64, m3=0.4),
+        margin=make_margin("cosface", scale=64, m3=0.4),
         sub_centers=shape.sub_centers,
         sample_rate=shape.sample_rate,
         optimizer=shape.optimizer,
         weight_decay=5e-4,
         weight_dtype=getattr(torch, shape.weight_dtype),
         momentum_dtype=getattr(torch, shape.momentum_dtype),
-        fused=shape.fused,
+        update_in_backward=shape.fused,
         chunk_size=shape.chunk_size,
         product_dtype=torch.bfloat16 if shape.product_bytes == 2 else None,
     )

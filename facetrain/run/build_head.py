@@ -1,0 +1,93 @@
+"""Builder of the head: turns the config's sections into the settings that the head takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from facetrain.config.schema import Config, HeadConfig, MarginConfig, OptimConfig
+from facetrain.counter_rng import key_of
+from facetrain.distributed.world import World
+from facetrain.head.margin_head import HeadSettings, MarginHead
+from facetrain.head.margins import Margin, MarginSettings, build_margin
+from facetrain.head.row_optimizer import RowOptimizerSettings
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_BLOCK_ON_DISK = 8
+"""Classes that `sample_block: auto` draws together on disk, where neighbors are read at once."""
+
+
+def build_head(
+    config: Config,
+    world: World,
+    num_classes: int,
+    run_folder: Path,
+    *,
+    update_in_backward: bool,
+    steps_per_epoch: int,
+) -> MarginHead:
+    """Build this rank's part of the head. With placement disk its row file is created in `run_folder`."""
+    return MarginHead(
+        head_settings(
+            config.head,
+            folder=run_folder / "centers",
+            update_in_backward=update_in_backward,
+            steps_per_epoch=steps_per_epoch,
+            # Only the large products use 16 bits; statistics and the target cosine keep float32.
+            product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
+        ),
+        optimizer_settings(config.optim),
+        margin_from_config(config.head.margin, seed=key_of(config.seed, 6)),
+        embedding_size=config.model.embedding_size,
+        num_classes=num_classes,
+        rank=world.rank,
+        world_size=world.size,
+        seed=key_of(config.seed, 5),
+        device=world.device,
+    )
+
+
+def head_settings(
+    head: HeadConfig,
+    *,
+    folder: Path | None = None,
+    update_in_backward: bool = True,
+    steps_per_epoch: int = 1,
+    product_dtype: torch.dtype | None = None,
+) -> HeadSettings:
+    """Return the head's settings: every `auto` is resolved, and epochs are converted to steps."""
+    drop_epoch, block = head.drop_sub_centers_epoch, head.sample_block
+    on_disk = head.placement == "disk"
+    return HeadSettings(
+        loss=head.loss,
+        negative_weight=head.negative_weight,
+        sub_centers=head.sub_centers,
+        drop_from_step=None if drop_epoch is None else round(drop_epoch * steps_per_epoch),
+        drop_angle=head.drop_angle,
+        sample_rate=head.sample_rate,
+        sample_block=(_BLOCK_ON_DISK if on_disk else 1) if block == "auto" else block,
+        weight_dtype=_DTYPES[head.weight_dtype],
+        momentum_dtype=_DTYPES[head.momentum_dtype],
+        placement=head.placement,
+        folder=folder if on_disk else None,
+        chunk_size=None if head.chunk_size == "auto" else head.chunk_size,
+        product_dtype=product_dtype,
+        update_in_backward=update_in_backward,
+    )
+
+
+def margin_from_config(margin: MarginConfig, *, seed: int = 0) -> Margin:
+    """Build the margin of a config; `seed` is for margins that draw random numbers."""
+    return build_margin(MarginSettings(**margin.model_dump()), seed=seed)
+
+
+def optimizer_settings(optim: OptimConfig) -> RowOptimizerSettings:
+    """Return the settings of the centers' optimizer, which follows the backbone's."""
+    return RowOptimizerSettings(
+        name=optim.name,
+        momentum=optim.momentum,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+    )

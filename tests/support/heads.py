@@ -1,0 +1,37 @@
+"""Heads and margins built from keyword options, with the config schema's defaults for the others."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from facetrain.config.schema import HeadConfig, MarginConfig, OptimConfig
+from facetrain.head.margin_head import HeadSettings, MarginHead
+from facetrain.head.margins import Margin, MarginSettings, build_margin
+from facetrain.run.build_head import head_settings, optimizer_settings
+
+
+def make_margin(type: str = "arcface", *, seed: int = 0, **given: Any) -> Margin:
+    """Build a margin by its name in the config; `given` are further keys of `head.margin`, not validated."""
+    values = MarginConfig().model_dump() | given | {"type": type}
+    return build_margin(MarginSettings(**values), seed=seed)
+
+
+def head_arguments(
+    *,
+    optimizer: str = "sgd",
+    momentum: float = 0.9,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return the arguments of a `MarginHead`; `options` are its own or fields of `HeadSettings`."""
+    names = {field.name for field in fields(HeadSettings)} & options.keys()
+    settings = replace(head_settings(HeadConfig()), **{name: options.pop(name) for name in names})
+    optim = OptimConfig(name=optimizer, momentum=momentum, betas=betas, weight_decay=weight_decay)  # type: ignore[arg-type]
+    return {"settings": settings, "optimizer": optimizer_settings(optim), **options}
+
+
+def make_head(**options: Any) -> MarginHead:
+    """Build a head from the options of `head_arguments`."""
+    return MarginHead(**head_arguments(**options))
