@@ -41,23 +41,28 @@ def train(
 ) -> None:
     """Measure steps of a run: images per second, share of the matrix peak, where the time goes."""
     from facetrain.distributed.launch import launch, topology
-    from facetrain.distributed.process_lifetime import is_worker
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.errors import UsageError
 
     for name in inputs or ():
         if name not in ("synthetic", "records"):
             raise UsageError(f"--input {name}: there are synthetic and records")
     described = _described(config, set_)
-    if not is_worker():
-        where = topology(nproc_per_node, "1", None, 0, described.train.device)
-        sys.exit(launch(sys.argv[1:], where, run_id="facetrain-bench"))
-    from facetrain.bench.train import INPUTS, measure_training
 
-    report = measure_training(
-        described, data, identities=identities, inputs=inputs or INPUTS, steps=steps, rounds=rounds
-    )
-    if report is not None:
-        typer.echo(json.dumps(report, indent=1) if as_json else told(report))
+    def measure() -> int:
+        from facetrain.bench.train import INPUTS, measure_training
+
+        report = measure_training(
+            described, data, identities=identities, inputs=inputs or INPUTS, steps=steps, rounds=rounds
+        )
+        if report is not None:
+            typer.echo(json.dumps(report, indent=1) if as_json else told(report))
+        return 0
+
+    if launched_by_torchrun():
+        sys.exit(measure())
+    where = topology(nproc_per_node, "1", None, 0, described.train.device)
+    sys.exit(launch(measure, where, run_id="facetrain-bench"))
 
 
 def _described(config: Path | None, set_: list[str] | None) -> Config:

@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
+
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config. May be repeated."),
 ]
-Processes = Annotated[str, typer.Option(help="Processes on this machine; auto: one per GPU, or one on CPU.")]
+Processes = Annotated[
+    str, typer.Option(metavar="N|auto", help="Processes on this machine. auto: one per GPU, or one on CPU.")
+]
 Nodes = Annotated[
-    str, typer.Option(metavar="N|MIN:MAX", help="Machines; a range lets some be lost and come back.")
+    str,
+    typer.Option(
+        metavar="N|MIN:MAX",
+        help="Machines. With a range, training goes on while at least MIN are connected, and others may join.",
+    ),
 ]
 Endpoint = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Where the machines meet; the same on each.")
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address where the machines find each other: one of them and a free port on it, the same on each.",
+    ),
 ]
 Restarts = Annotated[
-    int, typer.Option(min=0, help="How often to go on from the newest checkpoint after a failure.")
+    int,
+    typer.Option(min=0, help="Number of failures after which training restarts from the newest checkpoint."),
 ]
 Profile = Annotated[
     bool,
-    typer.Option("--profile", help="Record five steps, from the sixth on, in profile/ of the run's folder."),
+    typer.Option(
+        "--profile", help="Profile five steps from the sixth on; write the trace to RUN_DIR/profile."
+    ),
 ]
 
 
 def train(
-    config: Annotated[Path, typer.Option(help="Run description, YAML.")],
+    config: Annotated[Path, typer.Option(help="Config of the run, a YAML file.")],
     set_: Set = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run; by default run.dir/run.name.")
+        Path | None, typer.Option(help="Folder of the run. Default: run.dir/run.name of the config.")
     ] = None,
     nproc_per_node: Processes = "auto",
     nnodes: Nodes = "1",
@@ -40,33 +57,24 @@ def train(
     max_restarts: Restarts = 0,
     profile: Profile = False,
 ) -> None:
-    """Train a network and its head from a run description."""
+    """Train a backbone and its head as a config describes."""
     from facetrain.config.loading import load_config
-    from facetrain.distributed.process_lifetime import is_worker
 
-    described = load_config(config, set_ or ())
-    if is_worker():
+    loaded = load_config(config, set_ or ())
+
+    def start() -> int:
         from facetrain.run import training
 
-        sys.exit(training.train(described, run_dir, profile=profile))
-    arguments = ["train", "--config", str(config), *_sets(set_), *_flag("--profile", profile)]
-    if run_dir:
-        arguments += ["--run-dir", str(run_dir)]
-    _launch(
-        arguments,
-        nproc_per_node,
-        nnodes,
-        rdzv_endpoint,
-        max_restarts,
-        described.train.device,
-        described.run.name,
-    )
+        return training.train(loaded, run_dir, profile=profile)
+
+    _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 
 
 def resume(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     checkpoint: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Go on from this step, not the newest.")
+        int | None,
+        typer.Option(metavar="STEP", help="Step of the checkpoint to continue from. Default: the newest."),
     ] = None,
     set_: Set = None,
     nproc_per_node: Processes = "auto",
@@ -75,51 +83,34 @@ def resume(
     max_restarts: Restarts = 0,
     profile: Profile = False,
 ) -> None:
-    """Go on with a run from its newest checkpoint, on any number of processes."""
+    """Continue a run from a checkpoint, on any number of processes."""
     from facetrain.config.loading import load_config
-    from facetrain.distributed.process_lifetime import is_worker
     from facetrain.errors import UsageError
 
     if not (run_dir / "config.yaml").is_file():
-        raise UsageError(f"{run_dir}: is no folder of a run (it has no config.yaml)")
-    described = load_config(run_dir / "config.yaml", set_ or ())
-    if is_worker():
+        raise UsageError(f"{run_dir}: not the folder of a run (it has no config.yaml)")
+    loaded = load_config(run_dir / "config.yaml", set_ or ())
+
+    def start() -> int:
         from facetrain.run import training
 
-        sys.exit(training.resume(described, run_dir, checkpoint, profile=profile))
-    arguments = ["resume", str(run_dir), *_sets(set_), *_flag("--profile", profile)]
-    if checkpoint is not None:
-        arguments += ["--checkpoint", str(checkpoint)]
-    _launch(
-        arguments,
-        nproc_per_node,
-        nnodes,
-        rdzv_endpoint,
-        max_restarts,
-        described.train.device,
-        described.run.name,
-    )
+        return training.resume(loaded, run_dir, checkpoint, profile=profile)
+
+    _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 
 
-def _sets(set_: list[str] | None) -> list[str]:
-    return [word for value in set_ or () for word in ("--set", value)]
-
-
-def _flag(name: str, is_set: bool) -> list[str]:
-    return [name] if is_set else []
-
-
-def _launch(
-    arguments: list[str],
+def _run(
+    start: Callable[[], int],
+    config: Config,
     nproc_per_node: str,
     nnodes: str,
     rdzv_endpoint: str | None,
     max_restarts: int,
-    device: str,
-    name: str,
 ) -> None:
     from facetrain.distributed.launch import launch, topology
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
 
-    where = topology(nproc_per_node, nnodes, rdzv_endpoint, max_restarts, device)
-    debug = ["--debug"] if "--debug" in sys.argv else []
-    sys.exit(launch([*arguments, *debug], where, run_id=f"facetrain-{name}"))
+    if launched_by_torchrun():  # torchrun has its own launch options: those of facetrain do not apply
+        sys.exit(start())
+    where = topology(nproc_per_node, nnodes, rdzv_endpoint, max_restarts, config.train.device)
+    sys.exit(launch(start, where, run_id=f"facetrain-{config.run.name}"))

@@ -1,4 +1,4 @@
-"""How ranks fail together: one of them says why, and nobody waits for who is gone."""
+"""Errors across ranks: all ranks fail together, one of them prints the reason, and none waits for a lost rank."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from facetrain.distributed import collectives
-from facetrain.distributed.roll_call import silent_ranks
+from facetrain.distributed.heartbeat import silent_ranks
 from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
+from facetrain.files import error_reason
 
 _T = TypeVar("_T")
+# torch raises plain RuntimeErrors for failures of a process group: only the text tells them from others.
 _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
 _PATIENCE_S = 3.0
-"""Ranks wait for the same collective, so that their time is over within moments of each other."""
+"""Ranks wait for the same collective, and therefore time out within moments of each other."""
 
 
 @contextmanager
 def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
-    """Turn what goes wrong around a rank, its disk and its peers, into errors that say which it was.
+    """Turn failures of files and of other ranks into errors with the rank and the place.
 
     Raises:
-        RankError: another rank did not answer in time; its name and place.
+        RankError: another rank did not answer in time; the message has its number, host and process.
         LostRankError: another rank has ended.
         RunError: a file could not be read or written.
     """
@@ -32,73 +34,82 @@ def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
     except FacetrainError:
         raise
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        place = f"{error.filename}: " if error.filename else ""
         raise RunError(
-            f"rank {world.rank}: {where}{error.strerror or error}; what was saved before is whole"
+            f"rank {world.rank}: {place}{error_reason(error)}; earlier checkpoints are intact"
         ) from error
     except RuntimeError as error:
-        said = " ".join(str(error).split())
-        if world.size == 1 or not any(word in said for word in _LOST):
+        reason = error_reason(error)
+        if world.size == 1 or not any(word in reason for word in _LOST):
             raise
-        raise _lost(world, timeout_s, said) from error
+        raise _group_error(world, timeout_s, reason) from error
 
 
-def _lost(world: World, timeout_s: float, said: str) -> RankError:
-    """Return what this rank says of a group that is broken: one of those that are left names who is not."""
+def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
+    """Return the error of this rank for a broken group. The first rank that still answers names the others."""
     silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S, world.store_host)
     speaker = min(set(range(world.size)) - set(silent))
-    if not any(word in said for word in _TIMED_OUT) or speaker != world.rank:
-        return LostRankError(said)
+    if not any(word in reason for word in _TIMED_OUT) or speaker != world.rank:
+        return LostRankError(reason)
     names = "; ".join(f"rank {rank} ({place})" for rank, place in silent.items()) or "another rank"
     return RankError(
         f"{names} did not answer rank {world.rank} for {timeout_s:.0f} s (train.timeout_s): "
-        "it hangs, or the way to it is cut; what was saved before is whole"
+        "it hangs, or the network to it is down; earlier checkpoints are intact"
     )
 
 
 @contextmanager
 def fail_together(world: World) -> Iterator[None]:
-    """Run what every rank may fail at, before any of them goes on: the first that failed says so. Collective."""
-    fault: FacetrainError | None = None
+    """Let all ranks fail at the end of the block if one of them has. The first that failed prints its error. Collective.
+
+    Raises:
+        FacetrainError: the error of this rank, if it is the first that failed.
+        LostRankError: another rank failed.
+    """
+    failure: FacetrainError | None = None
     try:
         yield
     except FacetrainError as error:
-        fault = error
-    failed = collectives.gather_json(fault.exit_code if fault else 0)
-    first = next((rank for rank, code in enumerate(failed) if code), None)
+        failure = error
+    exit_codes = collectives.gather_json(failure.exit_code if failure else 0)
+    first = next((rank for rank, code in enumerate(exit_codes) if code), None)
     if first is None:
         return
-    if fault is not None and first == world.rank:
-        raise fault
-    raise _silent(f"rank {first} failed", failed[first])
+    if failure is not None and first == world.rank:
+        raise failure
+    raise _unprinted(f"rank {first} failed", exit_codes[first])
 
 
 def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
-    """Return on every rank what the leader finds, made of JSON; where it cannot, it says so alone. Collective.
+    """Return on every rank what `decide` returns on the leader, as JSON. Collective.
 
-    What each rank finds for itself may differ: machines do not see shared storage change at the same moment.
+    For decisions from shared storage: hosts do not see its changes at the same moment.
+
+    Raises:
+        FacetrainError: `decide` failed; on the other ranks as a LostRankError, which is not printed.
     """
-    found: _T | None = None
-    fault: FacetrainError | None = None
+    decision: _T | None = None
+    failure: FacetrainError | None = None
     if world.is_leader:
         try:
-            found = decide()
+            decision = decide()
         except FacetrainError as error:
-            fault = error
-    found, code = collectives.broadcast_json([found, fault.exit_code if fault else 0])
-    if fault is not None:
-        raise fault
-    if code:
-        raise _silent("rank 0 failed", code)
-    return cast("_T", found)
+            failure = error
+    decision, exit_code = collectives.broadcast_json([decision, failure.exit_code if failure else 0])
+    if failure is not None:
+        raise failure
+    if exit_code:
+        raise _unprinted("rank 0 failed", exit_code)
+    return cast("_T", decision)
 
 
 def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:
-    """Return what this rank raises for an error that all ranks have met alike: one of them is enough to say it."""
-    return error if world.is_leader else _silent(str(error), error.exit_code)
+    """Return the error to raise on this rank for one that all ranks have: printed on the leader alone."""
+    return error if world.is_leader else _unprinted(str(error), error.exit_code)
 
 
-def _silent(message: str, exit_code: int) -> LostRankError:
-    silent = LostRankError(message)
-    silent.exit_code = exit_code
-    return silent
+def _unprinted(message: str, exit_code: int) -> LostRankError:
+    """Return an error that the command line does not print."""
+    error = LostRankError(message)
+    error.exit_code = exit_code
+    return error

@@ -1,54 +1,94 @@
-"""How the ranks of one life of a job find each other, and nobody from the life before.
+"""Rendezvous of the ranks: a store of their own, and the place where each of them runs.
 
-torchrun's agents keep one store through all restarts (seen in 2.13.0). The addresses of processes
-that are gone stay in it: gloo would connect to them, and be refused or wait until its time is over.
+torchrun's agents keep one store through all restarts (torch 2.13.0), and the addresses of processes that
+have ended stay in it: gloo connects to them, and is refused or waits for its timeout. Therefore the ranks
+agree on a random rendezvous id at every start, and prefix all their keys with it.
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids the problem, but works only in the environment of the agent,
+which a user's plain `torchrun` lacks.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from facetrain.errors import RunError
 
+_STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.02
 
 
-def meet(timeout_s: float) -> tuple[Store, int, int, str]:
-    """Return a store that only this life's ranks know, this rank, the number of ranks, and the life's name.
+def find_ranks(timeout_s: float) -> tuple[Store, int, int, str]:
+    """Return a store that only the ranks of this start share, this rank, the world size and the rendezvous id.
 
     Raises:
-        RunError: some rank did not come in time.
+        RunError: a rank did not arrive in time.
     """
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    life = _name_life(store, world_size, timeout_s) if rank == 0 else _learn_life(store, rank)
-    return PrefixStore(f"facetrain/{life}", store), rank, world_size, life
+    rendezvous_id = _create_id(store, world_size, timeout_s) if rank == 0 else _receive_id(store, rank)
+    return _with_prefix(rendezvous_id, store), rank, world_size, rendezvous_id
 
 
-def _name_life(store: Store, world_size: int, timeout_s: float) -> str:
-    """Make up a name and answer every greeting with it, until each rank has heard it.
+def connect_to_store(rendezvous_id: str) -> Store:
+    """Return a second connection to the store of a rendezvous: a blocked thread may occupy the group's own.
 
-    A greeting that a process of an earlier life has left is answered too; nobody hears that.
+    Waits without end for a store whose process is stopped.
+
+    Raises:
+        RuntimeError: the store did not answer for ten seconds.
     """
-    life, until = secrets.token_hex(8), time.monotonic() + timeout_s
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return _with_prefix(rendezvous_id, TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT))
+
+
+def register_rank(store: Store, rank: int) -> str:
+    """Publish the host and process of this rank.
+
+    Return the place of rank 0 if its process hosts the store, or "" if an elastic agent does.
+    """
+    store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+    return "" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else place_of(store, 0)
+
+
+def place_of(store: Store, rank: int) -> str:
+    """Return the host and process of a rank, as in "node7, process 4711"."""
+    with suppress(RuntimeError):
+        return str(store.get(f"place/{rank}").decode(errors="replace"))
+    return "location unknown"
+
+
+def _with_prefix(rendezvous_id: str, store: Store) -> Store:
+    return PrefixStore(f"facetrain/{rendezvous_id}", store)
+
+
+def _create_id(store: Store, world_size: int, timeout_s: float) -> str:
+    """Create an id on rank 0, and answer the requests of the other ranks until each has confirmed it.
+
+    A request that a process of an earlier start has left is answered, too. Nobody reads that answer.
+    """
+    rendezvous_id, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
     missing = list(range(1, world_size))
     while missing:
-        if time.monotonic() > until:
-            raise RunError(f"rank {missing[0]} did not come within {timeout_s:.0f} s (train.timeout_s)")
+        if time.monotonic() > deadline:
+            raise RunError(f"rank {missing[0]} did not arrive within {timeout_s:.0f} s (train.timeout_s)")
         for rank in missing:
-            if store.check([f"greeting/{rank}"]):
-                store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", life)
-        missing = [rank for rank in missing if not store.check([f"heard/{life}/{rank}"])]
+            if store.check([f"request/{rank}"]):
+                store.set(f"answer/{store.get(f'request/{rank}').decode()}", rendezvous_id)
+        missing = [rank for rank in missing if not store.check([f"confirmed/{rendezvous_id}/{rank}"])]
         time.sleep(_POLL_S)
-    return life
+    return rendezvous_id
 
 
-def _learn_life(store: Store, rank: int) -> str:
-    greeting = secrets.token_hex(8)
-    store.set(f"greeting/{rank}", greeting)
-    life = str(store.get(f"answer/{greeting}").decode())  # waits for it
-    store.set(f"heard/{life}/{rank}", "")
-    return life
+def _receive_id(store: Store, rank: int) -> str:
+    # A random request, not the rank: the answer to an earlier process of this rank is still in the store.
+    request = secrets.token_hex(8)
+    store.set(f"request/{rank}", request)
+    rendezvous_id = str(store.get(f"answer/{request}").decode())  # blocks until it is there
+    store.set(f"confirmed/{rendezvous_id}/{rank}", "")
+    return rendezvous_id

@@ -1,61 +1,85 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C as a request to stop after the step, with a checkpoint."""
+"""SIGTERM, SIGUSR1 and Ctrl-C as a request to stop after the current step and to save a checkpoint."""
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
 
 from facetrain.distributed import collectives
+from facetrain.distributed.process_lifetime import launched_by_torchrun
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_TORCHRUN_GRACE_S = "30"
 
 
 def grace_s() -> int:
-    """Return how many seconds after the signal the elastic agent ends what is still there."""
-    return int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))  # torchrun's own default
+    """Return the number of seconds after the first signal when a process that still runs is ended by force."""
+    return int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _TORCHRUN_GRACE_S))
 
 
 class Stopped(Exception):
-    """All ranks leave what they are at, because a signal has come to one of them."""
+    """Raised on all ranks together to leave a long operation, because a rank has received a signal."""
 
 
 class StopRequest:
-    """Remember a signal until all ranks ask for it. Ctrl-C twice stops at once."""
+    """Signal handlers that record a signal; the ranks then agree to stop at the same step.
+
+    Used as a context manager. An elastic agent enforces the grace period and ends its ranks at a second
+    Ctrl-C. A process without an agent does both itself.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
+        """The last signal that this rank has received; 0: none."""
         self._before: dict[int, Any] = {}
+        self._has_agent = launched_by_torchrun()
 
     def __enter__(self) -> Self:
         for number in _HANDLED:
-            self._before[number] = signal.signal(number, self._remember)
+            self._before[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number in list(self._before):
+            signal.signal(number, self._before.pop(number))
 
     def requested(self, also: bool = False) -> tuple[int, bool]:
-        """Return the signal that any rank has received (0: none), and whether any rank says `also`. Collective."""
-        said = collectives.max_(torch.tensor([self.signal, also], dtype=torch.int32))
-        return int(said[0]), bool(said[1])
+        """Return the signal that any rank has received (0: none), and whether `also` is set on any rank. Collective."""
+        both = collectives.max_(torch.tensor([self.signal, also], dtype=torch.int32))
+        return int(both[0]), bool(both[1])
 
     def raise_if_requested(self) -> None:
-        """Leave what takes long if any rank has received a signal. Collective.
+        """Leave a long operation if any rank has received a signal. Collective.
 
         Raises:
-            Stopped: on all ranks alike.
+            Stopped: on all ranks.
         """
         if self.requested()[0]:
             raise Stopped
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
+            if self._has_agent:
+                raise KeyboardInterrupt
+            # Not by an exception: the code that it unwinds may wait for what hangs.
+            print("error: interrupted", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        if not self.signal and not self._has_agent:
+            # Not threading.Thread: its locks may be held by the code that this handler interrupts.
+            _thread.start_new_thread(self._end_by_force, (signal.Signals(number),))
         self.signal = number
+
+    def _end_by_force(self, number: signal.Signals) -> None:
+        time.sleep(grace_s())
+        if self._before:  # the handlers are still installed: training has not ended
+            print(f"error: still running {grace_s()} s after {number.name}", file=sys.stderr, flush=True)
+            os._exit(128 + number)

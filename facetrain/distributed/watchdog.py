@@ -1,9 +1,12 @@
-"""Ends a process that is stopped, or stuck when its group is broken: where there are other machines, nobody else would.
+"""Watchdog: a second process that kills a rank which is stopped, or blocked in a broken process group.
 
-Ranks that wait in vain for one that hangs give up, and so do their agents. The agent of the one that hangs
-sees a living process, and would wait for it without end.
+With several nodes nobody else would. The ranks that wait in vain for one that hangs give up, and so do
+their agents, but the agent of the rank that hangs sees a running process and waits without end.
+torch's own FileTimerServer (2.13) runs only if TORCHELASTIC_ENABLE_FILE_TIMER is set for the agent, which a
+plain `torchrun` lacks, and it cannot report why it killed a rank.
 
-This file is also the program of the guard: it imports nothing that takes long.
+This file is also the program of the watchdog process. It imports neither torch nor facetrain: it must
+start in milliseconds and need little memory.
 """
 
 from __future__ import annotations
@@ -20,77 +23,90 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_EVERY_S = 1.0
+_MAX_INTERVAL_S = 1.0
 _WAKE_UP_S = 2.0
-"""Somebody may have stopped both, guard and guarded, and let them go on."""
+"""Second chance: both processes may have been stopped together (a suspended machine) and just run again."""
 _ALIVE = b"."
-_LAST_WORDS_FILE = "TORCHELASTIC_ERROR_FILE"
+_REASON_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 @contextmanager
-def watched(rank: int, patience_s: float, reason_to_end: Callable[[], str]) -> Iterator[None]:
-    """Within, this process is killed when it has not run for so many seconds, or when it has a reason to end.
+def watchdog(rank: int, patience_s: float, reason_to_end: Callable[[], str]) -> Iterator[None]:
+    """Guard this process within the block.
 
-    A thread of its own asks for the reason again and again, "" being none; why it was killed is said on
-    standard error, and left for the elastic agent.
+    The watchdog kills it if it has not run for `patience_s` seconds, or if `reason_to_end` returns a reason
+    and not "". A thread calls that function every second. The watchdog prints the reason to standard error,
+    and leaves it in a file for the elastic agent.
     """
-    last_words = os.environ.get(_LAST_WORDS_FILE, "")
-    command = [sys.executable, "-S", "-E", __file__, str(os.getpid()), str(rank), str(patience_s), last_words]
-    guard = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, env={})
-    ended, way = threading.Event(), guard.stdin
-    assert way is not None, "a pipe"
-    every_s = min(patience_s / 4, _EVERY_S)
+    reason_file = os.environ.get(_REASON_FILE, "")
+    # -S and -E: the program needs no site packages, and no variable of the rank may change it.
+    command = [
+        sys.executable,
+        "-S",
+        "-E",
+        __file__,
+        str(os.getpid()),
+        str(rank),
+        str(patience_s),
+        reason_file,
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, env={})
+    ended, pipe = threading.Event(), process.stdin
+    assert pipe is not None, "stdin=PIPE"
+    interval_s = min(patience_s / 4, _MAX_INTERVAL_S)
 
-    def prove_alive() -> None:
+    def report() -> None:
         while not ended.is_set():
             reason = reason_to_end()
-            with suppress(OSError, ValueError):  # without a guard it goes on unguarded
-                way.write(reason.encode() or _ALIVE)
-            ended.wait(every_s)
+            with suppress(
+                OSError, ValueError
+            ):  # if the watchdog has been killed, training goes on without it
+                pipe.write(reason.encode() or _ALIVE)
+            ended.wait(interval_s)
 
-    thread = threading.Thread(target=prove_alive, name="watchdog", daemon=True)
+    thread = threading.Thread(target=report, name="watchdog", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join(every_s)  # not longer: it may be waiting for who does not answer
-        way.close()
-        guard.wait()
+        thread.join(interval_s)  # not longer: reason_to_end may be waiting for a store that does not answer
+        pipe.close()
+        process.wait()
 
 
-def last_words(path: Path) -> str:
-    """Return what a guard has left for the elastic agent of the process that it has ended; "" where none has."""
+def read_reason(path: Path) -> str:
+    """Return the reason that a watchdog has left in an error file of the elastic agent, or ""."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["message"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _guard(pid: int, rank: int, patience_s: float, last_words: str) -> None:
-    """Kill a process when it says nothing for too long, or asks for it; end when it does."""
+def _watch(pid: int, rank: int, patience_s: float, reason_file: str) -> None:
+    """Kill a process if it sends nothing for too long, or if it sends a reason. Return when it closes the pipe."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank; its agent tells all that belong to it
-    reason = f"has given no sign of life for {patience_s:.0f} s"
-    while _hears(patience_s) or _hears(_WAKE_UP_S):
-        said = os.read(0, 1 << 12)
-        if not said:
+        signal.signal(number, signal.SIG_IGN)  # meant for the rank: the agent signals the whole process group
+    reason = f"has not run for {patience_s:.0f} s"
+    while _has_input(patience_s) or _has_input(_WAKE_UP_S):
+        received = os.read(0, 1 << 12)
+        if not received:
             return
-        if asked := said.lstrip(_ALIVE).decode(errors="replace"):
-            reason = asked
+        if sent := received.lstrip(_ALIVE).decode(errors="replace"):
+            reason = sent
             break
-    line = f"rank {rank} (process {pid}) {reason} and is ended"
+    message = f"rank {rank} (process {pid}) {reason} and is ended"
     with suppress(OSError):
-        print(f"error: {line}", file=sys.stderr, flush=True)
-    if last_words:
-        with suppress(OSError), open(last_words, "w", encoding="utf-8") as file:
-            json.dump({"message": line, "timestamp": int(time.time())}, file)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    if reason_file:
+        with suppress(OSError), open(reason_file, "w", encoding="utf-8") as file:
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
     os.kill(pid, signal.SIGKILL)
 
 
-def _hears(seconds: float) -> bool:
+def _has_input(seconds: float) -> bool:
     return bool(select.select([0], [], [], seconds)[0])
 
 
 if __name__ == "__main__":
-    _guard(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+    _watch(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])

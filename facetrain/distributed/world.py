@@ -1,4 +1,4 @@
-"""Which of how many processes this is, and the device it drives: the only reader of torchrun's environment."""
+"""Rank, world size and device of this process, and the process group of all ranks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from facetrain.distributed.heartbeat import Pulse
-from facetrain.distributed.process_lifetime import is_worker, started_by_torchrun
+from facetrain.cpu_cores import usable_cores
+from facetrain.distributed.heartbeat import Heartbeat
+from facetrain.distributed.process_lifetime import launched_by_torchrun
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
-from facetrain.distributed.rendezvous import meet
-from facetrain.distributed.roll_call import sign_in
-from facetrain.distributed.watchdog import watched
+from facetrain.distributed.rendezvous import find_ranks, register_rank
+from facetrain.distributed.watchdog import watchdog
 from facetrain.errors import RunError, UsageError
 
-_GIVING_UP_S = 30
-"""Until the others have given up a rank that hangs, and have said so; and for it to notice."""
+_GRACE_S = 30
+"""Time for the other ranks to name a rank that hangs, after their collectives have timed out."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this is, and the device it drives.
+    """Rank, world size and device of this process.
 
-    `rank` counts over all nodes and decides who owns which classes and files; `local_rank` counts on
-    this node and does nothing but pick the device.
+    `rank` counts over all nodes: it selects the shard of the classes, the samples and the files of this
+    process. `local_rank` counts on this node, and only selects the device.
     """
 
     rank: int
@@ -42,24 +42,25 @@ class World:
     local_size: int
     device: torch.device
     launcher_id: str = ""
-    """Names the process that started this one: the same for all that it starts, and starts again."""
+    """Host, number and start time of the elastic agent: the same for all ranks that it starts, and restarts."""
     rendezvous_id: str = ""
-    """Names this gathering of ranks: after a restart it has another name."""
+    """Random id of this start of the ranks: another one after a restart."""
     restarts: int = 0
+    """Number of restarts before this start."""
     store_host: str = ""
-    """Where rank 0 runs, if the store at which all met is in its process."""
+    """Host and process of rank 0 if it hosts the store of the rendezvous; "" if an elastic agent does."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the one rank that writes what must be written once."""
+        """Whether this is rank 0, which writes the files that are written once per run."""
         return self.rank == 0
 
 
 def pick_device(name: str, local_rank: int) -> torch.device:
-    """Return the device for a local rank; `auto` is CUDA where there is one.
+    """Return the device of a local rank. "auto" is CUDA if a GPU is available, else the CPU.
 
     Raises:
-        UsageError: CUDA was asked for and is not there, or has fewer devices than local ranks.
+        UsageError: there is no GPU for this local rank.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,107 +69,102 @@ def pick_device(name: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise UsageError(
-            f"local rank {local_rank} has no GPU: this machine shows {count}; "
-            f"start {f'at most {count} processes on it' if count else 'it where there is one'}, or set "
-            "train.device to cpu"
+            f"local rank {local_rank} has no GPU: this machine has {count}; "
+            + (f"start at most {count} processes on it" if count else "use a machine with a GPU")
+            + ", or set train.device to cpu"
         )
     return torch.device("cuda", local_rank)
 
 
 @contextmanager
 def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = True) -> Iterator[World]:
-    """Join the process group that torchrun prepared, or stand alone where there is none.
+    """Join the process group of the ranks that torchrun has started; without torchrun, use a world of one.
 
-    CPU tensors travel over gloo and CUDA tensors over NCCL, so that the host can agree with other
-    hosts without waiting for the GPU. A collective that a rank does not join within `timeout_s`
-    seconds fails on the others. On a CPU, freed memory is kept for the next step, or given back at once.
+    CPU tensors are sent over gloo and CUDA tensors over NCCL: ranks can agree on a host value without
+    synchronizing with the GPU. A collective that a rank does not join within `timeout_s` seconds fails on
+    the other ranks. `keep_freed` is for runs on CPU: keep freed memory for the next step (faster), or
+    return it to the kernel at once.
 
     Raises:
-        RunError: the group could not be formed.
+        RunError: the process group could not be formed.
     """
     if device == "cpu" or not torch.cuda.is_available():
-        treat_freed_memory = keep_freed_memory if keep_freed else release_freed_memory
-        treat_freed_memory()
-    if not started_by_torchrun():
-        yield _alone(_use(pick_device(device, 0)))
+        configure_allocator = keep_freed_memory if keep_freed else release_freed_memory
+        configure_allocator()
+    if not launched_by_torchrun():
+        if "OMP_NUM_THREADS" not in os.environ:
+            # torch's default ignores a container's CPU quota, and results depend on the number of threads.
+            torch.set_num_threads(usable_cores())
+        yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
         return
-    environment = os.environ
-    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = _use(pick_device(device, local_rank))
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    try:
-        store, rank, size, rendezvous_id = meet(timeout_s)
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
-        )
-        store_host = sign_in(store, rank)
-    except (RuntimeError, ValueError) as error:
-        where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
-        raise RunError(
-            f"rank {environment.get('RANK')} could not join its group at {where}: {error}"
-        ) from error
+    world = _form_group(chosen, local_rank, timeout_s)
     ended_well = False
     try:
-        world = World(
-            rank=rank,
-            local_rank=local_rank,
-            size=size,
-            local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
-            device=chosen,
-            launcher_id=_launcher_id(),
-            rendezvous_id=rendezvous_id,
-            restarts=_restarts(),
-            store_host=store_host,
-        )
-        with _watched(world, timeout_s) if size > world.local_size else nullcontext():
+        with _watched(world, timeout_s) if world.size > world.local_size else nullcontext():
             yield world
-            # Nobody leaves while another still talks: gloo's threads do not survive a peer's early end.
+            # No rank leaves while another still communicates: gloo's threads abort if a peer closes early.
             dist.barrier()
         ended_well = True
     finally:
-        # What still holds the group (DDP's reducer, in cycles) must go before it, not at exit.
+        # Objects that hold the group (DDP's reducer, in reference cycles) must be freed before it.
         gc.collect()
         if ended_well or chosen.type != "cuda":
             dist.destroy_process_group()
         else:
-            # NCCL lets go when what is queued is done: with a rank gone, never. It would wait here, before
-            # the error is said, and again where Python ends.
-            atexit.register(_end_at_once, getattr(sys.exception(), "exit_code", 1))
+            # With a rank lost, NCCL would wait without end for the queued collectives: here, before the
+            # error is printed, and again when Python exits. So the process exits without NCCL's cleanup.
+            atexit.register(_exit_at_once, getattr(sys.exception(), "exit_code", 1))
 
 
-def _end_at_once(exit_code: int) -> None:
+def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> World:
+    try:
+        store, rank, size, rendezvous_id = find_ranks(timeout_s)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        store_host = register_rank(store, rank)
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise RunError(
+            f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}"
+        ) from error
+    return World(
+        rank=rank,
+        local_rank=local_rank,
+        size=size,
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        device=device,
+        launcher_id=_launcher_id(),
+        rendezvous_id=rendezvous_id,
+        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        store_host=store_host,
+    )
+
+
+def _exit_at_once(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
 
 
 def _watched(world: World, timeout_s: float) -> AbstractContextManager[None]:
-    patience_s = timeout_s + _GIVING_UP_S
-    pulse = Pulse(world.rendezvous_id, world.rank, world.size, patience_s=patience_s, grace_s=_GIVING_UP_S)
-    return watched(world.rank, patience_s, pulse.reason_to_end)
-
-
-def _alone(device: torch.device) -> World:
-    launcher_id = _launcher_id() if is_worker() else ""
-    return World(
-        rank=0,
-        local_rank=0,
-        size=1,
-        local_size=1,
-        device=device,
-        launcher_id=launcher_id,
-        restarts=_restarts(),
+    patience_s = timeout_s + _GRACE_S
+    heartbeat = Heartbeat(
+        world.rendezvous_id, world.rank, world.size, patience_s=patience_s, grace_s=_GRACE_S
     )
-
-
-def _restarts() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return watchdog(world.rank, patience_s, heartbeat.reason_to_end)
 
 
 def _launcher_id() -> str:
     parent = os.getppid()
     try:
-        # The 22nd field is when it started: a process number comes back, a moment does not.
+        # Field 22 is the start time: the kernel uses a process number again, but not at the same time.
         started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         started = "?"
@@ -178,6 +174,6 @@ def _launcher_id() -> str:
 def _use(device: torch.device) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # Every step has the same shapes: cuDNN may measure, once, which of its ways is the fastest.
+        # All steps have the same shapes: cuDNN may measure its algorithms once and use the fastest.
         torch.backends.cudnn.benchmark = True
     return device

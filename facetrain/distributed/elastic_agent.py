@@ -1,0 +1,172 @@
+"""Ranks under torch's elastic agent: start, signals, restarts, and the reason why a rank ended."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from facetrain.distributed.launch import Topology
+from facetrain.distributed.watchdog import read_reason
+from facetrain.errors import LaunchError, LostRankError
+from facetrain.files import error_reason
+
+
+def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
+    """Run `python -m facetrain ARGUMENTS` on every rank of this node; return the exit code of the whole.
+
+    That is 0, the exit code of the first rank that failed, or 128 + the signal that stopped this process.
+
+    Raises:
+        LaunchError: the ranks could not be started, or one of them was killed.
+    """
+    with agent_folder() as log_dir:
+        signal.signal(signal.SIGINT, partial(_on_first_interrupt, log_dir))
+        try:
+            elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
+        except ChildFailedError as error:
+            return _exit_code(error)
+        except SignalException as error:
+            # Keep the traceback until exit. Its frames hold the agent: if they were dropped while the agent's
+            # heartbeat thread holds a reference to it, that thread would be the last owner and join itself.
+            atexit.register(error.with_traceback, error.__traceback__)
+            return 128 + int(error.sigval)
+        except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
+            raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
+    return 0
+
+
+def _on_first_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> None:
+    """Let the ranks save and end. The next Ctrl-C ends them and this process at once."""
+    signal.signal(signal.SIGINT, partial(_on_second_interrupt, log_dir))
+    raise SignalException("interrupted", signal.Signals(number))
+
+
+def _on_second_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> None:
+    # Not by an exception: the agent would wait for its ranks again. The kernel ends them with this process.
+    shutil.rmtree(log_dir, ignore_errors=True)
+    print("error: interrupted", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+def _config(where: Topology, run_id: str, log_dir: Path) -> LaunchConfig:
+    if where.max_nodes > 1:
+        # If all rounds share one store (the default of torch 2.13), a node that joins later waits without
+        # end for the address of that store: it is published in the first round only.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return LaunchConfig(
+        min_nodes=where.min_nodes,
+        max_nodes=where.max_nodes,
+        nproc_per_node=where.nproc_per_node,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        # Port 0: a single node may use any free port.
+        rdzv_endpoint=where.endpoint or "localhost:0",
+        max_restarts=where.max_restarts,
+        local_addr=None if where.endpoint else "localhost",
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
+        # SIGUSR1 announces the end of an allocation under Slurm. SIGINT has a handler of its own, see above.
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
+    )
+
+
+def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) -> str:
+    """Return why the nodes did not find each other: at the first start, or at a restart after ranks had run."""
+    at = f" at {endpoint}" if endpoint else ""
+    # torch's RendezvousError itself only refers to its cause.
+    reason = error_reason(error.__cause__ or error).rstrip(".")
+    attempts = sorted(log_dir.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime)
+    if not attempts:
+        return (
+            f"the rendezvous{at} failed: {reason}; check that the port is free and reachable from every node"
+        )
+    reasons = [read_reason(path) for path in attempts[-1].glob("*/error.json")]
+    before = next(filter(None, reasons), "the reason is printed above, or on another node")
+    return f"the ranks of this node ended: {before}; the rendezvous{at} for a restart failed ({reason})"
+
+
+def _exit_code(error: ChildFailedError) -> int:
+    """Return the exit code of the rank that failed for a reason of its own, which it has printed.
+
+    Raises:
+        LaunchError: no rank has printed a reason.
+    """
+    if any(read_reason(Path(failure.error_file)) for failure in error.failures.values()):
+        return LaunchError.exit_code  # the watchdog of the rank has printed why it killed the rank
+    codes = [failure.exitcode for failure in error.failures.values()]
+    explained = [code for code in codes if code > 0 and code != LostRankError.exit_code]
+    if explained:
+        return int(explained[0])
+    for rank, failure in error.failures.items():
+        # SIGTERM is how the agent ends the other ranks once it has noticed the first failure.
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            raise LaunchError(_explain_signal(-failure.exitcode, rank, failure.pid))
+    raise LaunchError(
+        "the ranks of this node ended because a rank of another node is lost; see its output for the reason"
+    )
+
+
+def _explain_signal(number: int, rank: int, pid: int) -> str:
+    name = signal.Signals(number).name
+    hints = {
+        "SIGKILL": "; the kernel does so if memory runs out",
+        "SIGABRT": "; NCCL does so a minute after it has waited train.timeout_s for another rank",
+    }
+    return f"rank {rank} (process {pid}) was ended by {name}{hints.get(name, '')}"
+
+
+_PREFIX = "facetrain-agent-"
+_NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")
+_MIN_AGE_S = 60
+"""A younger folder may have been created, but not locked yet."""
+
+
+@contextmanager
+def agent_folder() -> Iterator[Path]:
+    """Create a temporary folder for the agent's files, and remove it at the end.
+
+    Folders that killed agents have left are removed, too. A folder in use is locked.
+    """
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            # The kernel releases the lock when this process ends, even if it is killed.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for path in parent.iterdir():
+        if _NAME.fullmatch(path.name):
+            with suppress(OSError):  # it is locked, belongs to another user, or is gone
+                _remove_unless_locked(path)
+
+
+def _remove_unless_locked(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > _MIN_AGE_S:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+    finally:
+        os.close(descriptor)
