@@ -60,7 +60,7 @@ def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
 
 @contextmanager
 def fail_together(world: World) -> Iterator[None]:
-    """Let all ranks fail at the end of the block if one of them has. The first that failed prints its error. Collective.
+    """Let all ranks fail at the end of the block if one of them has. The first of them prints its error. Collective.
 
     Raises:
         FacetrainError: the error of this rank, if it is the first that failed.

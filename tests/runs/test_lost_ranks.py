@@ -20,7 +20,7 @@ from tests.support.processes import descendants, kill, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
 
-STUCK_BY_SIGUSR2 = """
+BLOCKED_BY_SIGUSR2 = """
 import signal, threading
 
 def wait_without_end(number, frame):
@@ -143,7 +143,7 @@ def test_a_rank_that_hangs_is_named_and_ended(begun):
 @pytest.fixture
 def two_agents(describe, tmp_path):
     """A run on two agents of one rank each that has come to its sixth step: the agents and the processes, by rank."""
-    (tmp_path / "sitecustomize.py").write_text(STUCK_BY_SIGUSR2)
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED_BY_SIGUSR2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -174,10 +174,10 @@ def two_agents(describe, tmp_path):
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (signal.SIGSTOP, "has given no sign of life for 35 s and is ended"),
+        (signal.SIGSTOP, "has not run for 35 s and is ended"),
         (
             signal.SIGUSR2,
-            r"was still there 30 s after its group had broken, at \S+facetrain/\S+ .+, and is ended",
+            r"still ran 30 s after its process group broke, at \S+facetrain/\S+ .+, and is ended",
         ),
     ],
     ids=["stopped", "stuck"],

@@ -85,7 +85,8 @@ def writing_beside(source: LazyDataset, folder: Path, **wanted: Any) -> Iterator
 def _write(source: LazyDataset, folder: Path, wanted: dict[str, Any]) -> None:
     end_with_parent(signal.SIGTERM)
     # Ctrl-C reaches the whole group of processes; what it means is for the training process to decide.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves no scratch folder
     os.nice(_LEAST_HASTE)
     cv2.setNumThreads(1)

@@ -1,29 +1,30 @@
-"""Ranks that meet at a store in which processes of an earlier life have left their words."""
+"""Rendezvous at a store that still holds the keys of an earlier start."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
-from facetrain.distributed.rendezvous import _learn_life, _name_life
+from facetrain.distributed.rendezvous import _create_id, _receive_id
 from facetrain.errors import RunError
 
 
-def meet_at(store, world_size):
+def ids_of(store, world_size):
+    """Return the rendezvous id that each rank gets."""
     with ThreadPoolExecutor(world_size) as threads:
-        others = [threads.submit(_learn_life, store, rank) for rank in range(1, world_size)]
-        return [_name_life(store, world_size, 10), *(other.result() for other in others)]
+        others = [threads.submit(_receive_id, store, rank) for rank in range(1, world_size)]
+        return [_create_id(store, world_size, 10), *(other.result() for other in others)]
 
 
-def test_each_life_has_one_name_that_is_not_the_name_of_the_one_before():
+def test_all_ranks_of_a_start_get_the_same_id_and_the_next_start_gets_another():
     store = dist.HashStore()
-    first, second = meet_at(store, 3), meet_at(store, 3)
+    first, second = ids_of(store, 3), ids_of(store, 3)
     assert len(set(first)) == len(set(second)) == 1 and first[0] != second[0]
 
 
-def test_a_rank_that_left_only_its_greeting_is_not_taken_for_one_that_is_there():
+def test_the_request_of_an_ended_process_does_not_count_as_a_rank():
     store = dist.HashStore()
-    store.set("greeting/1", "of a process that is gone")
-    with pytest.raises(RunError, match="rank 1 did not come within 0 s"):
-        _name_life(store, 2, 0.2)
-    assert len(set(meet_at(store, 2))) == 1
+    store.set("request/1", "of an ended process")
+    with pytest.raises(RunError, match="rank 1 did not arrive within 0 s"):
+        _create_id(store, 2, 0.2)
+    assert len(set(ids_of(store, 2))) == 1

@@ -7,21 +7,22 @@ import sys
 import time
 from pathlib import Path
 
-from facetrain.distributed.watchdog import last_words
+from facetrain.distributed.watchdog import read_reason
 from tests.support.command import environment
 from tests.support.processes import descendants, wait_until_gone
 
 PROGRAM = """
 import threading, time
 from pathlib import Path
-from facetrain.distributed.watchdog import watched
-with watched(3, {}, lambda: "is of no use" if Path("enough").exists() else ""):
-    print("there", flush=True); {}
+from facetrain.distributed.watchdog import watchdog
+with watchdog(3, {}, lambda: "is useless" if Path("enough").exists() else ""):
+    print("started", flush=True); {}
 """
-STUCK = "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=60)"
+BLOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=60)"
 
 
-def guarded(folder, patience_s, work):
+def start(folder, patience_s, work):
+    """Start a program that does `work` under a watchdog."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(patience_s, work)], cwd=folder, text=True,
         env=environment(TORCHELASTIC_ERROR_FILE="error.json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -33,46 +34,46 @@ def ignores(pid, number):
     return int(mask, 16) >> (number - 1) & 1
 
 
-def test_a_process_that_is_stopped_is_ended_and_one_that_runs_is_not(tmp_path):
-    busy, stopped = guarded(tmp_path, 1.0, "time.sleep(2)"), guarded(tmp_path, 1.0, STUCK)
-    assert stopped.stdout.readline() == busy.stdout.readline() == "there\n"
-    (guard,) = descendants(stopped.pid)
-    while not ignores(guard, signal.SIGTERM):
-        time.sleep(0.01)  # it has only begun
+def test_a_stopped_process_is_killed_and_a_running_one_is_not(tmp_path):
+    running, stopped = start(tmp_path, 1.0, "time.sleep(2)"), start(tmp_path, 1.0, BLOCK)
+    assert stopped.stdout.readline() == running.stdout.readline() == "started\n"
+    (watchdog,) = descendants(stopped.pid)
+    while not ignores(watchdog, signal.SIGTERM):
+        time.sleep(0.01)  # it has not set up its signals yet
     os.kill(stopped.pid, signal.SIGSTOP)
-    os.kill(guard, signal.SIGTERM)  # as an agent does that ends its rank
-    _, said = stopped.communicate(timeout=20)
+    os.kill(watchdog, signal.SIGTERM)  # as an agent does that ends its rank
+    _, stderr = stopped.communicate(timeout=20)
     assert stopped.returncode == -signal.SIGKILL
-    line = f"rank 3 (process {stopped.pid}) has given no sign of life for 1 s and is ended"
-    assert said == f"error: {line}\n"
-    assert last_words(tmp_path / "error.json") == line, "which the launcher reads"
-    assert busy.wait(20) == 0 and busy.communicate() == ("", "")
-    assert not wait_until_gone([guard], 5)
+    message = f"rank 3 (process {stopped.pid}) has not run for 1 s and is ended"
+    assert stderr == f"error: {message}\n"
+    assert read_reason(tmp_path / "error.json") == message, "the agent reads it"
+    assert running.wait(20) == 0 and running.communicate() == ("", "")
+    assert not wait_until_gone([watchdog], 5)
 
 
-def test_a_process_whose_main_thread_is_stuck_is_ended_as_soon_as_there_is_a_reason(tmp_path):
-    stuck = guarded(tmp_path, 4.0, STUCK)
-    assert stuck.stdout.readline() == "there\n"
+def test_a_process_with_a_blocked_main_thread_is_killed_as_soon_as_there_is_a_reason(tmp_path):
+    blocked = start(tmp_path, 4.0, BLOCK)
+    assert blocked.stdout.readline() == "started\n"
     time.sleep(0.5)
-    assert stuck.poll() is None, "to be stuck is no reason: nobody can tell it from hard work"
+    assert blocked.poll() is None, "a blocked thread alone is no reason: it looks like hard work"
     (tmp_path / "enough").touch()
-    _, said = stuck.communicate(timeout=3)
-    assert stuck.returncode == -signal.SIGKILL
-    assert said == f"error: rank 3 (process {stuck.pid}) is of no use and is ended\n"
+    _, stderr = blocked.communicate(timeout=3)
+    assert blocked.returncode == -signal.SIGKILL
+    assert stderr == f"error: rank 3 (process {blocked.pid}) is useless and is ended\n"
 
 
-def test_a_guard_ends_with_whom_it_guards(tmp_path):
-    process = guarded(tmp_path, 1.0, STUCK)
+def test_a_watchdog_ends_with_its_process(tmp_path):
+    process = start(tmp_path, 1.0, BLOCK)
     process.stdout.readline()
-    (guard,) = descendants(process.pid)
+    (watchdog,) = descendants(process.pid)
     process.kill()
     process.communicate()
-    assert not wait_until_gone([guard], 5)
-    assert not last_words(tmp_path / "error.json")
+    assert not wait_until_gone([watchdog], 5)
+    assert not read_reason(tmp_path / "error.json")
 
 
-def test_what_is_no_guards_word_is_none(tmp_path):
+def test_an_error_file_without_a_message_gives_no_reason(tmp_path):
     path = tmp_path / "error.json"
     for content in ("", "{", json.dumps([1]), json.dumps({"message_": 1})):
         path.write_text(content)
-        assert last_words(path) == ""
+        assert read_reason(path) == ""

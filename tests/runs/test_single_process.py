@@ -1,0 +1,129 @@
+"""Training in a single process: signals, the grace period, and no launcher beside it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from tests.runs.test_lost_ranks import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
+from tests.support.command import ROOT, environment, facetrain
+from tests.support.processes import descendants, kill, wait_until_gone
+
+
+@pytest.fixture
+def started(describe, tmp_path):
+    """Start a run of one process in a process group of its own; end what is left of it."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED_BY_SIGUSR2)
+    processes = []
+
+    def start(**variables):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "facetrain", "train", "--config", describe(), "--run-dir", tmp_path / "run",
+             *LONG, "--set", "checkpoint.every_steps=100000"],
+            env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}", **variables), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        processes.append(process)
+        return process, tmp_path / "run"
+
+    yield start
+    for process in processes:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()
+
+
+def handles(pid, number):
+    """Return whether a process has a handler for a signal."""
+    (mask,) = re.findall(r"SigCgt:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def block(process):
+    """Make the main thread wait for a lock without end."""
+    process.send_signal(signal.SIGUSR2)
+    time.sleep(0.3)
+
+
+def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_only(started):
+    process, folder = started()
+    wait_for_step(folder, 2, process)
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)]
+    assert commands and not [command for command in commands if b"facetrain" in command.split(b"\0")]
+    libraries = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtorch" in libraries
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)]
+)
+def test_a_signal_to_the_whole_process_group_saves_once_and_ends_within_the_printed_time(
+    started, number, code
+):
+    process, folder = started()
+    wait_for_step(folder, 6, process)
+    since = time.monotonic()
+    os.killpg(process.pid, number)
+    _, stderr = process.communicate(timeout=120)
+    (limit,) = re.findall(rf"{number.name}: saving step \d+ and stopping, within (\d+) s", stderr)
+    assert time.monotonic() - since < int(limit) == 300
+    assert process.returncode == code and "Traceback" not in stderr, stderr
+    assert Checkpoint.open(folder).step >= 6
+    Checkpoint.open(folder).verify()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
+)
+def test_a_signal_before_the_first_step_ends_the_process_with_its_code(started, number, code):
+    process, _ = started()
+    while not handles(process.pid, signal.SIGHUP):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in stderr, stderr
+
+
+def test_a_process_that_hangs_is_ended_when_the_grace_period_is_over(started):
+    process, folder = started(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    wait_for_step(folder, 2, process)
+    block(process)
+    process.terminate()
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 143 and stderr.endswith("error: still running 1 s after SIGTERM\n"), stderr
+
+
+def test_a_second_ctrl_c_ends_even_a_process_that_hangs_at_once(started):
+    process, folder = started()
+    wait_for_step(folder, 2, process)
+    block(process)
+    there = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None, "it may be saving"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130 and stderr.count("error: interrupted") == 1, stderr
+    assert there and not wait_until_gone(there, 10)
+
+
+def test_nothing_is_left_of_a_process_that_is_killed(started):
+    memory = set(Path("/dev/shm").iterdir())
+    process, folder = started()
+    wait_for_step(folder, 2, process)
+    there = descendants(process.pid)
+    kill([process.pid])
+    assert there and not wait_until_gone(there, 20)
+    assert set(Path("/dev/shm").iterdir()) <= memory
+
+
+def test_a_failure_is_repeated_as_often_as_restarts_are_allowed_and_its_code_is_kept(describe, tmp_path):
+    done = facetrain(
+        "train", "--config", describe(), "--set", f"data.train={tmp_path / 'absent'}", "--max-restarts", 2
+    )
+    assert done.returncode == 2 and done.stderr.count("absent: no such folder") == 3, done.stderr
