@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.tools.clean import Cleaning, clean
+from facetrain.data.tools.clean import (
+    DUPLICATE_IDENTITY,
+    MISLABELED_IMAGE,
+    MIXED_IDENTITY,
+    OUTLIER_IMAGE,
+    CleanReport,
+    find_label_faults,
+)
 from facetrain.verify.image_embeddings import embed_input
 
 
@@ -50,18 +57,18 @@ def plant(person_N: np.ndarray, seed: int, *, wrong: int, people: int) -> Plante
     return Planted(label, set(moved.tolist()), cut, set(first.tolist()))
 
 
-def judge(planted: Planted, cleaning: Cleaning, person_N: np.ndarray) -> dict[str, Any]:
+def judge(planted: Planted, report: CleanReport, person_N: np.ndarray) -> dict[str, Any]:
     """Count what was found of what was planted, and what was found beside it."""
-    images = {one.image for one in cleaning.findings if one.kind in ("moved", "stranger")}
-    same = {(one.identity, one.other) for one in cleaning.findings if one.kind == "same"}
-    mixed = {one.identity for one in cleaning.findings if one.kind == "mixed"}
+    images = {one.image for one in report.faults if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE)}
+    same = {(one.identity, one.other) for one in report.faults if one.kind == DUPLICATE_IDENTITY}
+    mixed = {one.identity for one in report.faults if one.kind == MIXED_IDENTITY}
     return {
         "wrong": [len(images & planted.wrong), len(images - planted.wrong)],
         "cut": [len(same & planted.cut), len(same - planted.cut)],
         "joined": [len(mixed & planted.joined), len(mixed - planted.joined)],
         "right_before": _right(planted.label_N, person_N),
-        "right_after": _right(cleaning.label_N, person_N),
-        "left_out": float((cleaning.label_N < 0).mean()),
+        "right_after": _right(report.label_N, person_N),
+        "left_out": float((report.label_N < 0).mean()),
     }
 
 
@@ -82,11 +89,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(argv)
     found = embed_input(options.model, options.dataset)
-    as_it_is = clean(found.embedding, found.label)
-    print(json.dumps({"as it is": len(as_it_is.findings), "threshold": as_it_is.threshold}))
+    as_it_is = find_label_faults(found.embedding, found.label)
+    print(json.dumps({"as it is": len(as_it_is.faults), "threshold": as_it_is.threshold}))
     for seed in range(options.seeds):
         planted = plant(found.label, seed, wrong=options.wrong, people=options.people)
-        print(json.dumps(judge(planted, clean(found.embedding, planted.label_N), found.label)))
+        print(json.dumps(judge(planted, find_label_faults(found.embedding, planted.label_N), found.label)))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Atomic writes of small files, and errors of the operating system as errors of facetrain."""
+"""Atomic writes of small files and of folders, and errors of the operating system as errors of facetrain."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from facetrain.errors import FacetrainError
+from facetrain.errors import DataError, FacetrainError
 
 _FOLDER_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
@@ -44,6 +45,25 @@ def write_atomically(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     os.replace(scratch, path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes `output` when the block ends and is removed if the block fails.
+
+    Raises:
+        DataError: `output` exists, or the operating system refuses.
+    """
+    if output.exists():
+        raise DataError(f"{output}: already exists; remove it or choose another folder")
+    scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        with os_errors_as(DataError, output):
+            scratch.mkdir(parents=True)
+            yield scratch
+            os.replace(scratch, output)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that a command leaves: whether they can be written is asked before the work, not behind hours of it."""
+"""Output files of commands, checked before long work starts."""
 
 from __future__ import annotations
 
@@ -6,42 +6,41 @@ import os
 from pathlib import Path
 
 from facetrain.errors import UsageError
+from facetrain.files import os_errors_as
 
 
 def require_writable(*files: Path | None) -> None:
-    """Refuse files that could not be written; None stands for one that is not wanted.
+    """Check that files can be written; None is skipped.
 
     Raises:
-        UsageError: a folder has the name, the folder is not there, or may not be written to.
+        UsageError: the path is a folder, its folder does not exist, or it may not be written.
     """
     for path in files:
         if path is None:
             continue
         if path.is_dir():
-            raise UsageError(f"{path}: is a folder; give the name of a file in it")
+            raise UsageError(f"{path}: is a folder; give the name of a file")
         if not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent} to write it to")
+            raise UsageError(f"{path}: there is no folder {path.parent}; create it or choose another path")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"{path}: may not be written (permission denied)")
+            raise UsageError(f"{path}: permission denied; choose another path")
 
 
 def require_absent(folder: Path | None) -> None:
-    """Refuse to write a dataset where something lies already.
+    """Check that an output folder does not exist; None is skipped.
 
     Raises:
-        UsageError: it does.
+        UsageError: it exists.
     """
     if folder is not None and folder.exists():
-        raise UsageError(f"{folder}: is there already; remove it, or write into another folder")
+        raise UsageError(f"{folder}: already exists; remove it or choose another folder")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file that the user asked for.
+    """Write a small output file.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
-    try:
+    with os_errors_as(UsageError, path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error

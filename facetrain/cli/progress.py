@@ -1,34 +1,36 @@
-"""A progress bar on a terminal, a line now and then elsewhere."""
+"""Progress of commands on standard error: a bar on a terminal, otherwise a line every 10 seconds."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-_EVERY_S = 10.0
+from facetrain.progress import ProgressCallback
+
+_LINE_INTERVAL_S = 10.0
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of (done, total) that shows on standard error how far work has come."""
+def progress_bar(title: str) -> Iterator[ProgressCallback]:
+    """Yield a progress callback that shows its numbers on standard error, with a title."""
     if not sys.stderr.isatty():
-        yield _Lines(what)
+        yield _ProgressLines(title)
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
+        task = bar.add_task(title)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-class _Lines:
-    def __init__(self, what: str) -> None:
-        self._what, self._said_at = what, time.monotonic()
+class _ProgressLines:
+    def __init__(self, title: str) -> None:
+        self._title, self._printed_at = title, time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._said_at > _EVERY_S:
-            self._said_at = time.monotonic()
-            print(f"{self._what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+        if time.monotonic() - self._printed_at > _LINE_INTERVAL_S:
+            self._printed_at = time.monotonic()
+            print(f"{self._title}: {done:,} of {total:,}", file=sys.stderr, flush=True)

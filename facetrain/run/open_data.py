@@ -40,14 +40,14 @@ def written_meanwhile(
     config: Config, source: FaceDataset, batches: Iterable[tuple[Batch, ...]]
 ) -> Iterator[tuple[Batch, ...]]:
     """Pass the batches on, and have the drawn dataset written from the second to the last of them."""
-    from facetrain.data.synthetic.lazy_dataset import LazyDataset, writing_beside
+    from facetrain.data.synthetic.lazy_dataset import LazyDataset, write_in_background
 
     wanted = config.data.synthetic
     assert wanted is not None and isinstance(source, LazyDataset), "nothing is to be drawn"
     folder, image_size = Path(config.data.train), config.data.image_size
     batches = iter(batches)
     yield from islice(batches, 1)  # the first step has the machine to itself
-    with writing_beside(source, folder, image_size=image_size, **wanted.model_dump()) as wait:
+    with write_in_background(source, folder, image_size=image_size, **wanted.model_dump()) as wait:
         yield from batches
         wait()
 
@@ -67,17 +67,17 @@ def _drawn_source(config: Config) -> FaceDataset:
 
 
 def _drawn_pairs(config: Config, workers: int) -> list[PairSet]:
-    from facetrain.data.synthetic.write import NAME, draw_pairs
+    from facetrain.data.synthetic.dataset_writer import EVAL_SET_NAME, render_eval_pairs
 
     wanted = config.data.synthetic
     assert wanted is not None, "nothing is to be drawn"
-    if NAME not in config.eval.targets or Path(config.eval_dir) != Path(config.data.train):
+    if EVAL_SET_NAME not in config.eval.targets or Path(config.eval_dir) != Path(config.data.train):
         return []
-    images, same = draw_pairs(
+    images, same = render_eval_pairs(
         eval_identities=wanted.eval_identities,
         eval_pairs=wanted.eval_pairs,
         image_size=config.data.image_size,
         seed=wanted.seed,
         workers=max(workers, 1),
     )
-    return [PairSet(NAME, images, same)]
+    return [PairSet(EVAL_SET_NAME, images, same)]

@@ -11,6 +11,8 @@ from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain
 from tests.support.shared import shared_path
 
+KINDS = ("mixed_identity", "duplicate_identity", "mislabeled_image")
+
 
 @pytest.fixture(scope="module")
 def people():
@@ -49,8 +51,8 @@ def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, mod
             "--output", tmp_path / "drop.txt", "--sheet", tmp_path / "pairs.png", "--json",
         )
     )  # fmt: skip
-    assert sorted(one["identity"] for one in found["shared"]) == list(shared)
-    for one in found["shared"]:
+    assert sorted(one["identity"] for one in found["overlapping"]) == list(shared)
+    for one in found["overlapping"]:
         assert one["test_images"] == 2 and one["test_image"] // 2 == shared.index(one["identity"])
         assert one["image"] // 3 == one["identity"] and one["similarity"] > found["threshold"]
     assert sorted(map(int, (tmp_path / "drop.txt").read_text().split())) == list(shared)
@@ -69,14 +71,14 @@ def test_wrong_labels_are_found_and_a_dataset_without_them_is_written(people, mo
         (tmp_path / "data" / "03" / image.name).unlink()
     copied(people[20][:4], tmp_path / "data" / "09")  # two people, one identity
     report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
-    told = said("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
-    assert f"{cleaned}: " in told
-    findings = json.loads(report.read_text())["findings"]
-    kinds = {kind: [one for one in findings if one["kind"] == kind] for kind in ("mixed", "same", "moved")}
-    assert [one["identity"] for one in kinds["mixed"]] == [9]
-    assert [(one["identity"], one["other"]) for one in kinds["same"]] == [(3, 16)]
-    assert [(one["identity"], one["other"]) for one in kinds["moved"]] == [(5, 0)]
-    assert kinds["moved"][0]["name"].endswith(f"05/{people[0][0].name}")
+    printed = said("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
+    assert f"{cleaned}: " in printed
+    findings = json.loads(report.read_text())["faults"]
+    kinds = {kind: [one for one in findings if one["kind"] == kind] for kind in KINDS}
+    assert [one["identity"] for one in kinds["mixed_identity"]] == [9]
+    assert [(one["identity"], one["other"]) for one in kinds["duplicate_identity"]] == [(3, 16)]
+    assert [(one["identity"], one["other"]) for one in kinds["mislabeled_image"]] == [(5, 0)]
+    assert kinds["mislabeled_image"][0]["name"].endswith(f"05/{people[0][0].name}")
     source, before = open_dataset(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
     assert source.num_classes == 17  # 16 and the one who stood under 9
     names = [before[source.read(number)].name.rpartition("_")[0] for number in range(source.num_images)]

@@ -1,4 +1,8 @@
-"""`facetrain data …`: what a dataset's owner does."""
+"""The commands `facetrain data …`, for the owner of a dataset.
+
+`create` makes datasets and verification sets, `transform` makes new datasets from existing ones, `inspect` shows and
+checks a dataset, and `clean` finds overlapping and wrong identities with a model.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,26 @@ import sys
 
 import typer
 
-from facetrain.cli.data import change, faces, look, make
+from facetrain.cli.data import clean, create, inspect, transform
 
-app = typer.Typer(help="Make, look at and change datasets.", no_args_is_help=True)
-app.command("synth")(make.synth)
-app.command("pack")(make.pack)
-app.command("pairs")(make.pairs)
-app.command("inspect")(look.inspect_)
-app.command("check")(look.check)
-app.command("index")(change.index)
-app.command("merge")(change.merge)
-app.command("split")(change.split)
-app.command("shuffle")(change.shuffle)
-app.command("subset")(change.subset)
-app.command("unpack")(change.unpack)
-app.command("overlap")(faces.overlap)
-app.command("clean")(faces.clean)
+app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
+app.command("synth")(create.synth)
+app.command("pack")(create.pack)
+app.command("pairs")(create.pairs)
+app.command("inspect")(inspect.inspect)
+app.command("check")(inspect.check)
+app.command("index")(transform.index)
+app.command("merge")(transform.merge)
+app.command("split")(transform.split)
+app.command("shuffle")(transform.shuffle)
+app.command("subset")(transform.subset)
+app.command("unpack")(transform.unpack)
+app.command("overlap")(clean.overlap)
+app.command("clean")(clean.clean)
 
 
 @app.callback()
-def leave_nothing_behind() -> None:
-    """Make, look at and change datasets."""
-    # By default a SIGTERM ends the process where it is, before what it was writing aside is cleared.
+def exit_cleanly_on_sigterm() -> None:
+    """Create, inspect, check, transform and clean datasets."""
+    # The default action of SIGTERM ends the process at once, and would leave the temporary folder of the output.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -1,4 +1,4 @@
-"""What the options of several `facetrain data` commands have in common."""
+"""Options and arguments that several `facetrain data` commands share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-Dataset = Annotated[
-    Path, typer.Argument(help="A dataset: records, a folder per identity, shards, or a mixture's YAML.")
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard output.")
 ]
-Output = Annotated[Path, typer.Option(help="Folder to write; it must not be there yet.")]
-Seed = Annotated[int, typer.Option(min=0, help="Another seed chooses otherwise.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Threads; by default one per core.")]
+Dataset = Annotated[
+    Path,
+    typer.Argument(
+        help="Dataset: a folder with train.rec, a folder per identity, shards, or a mixture's YAML."
+    ),
+]
+Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]
+ImageSize = Annotated[int, typer.Option(min=16, help="Width and height of the written images, in pixels.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random selection or order.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of threads that read images; the default is one per usable core."),
+]
+MinImages = Annotated[
+    int, typer.Option(min=1, help="Leave out identities with fewer images than this number.")
+]

@@ -1,10 +1,10 @@
-"""People who do not exist: procedural faces, for trying everything without a dataset.
+"""Synthetic identities: procedurally rendered faces, to train and test without a dataset.
 
-An identity is a vector of shapes and colors (`identity`); an image of it adds pose, light,
-expression and what stands in the way (`conditions`); `draw` puts both on pixels, `write` makes
-datasets of them, and `demand` has the same images before they are written.
+An `Identity` holds the shapes and colors of one face; `CaptureConditions` hold the pose, light, expression and
+occlusion of one image. `render` turns both into pixels. `dataset_writer` writes datasets of these images, and
+`lazy_dataset` renders each image of such a dataset when it is first read.
 """
 
-from facetrain.data.synthetic.write import Drawn, write_dataset
+from facetrain.data.synthetic.dataset_writer import SynthesisResult, write_dataset
 
-__all__ = ["Drawn", "write_dataset"]
+__all__ = ["SynthesisResult", "write_dataset"]

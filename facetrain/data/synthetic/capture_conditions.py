@@ -1,4 +1,4 @@
-"""How somebody is seen: everything that changes from image to image."""
+"""Capture conditions: everything that differs between two images of one synthetic identity."""
 
 from __future__ import annotations
 
@@ -8,40 +8,58 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """One image's circumstances. Angles in radians, light as a direction from the face."""
+class CaptureConditions:
+    """Pose, expression, light, occlusion and camera of one image.
+
+    Angles are in radians. Lengths are in pixels of an aligned 112 × 112 crop. Colors are RGB from 0 to 255.
+    Expressions are relative: 0 is neutral, 1 is strong.
+    """
 
     yaw: float
     pitch: float
     roll: float
     scale: float
     shift: tuple[float, float]
+    """Offset of the face from its aligned position: x, y."""
     smile: float
     mouth_open: float
     eyes_closed: float
     brows_up: float
     gaze: tuple[float, float]
     light: tuple[float, float, float]
+    """Direction from the face to the light: right, down, toward the camera."""
     ambient: float
+    """Fraction of the light that comes from all directions."""
     gains: tuple[float, float, float]
+    """Factors on red, green and blue: exposure and color of the light."""
     gamma: float
     background: tuple[tuple[float, float, float], tuple[float, float, float], float]
+    """Two colors, and the angle of the gradient between them."""
     clothes: tuple[float, float, float]
     glasses: int
+    """0 none, 1 round, 2 rectangular, 3 sunglasses."""
     glasses_color: float
+    """Gray level of the frame."""
     mask: bool
     hat: tuple[float, float, float] | None
     hand: tuple[float, float, float] | None
+    """Position (x, y) and radius of a hand in front of the face."""
     blur: float
+    """Standard deviation of the Gaussian blur."""
     noise: float
+    """Standard deviation of the sensor noise, in gray levels."""
     resolution: float
+    """Side of the captured image as a fraction of the output side."""
     gray: bool
     quality: int
+    """JPEG quality, 1 to 100."""
     seed: int
+    """Seed of the sensor noise."""
 
 
-def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
-    """Return the circumstances of one image of one person."""
+def sample_conditions(seed: int, identity: int, image: int) -> CaptureConditions:
+    """Sample the conditions of one image: a pure function of the seed, the identity and the image number."""
+    # The order of the draws from `rng` defines the images: a draw that is added in between changes all of them.
     rng = np.random.default_rng([seed, identity, image, 2])
 
     def chance(probability: float) -> bool:
@@ -54,7 +72,7 @@ def draw_conditions(seed: int, identity: int, image: int) -> Conditions:
     warmth, tint = rng.normal(0, 0.14), rng.normal(0, 0.06)
     exposure = np.exp(rng.normal(0, 0.2))
     side = rng.uniform(-1.0, 1.0)
-    return Conditions(
+    return CaptureConditions(
         yaw=float(np.clip(rng.normal(0, 0.16), -0.45, 0.45)),
         pitch=float(np.clip(rng.normal(0, 0.09), -0.25, 0.25)),
         roll=float(rng.normal(0, 0.05)),

@@ -1,4 +1,4 @@
-"""Images that one process has drawn, for the others: nobody draws one twice."""
+"""Cache of encoded images that several processes share: an unnamed file with one slot per image."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ _LENGTH = struct.Struct("<I")
 
 
 class ImageCache:
-    """As many places as there are images, in a file without a name: it is gone with the last process that has it.
+    """Cache of images in a file of fixed-size slots: 4 bytes for the length, then the image.
 
-    An image that is larger than its place, or finds no room on the disk, is not kept.
+    The file is sparse and has no name, so that the operating system removes it with the last process that has it
+    open. An image that is larger than its slot, or that the disk has no space for, is not cached.
     """
 
-    def __init__(self, place: int, file: int) -> None:
-        """Take the bytes of a place, and an empty file, which this closes."""
-        self._place, self._file = place, file
+    def __init__(self, slot_size: int, descriptor: int) -> None:
+        """Take the size of a slot in bytes, and the descriptor of the file; the cache closes it."""
+        self._slot_size, self._descriptor = slot_size, descriptor
 
     @classmethod
-    def beside(cls, folder: Path, place: int) -> ImageCache | None:
-        """Open an album on the disk of a folder that is yet to be made; None where nothing can be written."""
+    def create(cls, folder: Path, slot_size: int) -> ImageCache | None:
+        """Create a cache on the disk of a folder that may not exist yet; None if nothing can be written there."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder.parent) as file:
-                return cls(place, os.dup(file.fileno()))
+                return cls(slot_size, os.dup(file.fileno()))
         except OSError:
             return None
 
     def get(self, number: int) -> bytes | None:
-        """Return an image, or None where it is not there."""
-        start = number * self._place
-        head = os.pread(self._file, _LENGTH.size, start)
-        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-        return os.pread(self._file, length, start + _LENGTH.size) if length else None
+        """Return an image, or None if it is not cached."""
+        start = number * self._slot_size
+        header = os.pread(self._descriptor, _LENGTH.size, start)
+        length = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else 0
+        return os.pread(self._descriptor, length, start + _LENGTH.size) if length else None
 
     def put(self, number: int, image: bytes) -> None:
-        """Keep an image."""
-        if _LENGTH.size + len(image) > self._place:
+        """Cache an image if it fits."""
+        if _LENGTH.size + len(image) > self._slot_size:
             return
-        start = number * self._place
+        start = number * self._slot_size
         with suppress(OSError):
-            # The length comes last: who finds it finds the image.
-            if os.pwrite(self._file, image, start + _LENGTH.size) == len(image):
-                os.pwrite(self._file, _LENGTH.pack(len(image)), start)
+            # The length is written last: a reader that finds a length finds the complete image.
+            if os.pwrite(self._descriptor, image, start + _LENGTH.size) == len(image):
+                os.pwrite(self._descriptor, _LENGTH.pack(len(image)), start)
 
     def __reduce__(self) -> tuple[Callable[..., ImageCache], tuple[int, Any]]:
-        """Hand the file to a process that is being started."""
-        return _attach, (self._place, reduction.DupFd(self._file))
+        """Pass the file descriptor to a process that is being started."""
+        return _attach, (self._slot_size, reduction.DupFd(self._descriptor))
 
     def __del__(self) -> None:
         """Close the file."""
-        if hasattr(self, "_file"):
-            os.close(self._file)
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
 
 
-def _attach(place: int, handle: Any) -> ImageCache:
-    return ImageCache(place, handle.detach())
+def _attach(slot_size: int, handle: Any) -> ImageCache:
+    return ImageCache(slot_size, handle.detach())

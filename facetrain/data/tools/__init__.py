@@ -1,1 +1,1 @@
-"""What a dataset's owner does to it: pack, inspect, pair."""
+"""Tools for datasets: pack, inspect, check, transform, clean, and make verification pairs."""

@@ -1,4 +1,6 @@
-"""Read every image of a dataset, tell what is wrong, and write a copy without it."""
+"""Check of a dataset: reads and decodes every image, lists the faults, and writes a copy without them."""
+
+# N images
 
 from __future__ import annotations
 
@@ -11,206 +13,229 @@ import numpy as np
 from facetrain.data.decode import decode_rgb, encoded_image_size
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.damaged_images import Fault, Suspects, open_suspects
-from facetrain.data.tools.near_duplicates import WORDS, digest, equal_groups, near_pairs, perceptual_hash
-from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
+from facetrain.data.tools.damaged_images import DataFault, TolerantReader, open_tolerant
+from facetrain.data.tools.near_duplicates import HASH_WORDS, digest, equal_groups, near_pairs, perceptual_hash
+from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
+from facetrain.files import new_folder
+from facetrain.progress import ProgressCallback, ignore_progress
 
-KINDS = {
-    "index": "the index does not belong to the file",
-    "record": "a record is damaged",
-    "label": "a label is no whole number from 0 to 2^31",
-    "image": "an image cannot be decoded",
-    "dataset": "the parts of the dataset contradict each other",
-    "contradiction": "one image stands under several identities",
-    "duplicate": "an image stands twice under one identity",
-    "near": "two images are nearly the same",
-    "gap": "identities have no image",
+FAULT_KINDS = {
+    "index": "the index does not match the .rec file",
+    "record": "damaged records",
+    "label": "labels that are not whole numbers from 0 to 2^31 − 1",
+    "image": "images that cannot be decoded",
+    "dataset": "files of the dataset that contradict each other",
+    "conflicting_labels": "equal images with different identities",
+    "duplicate": "equal images of the same identity",
+    "near_duplicate": "pairs of nearly equal images",
+    "empty_identities": "identities without images",
 }
 DAMAGE = frozenset({"index", "record", "label", "image", "dataset"})
-"""What stops a training, or spoils it."""
-_MOST_LABEL = 2**31
+"""Kinds of faults that stop training, or make it learn wrong labels."""
+_NUM_LABELS = 2**31
+_MAX_LISTED_LABELS = 5
 
 
 @dataclass(frozen=True)
-class Examination:
-    """What was found. `good` are the numbers and labels that a clean copy would have."""
+class CheckReport:
+    """Faults of a dataset, and the images without faults."""
 
     images: int
+    """Images that can be decoded and have a valid label."""
     identities: int
-    faults: list[Fault]
+    """Identities of these images."""
+    faults: list[DataFault]
     good: np.ndarray
-    """int64 (images to keep, 2): number among the suspects, label."""
+    """Images that a clean copy has: int64 (N, 2), number of the record and label."""
 
     @property
     def damaged(self) -> bool:
-        """Whether training on it would stop, or learn wrong labels."""
+        """Whether a fault stops training, or makes it learn wrong labels."""
         return any(fault.kind in DAMAGE for fault in self.faults)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _DecodedImage:
     label: int
     digest: np.uint64
-    bits: np.ndarray | None
+    hash: np.ndarray | None
+    """Perceptual hash, uint32 (8,); None if near-duplicates are not searched."""
+
+
+@dataclass(frozen=True)
+class _DecodedImages:
+    number_N: np.ndarray
+    """Numbers of the records, int64."""
+    label_N: np.ndarray
+    digest_N: np.ndarray
+    hash_N8: np.ndarray
+    """uint32; no rows if near-duplicates are not searched."""
 
 
 def check(
     folder: Path,
     *,
-    near: bool = False,
+    near_duplicates: bool = False,
     repair: Path | None = None,
     workers: int | None = None,
-    progress: Progress = silent,
-) -> Examination:
-    """Read and decode every image; with `repair`, write a clean copy there.
+    progress: ProgressCallback = ignore_progress,
+) -> CheckReport:
+    """Read and decode every image; with `repair`, write a clean copy.
 
-    The copy has neither what is damaged nor the second of two equal images of an identity, and none
-    of an image that stands under several identities, as nobody knows whose it is. Identities are
-    numbered without gaps. Images that are nearly the same stay.
+    The copy has no damaged images. Of equal images of one identity it has the first. It has none of the equal images
+    of several identities, because the right identity is unknown. Near-duplicates stay. Identities are renumbered
+    without gaps.
 
     Args:
         folder: the dataset.
-        near: look for images that are nearly the same, too.
-        repair: where to write the clean copy.
-        workers: threads; one per core if None.
-        progress: told after every image.
+        near_duplicates: search for near-duplicates as well.
+        repair: folder for the clean copy; it must not exist.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image.
 
     Raises:
-        DataError: there is no dataset, nothing of it is good, or the copy cannot be written.
+        DataError: there is no dataset, it has no image without faults, or the copy cannot be written.
     """
-    suspects = open_suspects(folder)
-    looked = in_order(lambda number: _look(suspects, number, near), range(suspects.count), workers)
-    faults = list(suspects.faults)
-    numbers, labels, digests, bits = _collected(
-        counted(looked, suspects.count, progress), suspects.count, faults
+    reader = open_tolerant(folder)
+    checked = map_in_order(
+        lambda number: _check_image(reader, number, near_duplicates), range(reader.count), workers
     )
-    keep = np.ones(len(numbers), bool)
-    for group in equal_groups(digests):
-        faults += _judge(suspects, numbers, labels, group, keep)
-    if near:
-        faults += _near(suspects, numbers, labels, digests, bits)
-    faults += _gaps(labels) + _contradictions(folder, labels)
+    faults = list(reader.faults)
+    images = _collect(report_progress(checked, reader.count, progress), reader.count, faults)
+    keep = np.ones(len(images.number_N), bool)
+    for rows in equal_groups(images.digest_N):
+        faults += _check_equal_images(reader, images, rows, keep)
+    if near_duplicates:
+        faults += _near_duplicates(reader, images)
+    faults += _empty_identities(images.label_N) + _contradictions(folder, images.label_N)
+    good = np.stack([images.number_N[keep], images.label_N[keep]], 1)
     if repair is not None:
-        _repair(suspects, numbers[keep], labels[keep], repair, workers, folder)
-    good = np.stack([numbers[keep], labels[keep]], 1)
-    return Examination(len(numbers), len(np.unique(labels)), faults, good)
+        _write_copy(reader, good, repair, workers, folder)
+    return CheckReport(len(images.number_N), len(np.unique(images.label_N)), faults, good)
 
 
-def _look(suspects: Suspects, number: int, near: bool) -> _Seen | Fault | None:
+def _check_image(
+    reader: TolerantReader, number: int, near_duplicates: bool
+) -> _DecodedImage | DataFault | None:
     try:
-        suspect = suspects.read(number)
+        stored = reader.read(number)
     except DataError as error:
-        return Fault("record", str(error))
-    if suspect is None:
+        return DataFault("record", str(error))
+    if stored is None:
         return None
-    where = suspects.location(number)
-    label = suspect.label
-    if not (0 <= label < _MOST_LABEL and label == int(label)):
-        return Fault("label", f"{where}: the label is {label}")
+    location, label = reader.location(number), stored.label
+    if not (0 <= label < _NUM_LABELS and label == int(label)):
+        return DataFault("label", f"{location}: the label is {label}")
     try:
-        image = decode_rgb(suspect.data, location=where)
+        image = decode_rgb(stored.data, location=location)
     except DataError as error:
-        return Fault("image", str(error))
-    return _Seen(int(label), digest(suspect.data), perceptual_hash(image) if near else None)
+        return DataFault("image", str(error))
+    return _DecodedImage(int(label), digest(stored.data), perceptual_hash(image) if near_duplicates else None)
 
 
-def _collected(
-    looked: Iterable[_Seen | Fault | None], count: int, faults: list[Fault]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return number, label, digest and bits of the images that are whole; the others become faults."""
+def _collect(
+    checked: Iterable[_DecodedImage | DataFault | None], count: int, faults: list[DataFault]
+) -> _DecodedImages:
+    """Return the decoded images, and append the faults of the others to `faults`."""
+    # Arrays, not objects: 20 bytes per image, and 32 more with perceptual hashes.
     number, label = np.empty(count, np.int64), np.empty(count, np.int64)
-    digests, bits = np.empty(count, np.uint64), np.empty((0, WORDS), np.uint32)
-    whole = 0
-    for place, seen in enumerate(looked):
-        if isinstance(seen, Fault):
-            faults.append(seen)
-        elif seen is not None:
-            number[whole], label[whole], digests[whole] = place, seen.label, seen.digest
-            if seen.bits is not None:
-                if not len(bits):
-                    bits = np.empty((count, WORDS), np.uint32)
-                bits[whole] = seen.bits
-            whole += 1
-    return number[:whole], label[:whole], digests[:whole], bits[:whole]
+    digests, hashes = np.empty(count, np.uint64), np.empty((0, HASH_WORDS), np.uint32)
+    decoded = 0
+    for record, result in enumerate(checked):
+        if isinstance(result, DataFault):
+            faults.append(result)
+        elif result is not None:
+            number[decoded], label[decoded], digests[decoded] = record, result.label, result.digest
+            if result.hash is not None:
+                if not len(hashes):
+                    hashes = np.empty((count, HASH_WORDS), np.uint32)
+                hashes[decoded] = result.hash
+            decoded += 1
+    return _DecodedImages(number[:decoded], label[:decoded], digests[:decoded], hashes[:decoded])
 
 
-def _judge(
-    suspects: Suspects, numbers: np.ndarray, labels: np.ndarray, group: np.ndarray, keep: np.ndarray
-) -> list[Fault]:
-    """Tell what is wrong with images (rows) that are equal, and mark those that a clean copy leaves out."""
-    first = suspects.location(int(numbers[group[0]]))
-    whose = np.unique(labels[group])
-    if len(whose) > 1:
-        keep[group] = False
-        said = ", ".join(str(label) for label in whose[:5])
-        return [Fault("contradiction", f"{first}: stands {len(group)} times, under the identities {said}")]
-    keep[group[1:]] = False
+def _check_equal_images(
+    reader: TolerantReader, images: _DecodedImages, rows: np.ndarray, keep: np.ndarray
+) -> list[DataFault]:
+    """Return the faults of equal images (rows), and clear `keep` for those that a clean copy leaves out."""
+    first = reader.location(int(images.number_N[rows[0]]))
+    labels = np.unique(images.label_N[rows])
+    if len(labels) > 1:
+        keep[rows] = False
+        listed = ", ".join(str(label) for label in labels[:_MAX_LISTED_LABELS])
+        return [
+            DataFault("conflicting_labels", f"{first}: {len(rows)} equal images have the identities {listed}")
+        ]
+    keep[rows[1:]] = False
     return [
-        Fault("duplicate", f"{suspects.location(int(numbers[row]))}: the same image as {first}")
-        for row in group[1:]
+        DataFault("duplicate", f"{reader.location(int(images.number_N[row]))}: equal to {first}")
+        for row in rows[1:]
     ]
 
 
-def _near(
-    suspects: Suspects, numbers: np.ndarray, labels: np.ndarray, digests: np.ndarray, bits: np.ndarray
-) -> list[Fault]:
-    pairs = near_pairs(bits)
-    pairs = pairs[digests[pairs[:, 0]] != digests[pairs[:, 1]]]
+def _near_duplicates(reader: TolerantReader, images: _DecodedImages) -> list[DataFault]:
+    pairs = near_pairs(images.hash_N8)
+    # Equal images are reported as duplicates or conflicting labels.
+    pairs = pairs[images.digest_N[pairs[:, 0]] != images.digest_N[pairs[:, 1]]]
+
+    def described(row: int) -> str:
+        return f"{reader.location(int(images.number_N[row]))} (identity {images.label_N[row]})"
+
     return [
-        Fault(
-            "near",
-            f"{suspects.location(int(numbers[other]))} (identity {labels[other]}): nearly the same as "
-            f"{suspects.location(int(numbers[one]))} (identity {labels[one]})",
-        )
+        DataFault("near_duplicate", f"{described(other)}: nearly equal to {described(one)}")
         for one, other in pairs.tolist()
     ]
 
 
-def _gaps(labels: np.ndarray) -> list[Fault]:
-    present = np.unique(labels)
+def _empty_identities(label_N: np.ndarray) -> list[DataFault]:
+    present = np.unique(label_N)
     if not len(present) or len(present) == present[-1] + 1:
         return []
     first = int(np.flatnonzero(present != np.arange(len(present)))[0])
-    missing = int(present[-1]) + 1 - len(present)
+    count = int(present[-1]) + 1
     return [
-        Fault("gap", f"{missing:,} of {present[-1] + 1:,} identities have no image; the first is {first}")
+        DataFault(
+            "empty_identities",
+            f"{count - len(present):,} of {count:,} identities have no image; the first is {first}",
+        )
     ]
 
 
-def _contradictions(folder: Path, labels: np.ndarray) -> list[Fault]:
-    """Open the dataset as a training does, and compare the labels that it would see."""
+def _contradictions(folder: Path, label_N: np.ndarray) -> list[DataFault]:
+    """Open the dataset as training does, and compare the labels that training would use with the stored ones."""
     try:
         source = open_dataset(folder)
     except DataError as error:
-        return [Fault("dataset", str(error))]
-    seen, own = np.bincount(source.labels), np.bincount(labels)
-    if len(seen) == len(own) and source.num_images == len(labels) and (seen != own).any():
-        wrong = int(np.flatnonzero(seen != own)[0])
-        said = f"has {own[wrong]:,} images by their own labels, {seen[wrong]:,} by the identity records"
-        return [Fault("dataset", f"{folder}: identity {wrong} {said}")]
+        return [DataFault("dataset", str(error))]
+    used, stored = np.bincount(source.labels), np.bincount(label_N)
+    if len(used) == len(stored) and source.num_images == len(label_N) and (used != stored).any():
+        wrong = int(np.flatnonzero(used != stored)[0])
+        return [
+            DataFault(
+                "dataset",
+                f"{folder}: identity {wrong} has {stored[wrong]:,} images by the labels of the images, "
+                f"and {used[wrong]:,} by the identity records",
+            )
+        ]
     return []
 
 
-def _repair(
-    suspects: Suspects,
-    numbers: np.ndarray,
-    labels: np.ndarray,
-    output: Path,
-    workers: int | None,
-    folder: Path,
+def _write_copy(
+    reader: TolerantReader, good: np.ndarray, output: Path, workers: int | None, folder: Path
 ) -> None:
-    if not len(numbers):
-        raise DataError(f"{folder}: not one image is good; there is nothing to write")
-    _, label = np.unique(labels, return_inverse=True)
+    if not len(good):
+        raise DataError(f"{folder}: every image has a fault; there is nothing to write")
+    _, label = np.unique(good[:, 1], return_inverse=True)
 
-    def again(row: int) -> tuple[int, bytes]:
-        suspect = suspects.read(int(numbers[row]))
-        if suspect is None:
-            raise DataError(f"{suspects.location(int(numbers[row]))}: changed while it was read")
-        return int(label[row]), suspect.data
+    def read_again(row: int) -> tuple[int, bytes]:
+        number = int(good[row, 0])
+        stored = reader.read(number)
+        if stored is None:
+            raise DataError(f"{reader.location(number)}: the record changed during the check; run it again")
+        return int(label[row]), stored.data
 
     with new_folder(output) as scratch:
-        size = encoded_image_size(again(0)[1])
-        pictures = in_order(again, range(len(label)), workers)
-        write_identities(scratch, np.bincount(label).tolist(), pictures, min(size) if size else 112)
+        size = encoded_image_size(read_again(0)[1])
+        images = map_in_order(read_again, range(len(label)), workers)
+        write_identities(scratch, np.bincount(label).tolist(), images, min(size) if size else 112)

@@ -1,4 +1,4 @@
-"""Wrong labels, found by what a model sees: several people under one identity, one under several, strangers."""
+"""Label faults found by embeddings: mixed identities, duplicate identities, mislabeled images and outliers."""
 
 # N images   K identities   D embedding
 
@@ -10,159 +10,190 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.parallel import Progress, new_folder, silent
-from facetrain.data.tools.rewrite import Written, write_some
+from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.similarity import (
-    Centers,
-    best_other,
-    center_similarity,
+    IdentityCenters,
     check_labeled,
-    find_centers,
-    own_similarity,
-    telling_apart,
+    compute_centers,
+    default_threshold,
+    leave_one_out_similarity,
+    nearest_other_center,
+    similarity_to_center,
 )
 from facetrain.errors import DataError
+from facetrain.files import new_folder
+from facetrain.progress import ProgressCallback, ignore_progress
 
+MIXED_IDENTITY = "mixed_identity"
+DUPLICATE_IDENTITY = "duplicate_identity"
+MISLABELED_IMAGE = "mislabeled_image"
+OUTLIER_IMAGE = "outlier_image"
+FAULT_KINDS = {
+    MIXED_IDENTITY: "identities with images of two people",
+    DUPLICATE_IDENTITY: "pairs of identities that show one person",
+    MISLABELED_IMAGE: "images of another identity",
+    OUTLIER_IMAGE: "images that match no identity",
+}
 _ROUNDS = 3
-_COMPARED = 4096
-"""So many of an identity's images, evenly spread, are compared each with each."""
+_KMEANS_ROUNDS = 10
+_MAX_SEED_CANDIDATES = 4096
+"""Images of one identity, evenly spaced, among which the seeds of 2-means are searched: the search is quadratic."""
+_MAX_CENTER_THRESHOLD = 0.95
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that the labels say and the model does not see."""
+class LabelFault:
+    """Disagreement of a label and the embeddings."""
 
     kind: str
-    """`mixed`: an identity holds two people. `same`: two identities are one person. `moved`: an image is of
-    another identity. `stranger`: an image is like no identity."""
+    """A key of `FAULT_KINDS`."""
     identity: int
+    """Identity in the dataset."""
     other: int
-    """`same`, `moved`: the other identity; else −1."""
+    """The other identity of a duplicate identity or a mislabeled image; else −1."""
     image: int
-    """`moved`, `stranger`: which image; `mixed`: one of the smaller group; else −1."""
+    """Number of the mislabeled or outlier image; for a mixed identity, one image of the smaller group; else −1."""
     similarity: float
 
 
 @dataclass(frozen=True)
-class Cleaning:
-    """What was found, and the labels that follow from it."""
+class CleanReport:
+    """Label faults of a dataset, and its corrected labels."""
 
     threshold: float
-    """Similarity from which on an image belongs to an identity."""
-    findings: list[Finding]
+    """Cosine of an image and an identity's center from which they show the same identity."""
+    faults: list[LabelFault]
     label_N: np.ndarray
-    """int64: whose each image is now; −1 where it is to be left out."""
+    """Corrected labels, int64; −1 for images to leave out."""
 
 
-def clean(embedding_ND: np.ndarray, label_N: np.ndarray, *, threshold: float | None = None) -> Cleaning:
-    """Compare every image with the centers of all identities, and every center with every other.
+def find_label_faults(
+    embedding_ND: np.ndarray, label_N: np.ndarray, *, threshold: float | None = None
+) -> CleanReport:
+    """Compare each image with the centers of all identities, and each center with the other centers.
 
-    First identities that fall into two groups as different as strangers are parted; then identities
-    whose centers are alike are joined; then images that are unlike their identity go to the one that
-    they are like, or nowhere. Centers are taken again after each round, without what was wrong.
+    First, identities whose images form two dissimilar groups are split. Then identities with similar centers are
+    merged. Last, images that are not similar to their identity get the label of the most similar one, or −1 if no
+    identity is similar. Centers are recomputed without the wrong images after each round of the last step.
 
     Args:
         embedding_ND: unit rows, float32.
-        label_N: int64, from 0.
-        threshold: similarity of an image and a center from which on they are of one person. If None, the one
-            that best tells images' own identities from their most similar other ones.
+        label_N: labels from 0, int64.
+        threshold: cosine of an image and a center from which they show the same identity; `default_threshold` if None.
+
+    Raises:
+        DataError: the images have no labels.
     """
     check_labeled(label_N)
     label = label_N.astype(np.int64)
     num_classes = int(label.max()) + 1
-    centers = find_centers(embedding_ND, label, num_classes)
     if threshold is None:
-        _, other = best_other(embedding_ND, label, centers.unit_KD)
-        threshold = telling_apart(own_similarity(embedding_ND, label, centers), other)
-    label, findings = _part(embedding_ND, label, threshold)
-    label, joined = _join(embedding_ND, label, num_classes, threshold)
-    label, strangers = _sort_out(embedding_ND, label, threshold)
-    return Cleaning(threshold, findings + joined + strangers, label)
+        centers = compute_centers(embedding_ND, label, num_classes)
+        threshold = default_threshold(embedding_ND, label, centers)
+    label, mixed = _split_mixed_identities(embedding_ND, label, threshold)
+    label, duplicates = _merge_duplicate_identities(embedding_ND, label, num_classes, threshold)
+    label, images = _reassign_images(embedding_ND, label, threshold)
+    return CleanReport(threshold, mixed + duplicates + images, label)
 
 
 def write_cleaned(
-    folder: Path, cleaning: Cleaning, output: Path, *, workers: int | None = None, progress: Progress = silent
-) -> Written:
-    """Write a dataset under the labels that were found, identities numbered anew.
+    folder: Path,
+    report: CleanReport,
+    output: Path,
+    *,
+    workers: int | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> WrittenDataset:
+    """Write the dataset of `folder` with the corrected labels of a report, renumbered without gaps.
 
     Raises:
-        DataError: nothing is left, or the output cannot be written.
+        DataError: no image is left, or the output cannot be written.
     """
     source = open_dataset(folder)
-    numbers = np.flatnonzero(cleaning.label_N >= 0)
+    numbers = np.flatnonzero(report.label_N >= 0)
     if not len(numbers):
-        raise DataError(f"{folder}: no image is like its identity; is this the right model?")
+        raise DataError(f"{folder}: no image matches its identity; check that the model fits this dataset")
     with new_folder(output) as scratch:
-        written = write_some(source, numbers, cleaning.label_N[numbers], scratch, workers, progress)
-    return Written(str(output), *written)
+        written = write_images(source, numbers, report.label_N[numbers], scratch, workers, progress)
+    return WrittenDataset(str(output), *written)
 
 
-def _part(embedding_ND: np.ndarray, label: np.ndarray, threshold: float) -> tuple[np.ndarray, list[Finding]]:
-    """Give the smaller of two groups under one label a label of its own."""
-    findings, label = [], label.copy()
+def _split_mixed_identities(
+    embedding_ND: np.ndarray, label: np.ndarray, threshold: float
+) -> tuple[np.ndarray, list[LabelFault]]:
+    """Give a new label to the smaller group of each identity that consists of two dissimilar groups."""
+    faults, label = [], label.copy()
     order = np.argsort(label, kind="stable")
     _, starts = np.unique(label[order], return_index=True)
-    fresh = int(label.max()) + 1
+    new_label = int(label.max()) + 1
     for rows in np.split(order, starts[1:]):
-        if len(rows) < 4:
+        if len(rows) < 4:  # two groups of at least two images: a single image is an outlier, not a person
             continue
-        second, cosine = _two_groups(embedding_ND[rows])
-        if min(second.sum(), (~second).sum()) < 2 or cosine >= threshold:
+        in_second, cosine = _two_means(embedding_ND[rows])
+        if min(in_second.sum(), (~in_second).sum()) < 2 or cosine >= threshold:
             continue
-        smaller = rows[second if second.sum() * 2 <= len(rows) else ~second]
-        findings.append(Finding("mixed", int(label[rows[0]]), -1, int(smaller[0]), cosine))
-        label[smaller] = fresh
-        fresh += 1
-    return label, findings
+        smaller = rows[in_second if in_second.sum() * 2 <= len(rows) else ~in_second]
+        faults.append(LabelFault(MIXED_IDENTITY, int(label[rows[0]]), -1, int(smaller[0]), cosine))
+        label[smaller] = new_label
+        new_label += 1
+    return label, faults
 
 
-def _two_groups(embedding_ND: np.ndarray) -> tuple[np.ndarray, float]:
-    """Divide rows in two by spherical 2-means from the least similar two; return (N,) bool, and how alike they are."""
-    some = embedding_ND[:: -(-len(embedding_ND) // _COMPARED)]
-    similar = some @ some.T
+def _two_means(embedding_ND: np.ndarray) -> tuple[np.ndarray, float]:
+    """Split rows by spherical 2-means, seeded with the two least similar rows.
+
+    Returns membership in the second group, bool (N,), and the cosine of the two group centers.
+    """
+    candidates = embedding_ND[:: -(-len(embedding_ND) // _MAX_SEED_CANDIDATES)]
+    similar = candidates @ candidates.T
     seeds = np.unravel_index(similar.argmin(), similar.shape)
-    center = some[list(seeds)]
-    second = np.zeros(len(embedding_ND), bool)
-    for _ in range(10):
+    center = candidates[list(seeds)]
+    in_second = np.zeros(len(embedding_ND), bool)
+    for _ in range(_KMEANS_ROUNDS):
         now = embedding_ND @ center[1] > embedding_ND @ center[0]
         if not now.any() or now.all():
             return np.zeros(len(now), bool), 1.0
         center = np.stack([embedding_ND[~now].sum(0), embedding_ND[now].sum(0)])
         center /= np.maximum(np.linalg.norm(center, axis=1, keepdims=True), 1e-12)
-        if (now == second).all():
+        if (now == in_second).all():
             break
-        second = now
-    return second, float(center[0] @ center[1])
+        in_second = now
+    return in_second, float(center[0] @ center[1])
 
 
-def _join(
+def _merge_duplicate_identities(
     embedding_ND: np.ndarray, label: np.ndarray, num_classes: int, threshold: float
-) -> tuple[np.ndarray, list[Finding]]:
-    """Give identities whose centers are alike one label, the smaller of both."""
-    centers = find_centers(embedding_ND, label, int(label.max()) + 1)
-    # A center lacks the noise of a single image: two of one person are more alike than image and center.
-    alike = _alike(centers, min(threshold / max(centers.spread, 1e-6), 0.95))
-    new = np.arange(len(centers.count_K))
-    findings = []
-    for cosine, one, other in alike:
-        root, leaf = sorted((_root(new, one), _root(new, other)))
-        new[leaf] = root
-        if max(one, other) < num_classes:  # groups that were parted are told of as `mixed`
-            findings.append(Finding("same", one, other, -1, cosine))
-    for identity in range(len(new)):
-        new[identity] = new[new[identity]]
-    return new[label], findings
+) -> tuple[np.ndarray, list[LabelFault]]:
+    """Give identities with similar centers the smallest of their labels."""
+    centers = compute_centers(embedding_ND, label, int(label.max()) + 1)
+    # Averaging removes the noise of single images: two centers of one person have a larger cosine than an image and
+    # a center, by the inverse of the mean embedding's length.
+    center_threshold = min(threshold / max(centers.mean_length, 1e-6), _MAX_CENTER_THRESHOLD)
+    parent = np.arange(len(centers.count_K))
+    faults = []
+    for cosine, one, other in _similar_centers(centers, center_threshold):
+        root, leaf = sorted((_root(parent, one), _root(parent, other)))
+        parent[leaf] = root
+        if max(one, other) < num_classes:  # the groups of mixed identities are reported already
+            faults.append(LabelFault(DUPLICATE_IDENTITY, one, other, -1, cosine))
+    # A parent has a smaller number than its children, so one ascending pass finds the roots.
+    for identity in range(len(parent)):
+        parent[identity] = parent[parent[identity]]
+    return parent[label], faults
 
 
-def _alike(centers: Centers, threshold: float) -> list[tuple[float, int, int]]:
-    """Return (similarity, one, other) of each identity and the one most like it, if alike enough; most alike first."""
-    there = np.flatnonzero(centers.count_K)
-    unit = centers.unit_KD[there]
+def _similar_centers(centers: IdentityCenters, threshold: float) -> list[tuple[float, int, int]]:
+    """Return (cosine, one, other) for identities and their nearest other one, at or above the threshold, best first."""
+    present = np.flatnonzero(centers.count_K)
+    unit = centers.unit_KD[present]
     other, cosine = (
-        best_other(unit, np.arange(len(there)), unit) if len(there) > 1 else (there[:0], there[:0])
+        nearest_other_center(unit, np.arange(len(present)), unit)
+        if len(present) > 1
+        else (present[:0], present[:0])
     )
+    # A set: two identities that are each other's nearest one are one pair.
     found = {
-        (float(cosine[row]), int(there[min(row, mate)]), int(there[max(row, mate)]))
+        (float(cosine[row]), int(present[min(row, mate)]), int(present[max(row, mate)]))
         for row, mate in enumerate(other.tolist())
         if cosine[row] >= threshold
     }
@@ -175,29 +206,32 @@ def _root(parent: np.ndarray, identity: int) -> int:
     return identity
 
 
-def _sort_out(
+def _reassign_images(
     embedding_ND: np.ndarray, label: np.ndarray, threshold: float
-) -> tuple[np.ndarray, list[Finding]]:
-    """Take images from identities that they are unlike."""
-    own_label, count = label, int(label.max()) + 1
+) -> tuple[np.ndarray, list[LabelFault]]:
+    """Give images that are not similar to their identity the label of the most similar one, or −1."""
+    count = int(label.max()) + 1
     wrong = np.zeros(len(label), bool)
     for _ in range(_ROUNDS):
-        centers = find_centers(embedding_ND, np.where(wrong, -1, label), count)
+        centers = compute_centers(embedding_ND, np.where(wrong, -1, label), count)
         before = wrong
-        # Of an image that is left out already, the center has no part.
-        left_out = center_similarity(embedding_ND, label, centers.unit_KD)
-        own = np.where(before, left_out, own_similarity(embedding_ND, label, centers))
-        other, cosine = best_other(embedding_ND, label, centers.unit_KD)
-        alone = np.isnan(own) | (centers.count_K[label] == 0)
-        wrong = ~alone & (own < threshold)
+        # A wrong image is not part of its identity's center, so nothing is to be left out for it.
+        genuine = np.where(
+            before,
+            similarity_to_center(embedding_ND, label, centers.unit_KD),
+            leave_one_out_similarity(embedding_ND, label, centers),
+        )
+        nearest, cosine = nearest_other_center(embedding_ND, label, centers.unit_KD)
+        alone = np.isnan(genuine) | (centers.count_K[label] == 0)
+        wrong = ~alone & (genuine < threshold)
         if (wrong == before).all():
             break
-    moved = wrong & (cosine >= threshold)
-    findings = [
-        Finding("moved", int(own_label[row]), int(other[row]), int(row), float(cosine[row]))
-        for row in np.flatnonzero(moved)
+    mislabeled = wrong & (cosine >= threshold)
+    faults = [
+        LabelFault(MISLABELED_IMAGE, int(label[row]), int(nearest[row]), int(row), float(cosine[row]))
+        for row in np.flatnonzero(mislabeled)
     ] + [
-        Finding("stranger", int(own_label[row]), -1, int(row), float(own[row]))
-        for row in np.flatnonzero(wrong & ~moved)
+        LabelFault(OUTLIER_IMAGE, int(label[row]), -1, int(row), float(genuine[row]))
+        for row in np.flatnonzero(wrong & ~mislabeled)
     ]
-    return np.where(moved, other, np.where(wrong, -1, label)), findings
+    return np.where(mislabeled, nearest, np.where(wrong, -1, label)), faults

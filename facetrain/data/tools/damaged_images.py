@@ -1,4 +1,6 @@
-"""The images of a dataset that may be damaged: every one is asked for itself, and none stops the others."""
+"""Fault-tolerant readers: each image of a dataset on its own, so that a damaged one does not hide the others."""
+
+# N records
 
 from __future__ import annotations
 
@@ -16,136 +18,143 @@ from facetrain.errors import RecordError
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Something that is wrong with a dataset."""
+class DataFault:
+    """Fault of a dataset."""
 
     kind: str
-    """One of the keys of `check.KINDS`."""
-    said: str
-    """Where, and what was found."""
+    """A key of `check.FAULT_KINDS`."""
+    message: str
+    """Location and description."""
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """An image as it lies there."""
+class StoredImage:
+    """Label and bytes of an image as they are stored, unchecked."""
 
     label: float
     data: bytes
 
 
-class Suspects(Protocol):
-    """A dataset of which nothing is believed."""
+class TolerantReader(Protocol):
+    """Reader of a dataset that may be damaged."""
 
-    faults: list[Fault]
-    """What is wrong with the files as a whole."""
+    faults: list[DataFault]
+    """Faults of the files as a whole."""
     count: int
+    """Number of records, including those that describe other records."""
 
-    def read(self, number: int) -> Suspect | None:
-        """Return an image; None for a record that only describes others. Raises DataError."""
+    def read(self, number: int) -> StoredImage | None:
+        """Return an image; None for a record that describes other records. Raises DataError."""
 
     def location(self, number: int) -> str:
-        """Say where it lies."""
+        """Return the location of a record for messages."""
 
 
-class SourceSuspects:
-    """Images of a source whose files tell each image's place by themselves."""
+class TolerantDatasetReader:
+    """Reader for formats with one file or one shard entry per image, in which one damaged image affects no other."""
 
     def __init__(self, source: FaceDataset) -> None:
         self._source, self.count = source, source.num_images
-        self.faults: list[Fault] = []
+        self.faults: list[DataFault] = []
         self.location = source.location
 
-    def read(self, number: int) -> Suspect:
+    def read(self, number: int) -> StoredImage:
         """Return an image."""
-        return Suspect(float(self._source.labels[number]), self._source.read(number))
+        return StoredImage(float(self._source.labels[number]), self._source.read(number))
 
 
-class RecordSuspects:
-    """All records that can be found in a .rec: by its index, and by walking through it."""
+class TolerantRecordReader:
+    """Reader of all records of a .rec: those that its index lists, and those that a scan of the file finds.
+
+    The scan stops at a damaged record, and the index may lack records; together they find what can be read.
+    """
 
     def __init__(self, folder: Path) -> None:
         rec_path, idx_path = folder / "train.rec", folder / "train.idx"
-        self.faults: list[Fault] = []
+        self.faults: list[DataFault] = []
         self._reader = RecordReader(rec_path)
-        walked = self._walk()
-        keys, indexed = self._indexed(rec_path, idx_path) if idx_path.exists() else (walked[:0], walked[:0])
+        scanned = self._scan()
         if idx_path.exists():
-            missing = np.setdiff1d(walked, indexed)
+            key, indexed = self._read_index(rec_path, idx_path)
+            missing = np.setdiff1d(scanned, indexed)
             if len(missing):
-                self.faults.append(
-                    Fault("index", f"{idx_path}: {len(missing):,} of {len(walked):,} records are not in it")
+                self._add_fault(
+                    "index",
+                    f"{idx_path}: {len(missing):,} of {len(scanned):,} records are not in the index; rebuild it with "
+                    "`facetrain data index --overwrite`",
                 )
-        self._offset = np.union1d(walked, indexed)
-        self.count = len(self._offset)
-        self._key = np.full(self.count, -1)
-        self._key[np.searchsorted(self._offset, indexed)] = keys
-        if not idx_path.exists():
-            self._key = np.arange(self.count)
+            self._offset_N = np.union1d(scanned, indexed)
+            self._key_N = np.full(len(self._offset_N), -1)
+            self._key_N[np.searchsorted(self._offset_N, indexed)] = key
+        else:
+            self._offset_N, self._key_N = scanned, np.arange(len(scanned))
+        self.count = len(self._offset_N)
 
-    def read(self, number: int) -> Suspect | None:
-        """Return an image; None for a record that describes others.
+    def read(self, number: int) -> StoredImage | None:
+        """Return an image; None for a record that describes other records.
 
         Raises:
-            DataError: no whole record stands there, or it has neither an image nor the form of a description.
+            DataError: the record is damaged or has no image.
         """
-        payload = self._reader.read_at(int(self._offset[number]), self._name(number))
+        payload = self._reader.read_at(int(self._offset_N[number]), self._key(number))
         header, data = decode_record(payload, self.location(number))
         if data:
-            return Suspect(header.label, data)
+            return StoredImage(header.label, data)
         if header.flag:
             return None
         raise RecordError(f"{self.location(number)}: the record has no image")
 
     def location(self, number: int) -> str:
-        """Name the file, the key and the byte."""
-        return self._reader.location(int(self._offset[number]), self._name(number))
+        """Return the file, the key and the byte offset."""
+        return self._reader.location(int(self._offset_N[number]), self._key(number))
 
-    def _name(self, number: int) -> int | None:
-        key = int(self._key[number])
+    def _key(self, number: int) -> int | None:
+        key = int(self._key_N[number])
         return None if key < 0 else key
 
-    def _walk(self) -> np.ndarray:
+    def _add_fault(self, kind: str, message: str) -> None:
+        self.faults.append(DataFault(kind, message))
+
+    def _scan(self) -> np.ndarray:
+        """Return the offsets of the records before the first damaged one, ascending int64."""
         found: list[int] = []
         try:
             for offset in self._reader.scan_offsets():
                 found.append(offset)
         except RecordError as error:
-            self.faults.append(Fault("record", str(error)))
+            self._add_fault("record", str(error))
         return np.array(found, dtype=np.int64)
 
-    def _indexed(self, rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    def _read_index(self, rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Return keys and distinct ascending offsets inside the file, int64 each."""
         try:
             keys, offsets = read_index(rec_path, idx_path)
         except RecordError as error:
-            self.faults.append(Fault("index", str(error)))
+            self._add_fault("index", str(error))
             return np.empty(0, np.int64), np.empty(0, np.int64)
         offsets, first = np.unique(offsets, return_index=True)
         if len(offsets) < len(keys):
-            twice = len(keys) - len(offsets)
-            self.faults.append(
-                Fault("index", f"{idx_path}: {twice:,} keys stand for a record of another key")
-            )
+            repeated = len(keys) - len(offsets)
+            self._add_fault("index", f"{idx_path}: {repeated:,} keys point to the record of another key")
         keys, inside = keys[first], offsets < self._reader.size
         if not inside.all():
-            # One fault, not one for each: of a dataset that is half downloaded, millions are not there.
+            # One fault for all of them: a dataset that is half downloaded can lack millions.
             lost = int(np.argmin(inside))
-            self.faults.append(
-                Fault(
-                    "record",
-                    f"{rec_path}: {int((~inside).sum()):,} records of the index lie past the end of the file, "
-                    f"which has {self._reader.size:,} bytes, the first of them key {keys[lost]} at byte "
-                    f"{offsets[lost]:,}; the file is cut off, or the index belongs to another: download it again",
-                )
+            self._add_fault(
+                "record",
+                f"{rec_path}: {int((~inside).sum()):,} records of the index are past the end of the file, which has "
+                f"{self._reader.size:,} bytes; the first of them is key {keys[lost]} at byte {offsets[lost]:,}; the "
+                "file is cut off, or the index belongs to another file: download it again",
             )
         return keys[inside], offsets[inside]
 
 
-def open_suspects(folder: Path) -> Suspects:
-    """Open a dataset of any layout for examination.
+def open_tolerant(folder: Path) -> TolerantReader:
+    """Open a dataset of any format that may be damaged.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no dataset.
     """
     if (folder / "train.rec").exists():
-        return RecordSuspects(folder)
-    return SourceSuspects(open_dataset(folder))
+        return TolerantRecordReader(folder)
+    return TolerantDatasetReader(open_dataset(folder))

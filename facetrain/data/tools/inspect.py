@@ -1,8 +1,9 @@
-"""What a dataset holds: counts, sizes, formats."""
+"""Statistics of a dataset: identities, images per identity, image sizes and formats."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,63 +16,70 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.errors import DataError
 
-_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+_HISTOGRAM_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """A dataset in numbers. Sizes and formats are those of a sample."""
+class DatasetStatistics:
+    """Counts of a dataset. Sizes and formats are those of a sample of its images."""
 
     folder: str
     images: int
     identities: int
     identities_without_images: int
     fewest: int
+    """Images of the identity with the fewest images, at least 1."""
     median: float
+    """Median number of images per identity, of identities with images."""
     most: int
+    """Images of the identity with the most images."""
     histogram: dict[str, int]
+    """Number of identities for each range of images per identity, such as "5–9"."""
     sample: int
+    """Number of images whose headers were read."""
     sizes: dict[str, int]
+    """The five most frequent sizes in the sample, such as "112×112", with their counts."""
     formats: dict[str, int]
+    """The image formats in the sample with their counts."""
 
 
-def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> Inspection:
-    """Count a dataset, and look at the headers of a sample of its images.
+def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> DatasetStatistics:
+    """Count the images and identities of a dataset, and read the headers of a random sample of its images.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the dataset cannot be read.
     """
     source = open_dataset(folder)
     counts = np.bincount(source.labels, minlength=source.num_classes)
-    there = counts[counts > 0]
+    present = counts[counts > 0]
     numbers = permute(np.arange(min(sample, source.num_images)), source.num_images, key_of(seed))
-    pictures = [source.read(int(number)) for number in numbers]
-    return Inspection(
+    images = [source.read(int(number)) for number in numbers]
+    return DatasetStatistics(
         folder=str(folder),
         images=source.num_images,
         identities=source.num_classes,
         identities_without_images=int((counts == 0).sum()),
-        fewest=int(there.min()),
-        median=float(np.median(there)),
-        most=int(there.max()),
-        histogram=_histogram(there),
-        sample=len(pictures),
-        sizes=_commonest(_size(image) for image in pictures),
-        formats=_commonest(_format(image) for image in pictures),
+        fewest=int(present.min()),
+        median=float(np.median(present)),
+        most=int(present.max()),
+        histogram=_histogram(present),
+        sample=len(images),
+        sizes=_most_frequent(_size(image) for image in images),
+        formats=_most_frequent(_format(image) for image in images),
     )
 
 
-def images_of(folder: Path, identity: int) -> list[str]:
-    """Return where each image of an identity lies.
+def image_locations(folder: Path, identity: int) -> list[str]:
+    """Return the location of each image of an identity: its path, or its file, key and byte.
 
     Raises:
         DataError: there is no such identity, or it has no image.
     """
     source = open_dataset(folder)
-    return [source.location(number) for number in numbers_of(source, identity, folder).tolist()]
+    return [source.location(number) for number in image_numbers(source, identity, folder).tolist()]
 
 
-def numbers_of(source: FaceDataset, identity: int, folder: Path) -> np.ndarray:
+def image_numbers(source: FaceDataset, identity: int, folder: Path) -> np.ndarray:
     """Return the numbers of an identity's images, int64, at least one.
 
     Raises:
@@ -80,13 +88,13 @@ def numbers_of(source: FaceDataset, identity: int, folder: Path) -> np.ndarray:
     numbers = np.flatnonzero(source.labels == identity)
     if not len(numbers):
         raise DataError(
-            f"{folder}: identity {identity} has no image; identities go from 0 to {source.num_classes - 1:,}"
+            f"{folder}: identity {identity} has no image; give an identity from 0 to {source.num_classes - 1:,}"
         )
     return numbers
 
 
 def _histogram(counts: np.ndarray) -> dict[str, int]:
-    edges = [bound for bound in _BOUNDS if bound <= counts.max()]
+    edges = [bound for bound in _HISTOGRAM_BOUNDS if bound <= counts.max()]
     edges = edges[max(sum(edge <= counts.min() for edge in edges) - 1, 0) :]
     upper = [*edges[1:], int(counts.max()) + 1]
     names = [
@@ -98,8 +106,8 @@ def _histogram(counts: np.ndarray) -> dict[str, int]:
     }
 
 
-def _commonest(values: object) -> dict[str, int]:
-    return dict(Counter(values).most_common(5))  # type: ignore[call-overload]
+def _most_frequent(values: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(values).most_common(5))
 
 
 def _size(image: bytes) -> str:

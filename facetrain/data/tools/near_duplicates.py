@@ -1,4 +1,4 @@
-"""Images that are the same, or nearly: exact by a hash of their bytes, near by one of what they show."""
+"""Equal images, found by a hash of their bytes, and near-duplicates, found by a perceptual hash."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ import hashlib
 import cv2
 import numpy as np
 
-SIDE = 16
-WORDS = SIDE * SIDE // 32
-NEAR = 20
-"""Bits of 256. Of 800 people's photographs none is nearer to another than 51; saved again at quality 30,
-99 % are within 12; made smaller by a third and large again, within 5; brighter by a sixth, within 18."""
-_NEIGHBOURS = 8
+HASH_SIDE = 16
+HASH_WORDS = HASH_SIDE * HASH_SIDE // 32
+MAX_DISTANCE = 20
+"""Differing bits, of 256, up to which two images are near-duplicates.
+
+Measured on LFW: the closest photographs of 800 different people differ in 51 bits. A photograph and a copy differ in
+at most 12 bits for 99 % of copies saved at JPEG quality 30, 5 bits for copies reduced by a third and enlarged again,
+and 18 bits for copies that are brighter by a sixth.
+"""
+_NEIGHBORS = 8
 
 
 def digest(data: bytes) -> np.uint64:
-    """Hash bytes to 64 bits; two different ones of 42 million images agree with a chance of 5e-5."""
+    """Hash bytes to 64 bits (BLAKE2b). Among 42 million values, a collision has a probability of 5e-5."""
     return np.frombuffer(hashlib.blake2b(data, digest_size=8).digest(), np.uint64)[0]
 
 
 def perceptual_hash(image: np.ndarray) -> np.ndarray:
-    """Hash what uint8 RGB (H, W, 3) shows: uint32 (8,), the signs of its lowest 16×16 frequencies."""
+    """Return the signs of the 16 × 16 lowest DCT frequencies of uint8 RGB (H, W, 3): uint32 (8,)."""
     gray = cv2.resize(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA)
-    low = cv2.dct(gray.astype(np.float32))[:SIDE, :SIDE]
-    low[0, 0] = 0  # the brightness
+    low = cv2.dct(gray.astype(np.float32))[:HASH_SIDE, :HASH_SIDE]
+    low[0, 0] = 0  # the mean brightness, whose sign carries no information
     return np.packbits(low > 0).view(np.uint32)
 
 
 def equal_groups(key: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each value of (N,) that stands more than once, rows ascending."""
+    """Return the ascending rows of each value that occurs more than once in (N,)."""
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order])) + 1
     starts, stops = np.append(0, edges), np.append(edges, len(key))
     return [order[start:stop] for start, stop in zip(starts, stops, strict=True) if stop - start > 1]
 
 
-def near_pairs(bits: np.ndarray, most: int = NEAR) -> np.ndarray:
-    """Return pairs of rows of uint32 (N, 8) that differ in 1 to `most` bits or not at all: int64 (pairs, 2).
+def near_pairs(hash_N8: np.ndarray, max_distance: int = MAX_DISTANCE) -> np.ndarray:
+    """Return pairs of rows of uint32 (N, 8) that differ in at most `max_distance` bits: int64 (pairs, 2).
 
-    Rows are sorted by each of the eight words in turn and compared with their next neighbors, so that
-    the work grows with N and not with its square. A pair is missed if every word differs, or more than
-    eight others lie between in every order: rarely below 8 bits, about one of seven at 12.
+    An approximate search in O(N log N) time: the rows are sorted eight times, by each word first, and compared with
+    their next eight neighbors. It misses a pair if the two rows are farther apart in all eight orders, which is rare
+    below 8 differing bits and happens for about one pair of seven at 12.
     """
     found = []
-    for first in range(WORDS):
-        turned = np.roll(bits, -first, axis=1)
-        order = np.lexsort(turned.T[::-1])
-        for step in range(1, min(_NEIGHBOURS, len(bits) - 1) + 1):
+    for first in range(HASH_WORDS):
+        rotated = np.roll(hash_N8, -first, axis=1)
+        order = np.lexsort(rotated.T[::-1])
+        for step in range(1, min(_NEIGHBORS, len(hash_N8) - 1) + 1):
             one, other = order[:-step], order[step:]
-            distance = np.bitwise_count(bits[one] ^ bits[other]).sum(1)
-            near = distance <= most
+            distance = np.bitwise_count(hash_N8[one] ^ hash_N8[other]).sum(1)
+            near = distance <= max_distance
             found.append(np.sort(np.stack([one[near], other[near]], 1), axis=1))
     return np.unique(np.concatenate(found), axis=0) if found else np.empty((0, 2), np.int64)

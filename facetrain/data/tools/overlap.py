@@ -1,89 +1,64 @@
-"""Who of a training set also stands in a test set, by what a model sees."""
+"""Identities that a training set and a test set have in common, found by the similarity of embeddings."""
 
-# N images to train on   M images of the test set   K identities   D embedding
+# N training images   M test images   K identities   D embedding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.data.tools.contact_sheet import write_png
 from facetrain.data.tools.similarity import (
-    best_other,
     check_labeled,
-    find_centers,
-    own_similarity,
-    telling_apart,
+    compute_centers,
+    default_threshold,
+    nearest_other_center,
 )
 
 
 @dataclass(frozen=True)
-class Shared:
-    """An identity of the training set that an image of the test set is like."""
+class OverlappingIdentity:
+    """Training identity that at least one test image is similar to."""
 
     identity: int
     similarity: float
-    """Of the test image and the identity's center."""
+    """Cosine of the most similar test image and the center of the identity."""
     image: int
-    """The identity's image that is most like it."""
+    """Number of the training image of this identity that is most similar to `test_image`."""
     test_image: int
+    """Number of the most similar test image."""
     test_images: int
-    """How many images of the test set are most like this identity, and alike enough."""
+    """Number of test images whose most similar identity is this one, at or above the threshold."""
 
 
-def overlap(
+def find_overlap(
     embedding_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, *, threshold: float | None = None
-) -> tuple[float, list[Shared]]:
-    """Return the threshold and the identities that the test set has too, most alike first.
+) -> tuple[float, list[OverlappingIdentity]]:
+    """Return the threshold, and the training identities that the test set also has, most similar first.
 
     Args:
-        embedding_ND: unit rows, float32.
-        label_N: int64, from 0.
-        test_MD: unit rows, float32.
-        threshold: similarity of an image and a center from which on they are of one person. If None, the one
-            that best tells the training images' own identities from their most similar other ones.
-    """
-    check_labeled(label_N)
-    centers = find_centers(embedding_ND, label_N, int(label_N.max()) + 1)
-    if threshold is None:
-        _, other = best_other(embedding_ND, label_N, centers.unit_KD)
-        threshold = telling_apart(own_similarity(embedding_ND, label_N, centers), other)
-    identity, cosine = best_other(test_MD, np.full(len(test_MD), -1), centers.unit_KD)
-    alike = cosine >= threshold
-    found = []
-    for shared in np.unique(identity[alike]).tolist():
-        tested = np.flatnonzero(alike & (identity == shared))
-        closest = int(tested[cosine[tested].argmax()])
-        images = np.flatnonzero(label_N == shared)
-        nearest = int(images[(embedding_ND[images] @ test_MD[closest]).argmax()])
-        found.append(Shared(shared, float(cosine[closest]), nearest, closest, len(tested)))
-    return threshold, sorted(found, key=lambda one: -one.similarity)
-
-
-def draw_pairs(
-    pairs: Sequence[tuple[int, int]],
-    read_left: Callable[[int], bytes],
-    read_right: Callable[[int], bytes],
-    output: Path,
-    *,
-    columns: int = 4,
-    size: int = 112,
-) -> None:
-    """Write a PNG with the two images of each pair side by side.
+        embedding_ND: unit rows of the training images, float32.
+        label_N: training labels from 0, int64.
+        test_MD: unit rows of the test images, float32.
+        threshold: cosine of an image and an identity's center from which they show the same identity;
+            `default_threshold` of the training images if None.
 
     Raises:
-        DataError: an image cannot be decoded, or the PNG not be written.
+        DataError: the training images have no labels.
     """
-    gap = size // 8
-    rows = -(-len(pairs) // columns)
-    sheet = np.full((max(rows, 1) * (size + gap), columns * (2 * size + gap), 3), 255, np.uint8)
-    for number, (left, right) in enumerate(pairs):
-        top, start = number // columns * (size + gap), number % columns * (2 * size + gap)
-        for place, data in ((start, read_left(left)), (start + size, read_right(right))):
-            image = decode_rgb(data, location=f"{output}: pair {number}")
-            sheet[top : top + size, place : place + size] = resize_square(image, size)
-    write_png(sheet, output)
+    check_labeled(label_N)
+    centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
+    if threshold is None:
+        threshold = default_threshold(embedding_ND, label_N, centers)
+    identity, cosine = nearest_other_center(test_MD, np.full(len(test_MD), -1), centers.unit_KD)
+    matched = cosine >= threshold
+    found = []
+    for number in np.unique(identity[matched]).tolist():
+        test_images = np.flatnonzero(matched & (identity == number))
+        test_image = int(test_images[cosine[test_images].argmax()])
+        images = np.flatnonzero(label_N == number)
+        image = int(images[(embedding_ND[images] @ test_MD[test_image]).argmax()])
+        found.append(
+            OverlappingIdentity(number, float(cosine[test_image]), image, test_image, len(test_images))
+        )
+    return threshold, sorted(found, key=lambda one: -one.similarity)

@@ -1,4 +1,4 @@
-"""A dataset of any layout → RecordIO, its faces upright where their landmarks are known."""
+"""Conversion of a dataset of any format to RecordIO, with optional alignment of the faces."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from facetrain.data.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
-from facetrain.data.tools.landmarks import Finder
-from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
+from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError
+from facetrain.files import new_folder
+from facetrain.progress import ProgressCallback, ignore_progress
 
 
 @dataclass(frozen=True)
-class Packed:
-    """What was written, and what was left out."""
+class PackResult:
+    """Folder and size of a dataset that was written, and the images that were left out."""
 
     folder: Path
     identities: int
     images: int
     skipped: list[str]
+    """One message per image that was left out."""
 
 
 def pack(
@@ -37,99 +40,105 @@ def pack(
     image_size: int = 112,
     quality: int = 95,
     min_images_per_identity: int = 1,
-    landmarks: Finder | None = None,
+    landmarks: LandmarkFinder | None = None,
     shuffle: bool = False,
     seed: int = 0,
     skip_bad: bool = False,
     workers: int | None = None,
-    progress: Progress = silent,
-) -> Packed:
-    """Write a dataset of any layout as train.rec, train.idx and property; the folder appears whole or not at all.
+    progress: ProgressCallback = ignore_progress,
+) -> PackResult:
+    """Write a dataset of any format as train.rec, train.idx and property; the folder appears complete or not at all.
 
-    An image that is a JPEG of the right size keeps its bytes; any other is brought to `image_size`
-    and encoded with `quality`. Identities keep their order, and are numbered without gaps.
+    Without alignment, a JPEG of the right size keeps its bytes. All other images are resized to `image_size` and
+    encoded with `quality`. Identities keep their order and are numbered without gaps.
 
     Args:
         source_path: the dataset.
-        output: where to.
-        images: where the paths of a list file begin; its own folder if None.
+        output: the folder to write; it must not exist.
+        images: folder that the paths of a list file are relative to; the folder of the list file if None.
         image_size: pixels a side.
-        quality: of images that are encoded anew, 1 to 100.
-        min_images_per_identity: leave out identities with fewer.
-        landmarks: tells where a face's eyes, nose and mouth lie; faces are turned and cut out by them.
-        shuffle: mix the images of all identities, as readers that shuffle only a little want them.
-        seed: another one mixes otherwise.
-        skip_bad: leave out images that cannot be decoded, or have no landmarks, and list them.
-        workers: threads; one per core if None.
-        progress: told after every image.
+        quality: JPEG quality of encoded images, 1 to 100.
+        min_images_per_identity: identities with fewer images are left out.
+        landmarks: if given, faces are aligned to ArcFace's template by their landmarks.
+        shuffle: write the images in random order, for readers that read a file from start to end.
+        seed: seed of the order.
+        skip_bad: leave out images that cannot be decoded or have no landmarks. Every image is then read twice.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image that is read.
 
     Raises:
-        DataError: there is nothing to pack, the output is there already or cannot be written, or an image is bad and
-            bad ones are not to be skipped.
+        DataError: the dataset cannot be read, no image is good, or the output exists or cannot be written.
+        ImageError: an image cannot be decoded or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, min_images_per_identity=min_images_per_identity, root=images)
-    faces = _Faces(source, image_size, quality, landmarks)
+    prepared = _PreparedImages(source, image_size, quality, landmarks)
     total = source.num_images * (2 if skip_bad else 1)
     with new_folder(output) as scratch:
         good, skipped = np.arange(source.num_images), list[str]()
         if skip_bad:
-            good, skipped = _without_bad(faces, source.num_images, workers, total, progress)
+            good, skipped = _good_images(prepared, source.num_images, workers, total, progress)
         identity, label = np.unique(source.labels[good], return_inverse=True)
         order = permute(np.arange(len(good)), len(good), key=seed) if shuffle else np.arange(len(good))
-        pictures = in_order(lambda row: (int(label[row]), faces.fitting(int(good[row]))), order, workers)
-        told = counted(pictures, total, progress, done=total - len(good))
-        write_identities(scratch, np.bincount(label).tolist(), told, image_size)
-    return Packed(output, len(identity), len(good), skipped)
+        labeled = map_in_order(
+            lambda row: (int(label[row]), prepared.encoded(int(good[row]))), order, workers
+        )
+        labeled_progress = report_progress(labeled, total, progress, done=total - len(good))
+        write_identities(scratch, np.bincount(label).tolist(), labeled_progress, image_size)
+    return PackResult(output, len(identity), len(good), skipped)
 
 
-class _Faces:
-    """The images of a source as they are to be written."""
+class _PreparedImages:
+    """Images of a dataset, aligned or resized, and encoded."""
 
-    def __init__(self, source: FaceDataset, size: int, quality: int, find: Finder | None) -> None:
-        self._source, self._size, self._quality, self._find = source, size, quality, find
-        # Kept from the examination to the writing: finding a face takes longer than all else.
-        self._points = np.full((source.num_images if find else 0, 5, 2), np.nan, np.float32)
+    def __init__(
+        self, source: FaceDataset, size: int, quality: int, find_landmarks: LandmarkFinder | None
+    ) -> None:
+        self._source, self._size, self._quality, self._find_landmarks = source, size, quality, find_landmarks
+        # Kept from the check of an image to its alignment: detection takes longer than everything else.
+        count = source.num_images if find_landmarks else 0
+        self._points_N52 = np.full((count, 5, 2), np.nan, np.float32)
 
     def fault(self, number: int) -> str | None:
-        """Say what is wrong with an image."""
+        """Return the reason why an image cannot be written, or None."""
         try:
-            self._seen(number)
+            self._decode(number)
         except ImageError as error:
             return str(error)
         return None
 
-    def fitting(self, number: int) -> bytes:
-        """Return an image of the right size, encoded."""
-        data, image = self._seen(number)
-        if self._find is not None:
-            return encode_jpeg(align(image, self._points[number], self._size), self._quality)
+    def encoded(self, number: int) -> bytes:
+        """Return an image as it is to be written."""
+        data, image = self._decode(number)
+        if self._find_landmarks is not None:
+            return encode_jpeg(align(image, self._points_N52[number], self._size), self._quality)
         if image.shape[:2] == (self._size, self._size) and data[:2] == b"\xff\xd8":
             return data
         return encode_jpeg(resize_square(image, self._size), self._quality)
 
-    def _seen(self, number: int) -> tuple[bytes, np.ndarray]:
-        """Read and decode an image, and know where its face's landmarks lie."""
+    def _decode(self, number: int) -> tuple[bytes, np.ndarray]:
+        """Read and decode an image, and find its landmarks if the images are aligned."""
         data = self._source.read(number)
         image = decode_rgb(data, location=self._source.location(number))
-        if self._find is not None and np.isnan(self._points[number, 0, 0]):
+        if self._find_landmarks is not None and np.isnan(self._points_N52[number, 0, 0]):
             name = image_name(self._source, number)
-            found = self._find(name, image)
-            if found is None:
-                raise ImageError(f"{self._source.location(number)}: no landmarks of a face ({name})")
-            self._points[number] = found
+            points = self._find_landmarks(name, image)
+            if points is None:
+                raise ImageError(f"{self._source.location(number)}: no landmarks for {name!r}")
+            self._points_N52[number] = points
         return data, image
 
 
-def _without_bad(
-    faces: _Faces, count: int, workers: int | None, total: int, progress: Progress
+def _good_images(
+    prepared: _PreparedImages, count: int, workers: int | None, total: int, progress: ProgressCallback
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the numbers of the images that are good, int64, and what is wrong with the others."""
+    """Return the numbers of the images without faults, int64, and the faults of the others."""
     good, skipped = np.ones(count, bool), []
-    faults: Iterator[str | None] = counted(in_order(faces.fault, range(count), workers), total, progress)
-    for number, said in enumerate(faults):
-        if said is not None:
+    checked = map_in_order(prepared.fault, range(count), workers)
+    faults: Iterator[str | None] = report_progress(checked, total, progress)
+    for number, fault in enumerate(faults):
+        if fault is not None:
             good[number] = False
-            skipped.append(said)
+            skipped.append(fault)
     if not good.any():
-        raise DataError(f"none of the {count:,} images is good; the first: {skipped[0]}")
+        raise DataError(f"all {count:,} images have faults; the first is {skipped[0]}")
     return np.flatnonzero(good), skipped

@@ -1,15 +1,18 @@
-"""Who is compared with whom in the public verification sets: their own lists, as paths of images.
+"""Pair lists of the public verification sets, and their conversion to .bin.
 
-LFW: `name i j` is a pair of one person, `name i other j` of two; a first line of one or two numbers is
-the count of folds and pairs. Image i of a person is `name/name_000i.jpg`.
+Four forms are read:
 
-CALFW and CPLFW: two lines `image.jpg number` make a pair, of two persons if the number is 0. The
-images lie in one folder, or in one per person, named like the image before its last `_`.
+LFW: `name i j` is a pair of one person, `name i other j` a pair of two. A first line of one or two numbers, the count
+of folds and pairs, is skipped. Image i of a person is `name/name_000i.jpg`.
 
-AgeDB-30, and others in this form: `image image 1` is a pair of one person, 0 of two.
+CALFW and CPLFW: two lines `image.jpg number` are a pair, of two people if the number is 0. The images are in one
+folder, or in one folder per person, which has the name of the image up to its last `_`.
 
-CFP: a folder Split/FP or Split/FF with 01/same.txt, 01/diff.txt, …, whose lines `i,j` are lines of
-Pair_list_F.txt and, for FP, of Pair_list_P.txt beside Split.
+AgeDB-30 and others: `image image 1` is a pair of one person, `image image 0` a pair of two.
+
+CFP: a folder Split/FP or Split/FF with 01/same.txt, 01/diff.txt, and so on. Their lines `i,j` refer to line i of
+Pair_list_F.txt and to line j of Pair_list_P.txt (for FF, of Pair_list_F.txt as well). Both lists are in the folder
+that contains Split.
 """
 
 from __future__ import annotations
@@ -22,181 +25,204 @@ from facetrain.data.align import align
 from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.tools.landmarks import Finder
-from facetrain.data.tools.parallel import Progress, counted, in_order, silent
+from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError
+from facetrain.files import error_reason
+from facetrain.progress import ProgressCallback, ignore_progress
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two images, and whether they show one person."""
+class ListedPair:
+    """Two image files of a pair list."""
 
     first: Path
     second: Path
     same: bool
+    """Whether both show one person."""
 
 
 _Line = tuple[str, list[str]]
-"""Where a line stands, and its words."""
+"""Location of a line for messages, and its words."""
+_QUALITY = 95
+_QUOTED_CHARACTERS = 60
 
 
 def is_pair_list(path: Path, images: Path | None) -> bool:
-    """Tell a list of pairs from a dataset: it comes with its images' folder, or is a folder of CFP's splits."""
+    """Return whether `path` is a pair list and not a dataset: `images` is given, or it is a split folder of CFP."""
     return images is not None or (path / "01" / "same.txt").is_file()
 
 
-def read_pairs(path: Path, images: Path | None) -> list[Pair]:
-    """Return the pairs of a list, in its order; every image is there.
+def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
+    """Return the pairs of a list in its order; all image files exist.
 
-    `images` is the folder of the images; CFP's list knows it by itself.
+    Args:
+        path: the list, or a split folder of CFP.
+        images: folder of the images. None is allowed for CFP, whose lists contain the paths.
 
     Raises:
-        PairsError: a line is of no form that is known, or an image is missing; the message has the line's number.
+        PairsError: a line has an unknown form, or an image is missing; the message has the line number.
     """
     if path.is_dir():
-        pairs = list(_of_cfp(path, images))
+        pairs = list(_read_cfp(path, images))
     elif images is None:
-        raise PairsError(f"{path}: in which folder are its images?")
+        raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
-        pairs = list(_of_list(_lines(path), images))
+        pairs = list(_read_list(_lines(path), images))
     if not pairs:
-        raise PairsError(f"{path}: holds no pairs")
+        raise PairsError(f"{path}: the list has no pairs")
     return pairs
 
 
 def _lines(path: Path) -> list[_Line]:
-    """Return the lines with something on them."""
+    """Return the lines that are not empty."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PairsError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise PairsError(f"{path}: {error_reason(error)}") from error
     numbered = enumerate(text.splitlines(), start=1)
     return [(f"{path}, line {number}", line.split()) for number, line in numbered if line.strip()]
 
 
-def _of_list(lines: list[_Line], images: Path) -> Iterator[Pair]:
+def _read_list(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
     words = lines[0][1] if lines else []
-    if len(words) == 2 and _names_a_image(words[0]):
-        return _of_two_lines(lines, images)
-    if len(words) == 3 and _names_a_image(words[0]):
-        return _of_two_paths(lines, images)
-    return _of_one_line(lines, images)
+    if len(words) == 2 and _is_image_name(words[0]):
+        return _read_two_line_pairs(lines, images)
+    if len(words) == 3 and _is_image_name(words[0]):
+        return _read_path_pairs(lines, images)
+    return _read_numbered_pairs(lines, images)
 
 
-def _names_a_image(word: str) -> bool:
+def _is_image_name(word: str) -> bool:
     return Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
-def _of_one_line(lines: list[_Line], images: Path) -> Iterator[Pair]:
+def _read_numbered_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
     if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
         lines = lines[1:]
-    for where, words in lines:
+    for location, words in lines:
         if len(words) not in (3, 4):
-            said = " ".join(words)[:60]
-            raise PairsError(f"{where}: {said!r} is neither `name i j` nor `name i other j`")
+            raise PairsError(f"{location}: {_quoted(words)} is neither `name i j` nor `name i other j`")
         other = words[0] if len(words) == 3 else words[2]
         first, second = (
-            _numbered(images, words[0], words[1], where),
-            _numbered(images, other, words[-1], where),
+            _find_numbered(images, words[0], words[1], location),
+            _find_numbered(images, other, words[-1], location),
         )
-        yield Pair(first, second, len(words) == 3)
+        yield ListedPair(first, second, len(words) == 3)
 
 
-def _of_two_lines(lines: list[_Line], images: Path) -> Iterator[Pair]:
+def _read_two_line_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
     if len(lines) % 2:
-        raise PairsError(f"{lines[-1][0]}: the last pair has one line only")
-    for (where, one), (below, other) in zip(lines[::2], lines[1::2], strict=True):
-        for place, words in ((where, one), (below, other)):
-            if len(words) != 2 or not _names_a_image(words[0]) or not words[1].isdigit():
-                raise PairsError(f"{place}: {' '.join(words)[:60]!r} is no `image.jpg number`")
+        raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
+    for (location, one), (below, other) in zip(lines[::2], lines[1::2], strict=True):
+        for place, words in ((location, one), (below, other)):
+            if len(words) != 2 or not _is_image_name(words[0]) or not words[1].isdigit():
+                raise PairsError(f"{place}: {_quoted(words)} is not of the form `image.jpg number`")
         if (one[1] == "0") != (other[1] == "0"):
-            raise PairsError(f"{below}: {other[1]} does not go with the {one[1]} of the line before")
-        yield Pair(_named(images, one[0], where), _named(images, other[0], below), one[1] != "0")
+            raise PairsError(
+                f"{below}: the number {other[1]} contradicts {one[1]} in the line before; both are 0, or neither"
+            )
+        yield ListedPair(
+            _find_named(images, one[0], location), _find_named(images, other[0], below), one[1] != "0"
+        )
 
 
-def _of_two_paths(lines: list[_Line], images: Path) -> Iterator[Pair]:
-    for where, words in lines:
+def _read_path_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
+    for location, words in lines:
         if len(words) != 3 or words[2] not in ("0", "1"):
-            raise PairsError(f"{where}: {' '.join(words)[:60]!r} is no `image image 1`, nor 0")
-        first, second = (_inside(images, images / word, where) for word in words[:2])
-        yield Pair(first, second, words[2] == "1")
+            raise PairsError(f"{location}: {_quoted(words)} is neither `image image 1` nor `image image 0`")
+        first, second = (_check_inside(images, images / word, location) for word in words[:2])
+        yield ListedPair(first, second, words[2] == "1")
 
 
-def _of_cfp(split: Path, images: Path | None) -> Iterator[Pair]:
+def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
     protocol = split.parent.parent
     frontal = _cfp_images(protocol / "Pair_list_F.txt", images)
     other = frontal if split.name == "FF" else _cfp_images(protocol / "Pair_list_P.txt", images)
     for fold in sorted(path for path in split.iterdir() if path.is_dir()):
         for name, same in (("same.txt", True), ("diff.txt", False)):
-            for where, words in _lines(fold / name):
+            for location, words in _lines(fold / name):
                 numbers = "".join(words).split(",")
                 if len(numbers) != 2 or numbers[0] not in frontal or numbers[1] not in other:
-                    raise PairsError(f"{where}: {' '.join(words)[:60]!r} is no pair of images of the lists")
-                yield Pair(frontal[numbers[0]], other[numbers[1]], same)
+                    raise PairsError(
+                        f"{location}: {_quoted(words)} is not a pair `i,j` of numbers in the image lists"
+                    )
+                yield ListedPair(frontal[numbers[0]], other[numbers[1]], same)
 
 
 def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
-    """Return the images by their numbers. A list's path is …/person/pose/image."""
+    """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
     found = {}
-    for where, words in _lines(path):
-        if len(words) != 2 or not words[0].isdigit() or not _names_a_image(words[1]):
-            raise PairsError(f"{where}: {' '.join(words)[:60]!r} is no `number image`")
+    for location, words in _lines(path):
+        if len(words) != 2 or not words[0].isdigit() or not _is_image_name(words[1]):
+            raise PairsError(f"{location}: {_quoted(words)} is not of the form `number image`")
         root = path.parent.parent if images is None else images
         whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])
-        found[words[0]] = _inside(root, whole, where)
+        found[words[0]] = _check_inside(root, whole, location)
     return found
 
 
-def _numbered(images: Path, name: str, number: str, where: str) -> Path:
+def _quoted(words: list[str]) -> str:
+    return repr(" ".join(words)[:_QUOTED_CHARACTERS])
+
+
+def _find_numbered(images: Path, name: str, number: str, location: str) -> Path:
     if not number.isdigit() or Path(name).name != name:
-        raise PairsError(f"{where}: {name!r} {number!r} is no image of a person")
+        raise PairsError(f"{location}: {name!r} {number!r} is not a name and the number of an image")
     stem = images / name / f"{name}_{int(number):04d}"
     for suffix in sorted(IMAGE_SUFFIXES):
         path = stem.with_name(stem.name + suffix)
         if path.is_file():
             return path
-    raise PairsError(f"{where}: there is no {stem}.jpg (nor .png, .bmp)")
+    raise PairsError(f"{location}: there is no {stem}.jpg (nor .png, .bmp)")
 
 
-def _named(images: Path, name: str, where: str) -> Path:
+def _find_named(images: Path, name: str, location: str) -> Path:
     if Path(name).name != name:
-        raise PairsError(f"{where}: {name!r} is no image's name")
+        raise PairsError(f"{location}: {name!r} is not the name of an image")
     person = Path(name).stem.rpartition("_")[0]
     for path in (images / name, images / person / name):
         if path.is_file():
             return path
-    raise PairsError(f"{where}: there is no {images / name}, nor {images / person / name}")
+    raise PairsError(f"{location}: there is no {images / name}, nor {images / person / name}")
 
 
-def _inside(root: Path, path: Path, where: str) -> Path:
-    """Follow a path of a list, but not out of the folder of the set."""
-    if not _names_a_image(path.name) or not path.resolve().is_relative_to(root.resolve()):
-        raise PairsError(f"{where}: {path} is no image below {root}")
+def _check_inside(root: Path, path: Path, location: str) -> Path:
+    """Return a path of a list after a check that the image exists and is inside `root`."""
+    if not _is_image_name(path.name) or not path.resolve().is_relative_to(root.resolve()):
+        raise PairsError(f"{location}: {path} is not an image inside {root}")
     if not path.is_file():
-        raise PairsError(f"{where}: there is no {path}")
+        raise PairsError(f"{location}: there is no {path}")
     return path
 
 
-_QUALITY = 95
-
-
-def build_pairs(
+def convert_pair_list(
     list_path: Path,
     images: Path | None,
     output: Path,
     *,
-    landmarks: Finder | None = None,
+    landmarks: LandmarkFinder | None = None,
     image_size: int = 112,
     workers: int | None = None,
-    progress: Progress = silent,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[int, int]:
-    """Write the pairs of a list, in its order; return how many there are, and how many of one person.
+    """Write the pairs of a list as .bin, in the order of the list.
 
-    Images keep their bytes, or are cut out of `image_size` pixels a side by their landmarks; their names
-    are their paths below `images` (for CFP without `images`, person/pose/image).
+    Args:
+        list_path: the list, or a split folder of CFP.
+        images: folder of the images; None is allowed for CFP.
+        output: the .bin to write.
+        landmarks: if given, faces are aligned to ArcFace's template; otherwise images keep their bytes. The name of
+            an image is its path inside `images`, or person/pose/image for CFP without `images`.
+        image_size: pixels a side of aligned images.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image.
+
+    Returns:
+        The number of pairs, and of those of one person.
 
     Raises:
-        PairsError: the list cannot be followed, or an image is missing or has no landmarks.
+        PairsError: a line has an unknown form, or an image is missing or has no landmarks.
     """
     pairs = read_pairs(list_path, images)
     paths = [path for pair in pairs for path in (pair.first, pair.second)]
@@ -210,10 +236,10 @@ def build_pairs(
         image = decode_rgb(data, location=str(path))
         points = landmarks(name, image)
         if points is None:
-            raise PairsError(f"{path}: no landmarks of a face ({name})")
+            raise PairsError(f"{path}: no landmarks for {name!r}")
         return encode_jpeg(align(image, points, image_size), _QUALITY)
 
-    encoded = counted(in_order(encoded_image, range(len(paths)), workers), len(paths), progress)
+    encoded = report_progress(map_in_order(encoded_image, range(len(paths)), workers), len(paths), progress)
     same = [pair.same for pair in pairs]
     write_bin(output, encoded, same)
     return len(same), sum(same)

@@ -1,69 +1,51 @@
-"""What every tool needs: all cores, results in order, a folder that appears whole or not at all."""
+"""Parallel map that keeps the order, and progress reports of an iteration."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.errors import DataError
+from facetrain.progress import ProgressCallback
 
-Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
 T = TypeVar("T")
 
 
-def silent(done: int, total: int) -> None:
-    """Show no progress."""
-
-
-@contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder aside that becomes `output` when all went well, and is gone when not.
-
-    Raises:
-        DataError: `output` is there already, or the disk refuses.
-    """
-    if output.exists():
-        raise DataError(f"{output}: is there already; remove it, or write into another folder")
-    scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        scratch.mkdir(parents=True)
-        yield scratch
-        os.replace(scratch, output)
-    except OSError as error:
-        raise DataError(f"{error.filename or output}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def in_order(
-    work: Callable[[int], T], numbers: Iterable[int], workers: int | None
+def map_in_order(
+    function: Callable[[int], T], numbers: Iterable[int], workers: int | None
 ) -> Generator[T, None, None]:
-    """Do work for numbers on all cores, a little ahead of whoever takes the results; closed, none is left at work."""
-    ahead = 4 * (workers or usable_cores())
-    with ThreadPoolExecutor(workers or usable_cores()) as pool:
-        waiting: deque[Future[T]] = deque()
+    """Yield `function(number)` for all numbers in their order, computed by threads.
+
+    At most four results per thread are computed ahead, so memory does not grow with the length of `numbers`. When
+    the generator is closed, it cancels the pending calls and waits for those that are running.
+
+    Args:
+        function: must be safe to call from several threads; OpenCV and file reads release the GIL.
+        numbers: the arguments.
+        workers: number of threads; one per usable core if None.
+    """
+    workers = workers or usable_cores()
+    ahead = 4 * workers
+    with ThreadPoolExecutor(workers) as pool:
+        pending: deque[Future[T]] = deque()
         try:
             for number in numbers:
-                waiting.append(pool.submit(work, int(number)))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                pending.append(pool.submit(function, int(number)))
+                if len(pending) > ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
-            for future in waiting:
+            for future in pending:
                 future.cancel()
 
 
-def counted(items: Iterable[T], total: int, progress: Progress, *, done: int = 0) -> Iterator[T]:
-    """Pass items on, and tell of each; `done` says how many there were before."""
+def report_progress(
+    items: Iterable[T], total: int, progress: ProgressCallback, *, done: int = 0
+) -> Iterator[T]:
+    """Yield the items and call `progress` after each; `done` is the number of items before the first."""
     for count, item in enumerate(items, start=done + 1):
         yield item
         progress(count, total)

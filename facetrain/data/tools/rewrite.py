@@ -1,4 +1,4 @@
-"""Datasets made of others: merged, split, shuffled, cut down. Images keep their bytes."""
+"""New datasets from existing ones: merge, split, shuffle, subset. Images keep their bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
-from facetrain.data.tools.parallel import Progress, counted, in_order, new_folder, silent
+from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
+from facetrain.files import new_folder, os_errors_as
+from facetrain.progress import ProgressCallback, ignore_progress
 
 
 @dataclass(frozen=True)
-class Written:
-    """A dataset that was written."""
+class WrittenDataset:
+    """Folder and size of a dataset that was written."""
 
     folder: str
     identities: int
@@ -29,35 +31,44 @@ class Written:
 
 
 def merge(
-    folders: Sequence[Path], output: Path, *, workers: int | None = None, progress: Progress = silent
-) -> Written:
-    """Write several datasets as one; the identities of the second are numbered behind the first's.
+    folders: Sequence[Path],
+    output: Path,
+    *,
+    workers: int | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> WrittenDataset:
+    """Write several datasets as one. The labels of each dataset follow those of the one before it.
 
     Raises:
-        DataError: one cannot be read, or the output not be written.
+        DataError: a dataset cannot be read, or the output cannot be written.
     """
     sources = [open_dataset(folder) for folder in folders]
-    everything = MixtureDataset(sources, [1.0] * len(sources))
+    mixture = MixtureDataset(sources, [1.0] * len(sources))
     with new_folder(output) as scratch:
-        written = write_some(
-            everything, np.arange(everything.num_images), everything.labels, scratch, workers, progress
+        written = write_images(
+            mixture, np.arange(mixture.num_images), mixture.labels, scratch, workers, progress
         )
-    return Written(str(output), *written)
+    return WrittenDataset(str(output), *written)
 
 
 def shuffle(
-    folder: Path, output: Path, *, seed: int = 0, workers: int | None = None, progress: Progress = silent
-) -> Written:
-    """Write a dataset with all its images mixed, for readers that read one after the other.
+    folder: Path,
+    output: Path,
+    *,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> WrittenDataset:
+    """Write the images of a dataset in random order, for readers that read a file from start to end.
 
     Raises:
-        DataError: it cannot be read, or the output not be written.
+        DataError: the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
-    mixed = permute(np.arange(source.num_images), source.num_images, key_of(seed))
+    order = permute(np.arange(source.num_images), source.num_images, key_of(seed))
     with new_folder(output) as scratch:
-        written = write_some(source, mixed, source.labels[mixed], scratch, workers, progress)
-    return Written(str(output), *written)
+        written = write_images(source, order, source.labels[order], scratch, workers, progress)
+    return WrittenDataset(str(output), *written)
 
 
 def subset(
@@ -70,42 +81,43 @@ def subset(
     max_images_per_identity: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    progress: Progress = silent,
-) -> Written:
-    """Write some identities of a dataset, and no more than some images of each, numbered anew without gaps.
+    progress: ProgressCallback = ignore_progress,
+) -> WrittenDataset:
+    """Write some identities of a dataset, renumbered without gaps in their old order.
 
     Args:
         folder: the dataset.
-        output: where to.
-        listed: a file of identities to keep, one number a line; all if None.
-        identities: keep as many of them, chosen by the seed.
-        min_images_per_identity: leave out identities with fewer.
-        max_images_per_identity: keep as many images of each, chosen by the seed.
-        seed: another one chooses otherwise.
-        workers: threads; one per core if None.
-        progress: told after every image.
+        output: the folder to write; it must not exist.
+        listed: file with the identities to keep, one number per line; all if None.
+        identities: number of identities to keep, selected by the seed; all if None.
+        min_images_per_identity: identities with fewer images are left out.
+        max_images_per_identity: number of images to keep of each identity, selected by the seed; all if None.
+        seed: seed of both selections.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image.
 
     Raises:
-        DataError: nothing is left, it cannot be read, or the output not be written.
+        DataError: no identity is left, the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
     counts = np.bincount(source.labels, minlength=source.num_classes)
     keep = (counts > 0) & (counts >= min_images_per_identity)
     if listed is not None:
-        keep &= np.isin(np.arange(source.num_classes), _numbers(listed, source.num_classes))
-    chosen = np.flatnonzero(keep)
-    if identities is not None and identities < len(chosen):
-        chosen = np.sort(chosen[permute(np.arange(identities), len(chosen), key_of(seed))])
-    if not len(chosen):
+        keep &= np.isin(np.arange(source.num_classes), _read_identities(listed, source.num_classes))
+    selected = np.flatnonzero(keep)
+    if identities is not None and identities < len(selected):
+        selected = np.sort(selected[permute(np.arange(identities), len(selected), key_of(seed))])
+    if not len(selected):
         raise DataError(
-            f"{folder}: none of the {source.num_classes:,} identities is left by what was asked for"
+            f"{folder}: none of the {source.num_classes:,} identities matches the selection; check the list and the "
+            "limits of images per identity"
         )
-    numbers = np.flatnonzero(np.isin(source.labels, chosen))
+    numbers = np.flatnonzero(np.isin(source.labels, selected))
     if max_images_per_identity is not None:
-        numbers = _at_most(source.labels[numbers], numbers, max_images_per_identity, seed)
+        numbers = _limit_images(source.labels[numbers], numbers, max_images_per_identity, seed)
     with new_folder(output) as scratch:
-        written = write_some(source, numbers, source.labels[numbers], scratch, workers, progress)
-    return Written(str(output), *written)
+        written = write_images(source, numbers, source.labels[numbers], scratch, workers, progress)
+    return WrittenDataset(str(output), *written)
 
 
 def split(
@@ -115,26 +127,27 @@ def split(
     validation: float,
     seed: int = 0,
     workers: int | None = None,
-    progress: Progress = silent,
-) -> tuple[Written, Written]:
+    progress: ProgressCallback = ignore_progress,
+) -> tuple[WrittenDataset, WrittenDataset]:
     """Write OUTPUT/train and OUTPUT/validation, which have no identity in common.
 
     Args:
         folder: the dataset.
-        output: where to.
-        validation: the part of the identities, above 0 and below 1, that goes to validation; at least one does.
-        seed: another one chooses otherwise.
-        workers: threads; one per core if None.
-        progress: told after every image.
+        output: the folder to write; it must not exist.
+        validation: fraction of the identities for validation, above 0 and below 1; at least one identity is selected.
+        seed: seed of the selection.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image.
 
     Raises:
-        DataError: there are fewer than two identities, it cannot be read, or the output not be written.
+        DataError: there are fewer than two identities, the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
     present = np.unique(source.labels)
     if not 0 < validation < 1 or len(present) < 2:
         raise DataError(
-            f"{folder}: {len(present):,} identities cannot be split with a part of {validation:g} for validation"
+            f"{folder}: {len(present):,} identities cannot be split with a validation fraction of {validation:g}; "
+            "take at least two identities and a fraction between 0 and 1"
         )
     count = min(max(round(validation * len(present)), 1), len(present) - 1)
     held_out = np.isin(source.labels, present[permute(np.arange(count), len(present), key_of(seed))])
@@ -144,49 +157,53 @@ def split(
             ("train", np.flatnonzero(~held_out)),
             ("validation", np.flatnonzero(held_out)),
         ):
-            found = write_some(source, numbers, source.labels[numbers], scratch / name, workers, progress)
-            written.append(Written(str(output / name), *found))
+            size = write_images(source, numbers, source.labels[numbers], scratch / name, workers, progress)
+            written.append(WrittenDataset(str(output / name), *size))
     return written[0], written[1]
 
 
-def write_some(
+def write_images(
     source: FaceDataset,
     numbers: np.ndarray,
     label: np.ndarray,
     folder: Path,
     workers: int | None,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> tuple[int, int]:
-    """Write images (N,) of a source in this order under labels (N,), numbered anew; return how many of both."""
+    """Write the images `numbers` (N,) in this order with labels (N,), renumbered without gaps.
+
+    Returns the number of identities and of images.
+    """
     _, label = np.unique(label, return_inverse=True)
     counts = np.bincount(label)
     size = encoded_image_size(source.read(int(numbers[0])))
-    pictures = in_order(
+    images = map_in_order(
         lambda row: (int(label[row]), source.read(int(numbers[row]))), range(len(label)), workers
     )
     write_identities(
-        folder, counts.tolist(), counted(pictures, len(label), progress), min(size) if size else 112
+        folder, counts.tolist(), report_progress(images, len(label), progress), min(size) if size else 112
     )
     return len(counts), len(label)
 
 
-def _at_most(label: np.ndarray, numbers: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Keep up to `most` of the numbers of each label, in their order."""
-    drawn = permute(np.arange(len(numbers)), len(numbers), key_of(seed, 1))
-    by_label = np.lexsort((drawn, label))
+def _limit_images(label: np.ndarray, numbers: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """Select at most `limit` numbers of each label at random; return them in ascending order."""
+    random_order = permute(np.arange(len(numbers)), len(numbers), key_of(seed, 1))
+    by_label = np.lexsort((random_order, label))
     ordered = label[by_label]
-    place = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
-    return np.sort(numbers[by_label[place < most]])
+    rank_in_label = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    return np.sort(numbers[by_label[rank_in_label < limit]])
 
 
-def _numbers(path: Path, below: int) -> np.ndarray:
+def _read_identities(path: Path, num_classes: int) -> np.ndarray:
     try:
-        numbers = np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+        with os_errors_as(DataError, path):
+            numbers = np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{path}: not a list of identities, one whole number a line ({error})") from error
-    outside = numbers[(numbers < 0) | (numbers >= below)]
+        raise DataError(
+            f"{path}: not a list of identities ({error}); write one whole number per line"
+        ) from error
+    outside = numbers[(numbers < 0) | (numbers >= num_classes)]
     if len(outside):
-        raise DataError(f"{path}: there is no identity {outside[0]}; they go from 0 to {below - 1:,}")
+        raise DataError(f"{path}: there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")
     return numbers

@@ -1,4 +1,4 @@
-"""Pairs drawn from a dataset, laid out as LFW's: ten folds that have nobody in common."""
+"""Verification pairs sampled from a dataset: ten folds without common identities, in the order of LFW's list."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.parallel import Progress, counted, in_order, silent
+from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
+from facetrain.progress import ProgressCallback, ignore_progress
 
 FOLDS = 10
-_TRIES = 100
+_MAX_TRIES_PER_PAIR = 100
 
-Pair = tuple[int, int]
+ImagePair = tuple[int, int]
+"""Numbers of two images, ascending."""
 
 
 def sample_pairs(
@@ -26,59 +28,73 @@ def sample_pairs(
     pairs: int,
     seed: int = 0,
     workers: int | None = None,
-    progress: Progress = silent,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[int, int]:
-    """Write pairs of a dataset's images, half of them of one person; return (pairs, of one person).
+    """Write a .bin with pairs of a dataset's images, half of them of one identity.
 
-    No pair stands twice. Who has many images is drawn no more often than who has two.
+    All pairs are different. Every identity with at least two images has the same probability, whatever the number of
+    its images.
+
+    Args:
+        folder: the dataset.
+        output: the .bin to write.
+        pairs: number of pairs, a multiple of 20.
+        seed: seed of the selection.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image.
+
+    Returns:
+        The number of pairs, and of those of one identity.
 
     Raises:
-        DataError: `pairs` is no multiple of 20, or the dataset has too few people or images.
+        DataError: `pairs` is not a multiple of 20, or the dataset has too few identities or images.
     """
     if pairs <= 0 or pairs % (2 * FOLDS):
         raise DataError(
-            f"pairs: {pairs} is not a multiple of {2 * FOLDS}: {FOLDS} folds, half of each of one person"
+            f"pairs: {pairs} is not a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
+            "pairs of each fold show one identity"
         )
     source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
     _, starts = np.unique(source.labels[order], return_index=True)
     rng = np.random.default_rng([seed, 7])
-    people = np.split(order, starts[1:])
-    several = [number for number, images in enumerate(people) if len(images) > 1]
-    if len(several) < 2 * FOLDS:
+    images_of = np.split(order, starts[1:])
+    eligible = [identity for identity, images in enumerate(images_of) if len(images) > 1]
+    if len(eligible) < 2 * FOLDS:
         raise DataError(
-            f"{folder}: {len(several):,} identities have two images or more; {FOLDS} folds need {2 * FOLDS}"
+            f"{folder}: {len(eligible):,} identities have at least two images; {FOLDS} folds need {2 * FOLDS}"
         )
-    chosen: list[Pair] = []
-    for fold in np.array_split(rng.permutation(several), FOLDS):
-        members = [people[number] for number in fold]
+    sampled: list[ImagePair] = []
+    for fold in np.array_split(rng.permutation(eligible), FOLDS):
+        members = [images_of[identity] for identity in fold]
         half = pairs // FOLDS // 2
-        chosen += _distinct(partial(_of_one, members, rng), half, folder)
-        chosen += _distinct(partial(_of_two, members, rng), half, folder)
+        sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder)
+        sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
     same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
-    numbers = [number for pair in chosen for number in pair]
-    pictures = counted(in_order(source.read, numbers, workers), len(numbers), progress)
-    write_bin(output, pictures, same)
+    numbers = [number for pair in sampled for number in pair]
+    images = report_progress(map_in_order(source.read, numbers, workers), len(numbers), progress)
+    write_bin(output, images, same)
     return pairs, sum(same)
 
 
-def _of_one(people: list[np.ndarray], rng: np.random.Generator) -> Pair:
-    first, second = sorted(rng.choice(people[rng.integers(len(people))], 2, replace=False).tolist())
+def _genuine_pair(images_of: list[np.ndarray], rng: np.random.Generator) -> ImagePair:
+    first, second = sorted(rng.choice(images_of[rng.integers(len(images_of))], 2, replace=False).tolist())
     return first, second
 
 
-def _of_two(people: list[np.ndarray], rng: np.random.Generator) -> Pair:
-    one, other = rng.choice(len(people), 2, replace=False)
-    first, second = sorted((int(rng.choice(people[one])), int(rng.choice(people[other]))))
+def _impostor_pair(images_of: list[np.ndarray], rng: np.random.Generator) -> ImagePair:
+    one, other = rng.choice(len(images_of), 2, replace=False)
+    first, second = sorted((int(rng.choice(images_of[one])), int(rng.choice(images_of[other]))))
     return first, second
 
 
-def _distinct(draw: Callable[[], Pair], count: int, folder: Path) -> list[Pair]:
-    found: dict[Pair, None] = {}
-    for _ in range(_TRIES * count):
-        found[draw()] = None
+def _sample_distinct(sample: Callable[[], ImagePair], count: int, folder: Path) -> list[ImagePair]:
+    found: dict[ImagePair, None] = {}
+    for _ in range(_MAX_TRIES_PER_PAIR * count):
+        found[sample()] = None
         if len(found) == count:
             return list(found)
     raise DataError(
-        f"{folder}: a fold has {len(found):,} different pairs, not {count:,}; ask for fewer pairs"
+        f"{folder}: a fold has only {len(found):,} different pairs of the {count:,} that are needed; "
+        "ask for fewer pairs"
     )

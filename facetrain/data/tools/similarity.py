@@ -1,6 +1,6 @@
-"""How alike images and identities are, from the unit embeddings of a model.
+"""Cosine similarities between images and identity centers, from unit embeddings.
 
-Embeddings may lie in a file that is mapped into memory: they are gone through a stretch at a time.
+The embeddings may be a memory-mapped file: the functions read them in blocks of 128 MiB.
 """
 
 # N images   K identities   D embedding
@@ -14,96 +14,111 @@ import numpy as np
 
 from facetrain.errors import DataError
 
-_AT_ONCE = 1 << 25
-"""Numbers held at once, similarities or embeddings: 128 MiB."""
+_BLOCK_NUMBERS = 1 << 25
+"""float32 numbers in memory at a time, embeddings or similarities: 128 MiB."""
 
 
 @dataclass(frozen=True)
-class Centers:
-    """The sums and the directions of the embeddings of each identity."""
+class IdentityCenters:
+    """Sum and direction of the embeddings of each identity."""
 
     total_KD: np.ndarray
     unit_KD: np.ndarray
+    """Unit rows; zeros for an identity without images."""
     count_K: np.ndarray
-    spread: float
-    """Median length of an identity's mean embedding, of those with two images or more: 1 if all are equal."""
+    mean_length: float
+    """Median, over identities with at least two images, of the length of the mean embedding; 1 if all are equal."""
 
 
 def check_labeled(label_N: np.ndarray) -> None:
-    """Refuse images without identities.
+    """Check that every image has an identity.
 
     Raises:
-        DataError: a label is below 0.
+        DataError: there are no images, or a label is negative.
     """
     if not len(label_N) or label_N.min() < 0:
         raise DataError("these images have no identities; give a dataset: records, or a folder per identity")
 
 
-def find_centers(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> Centers:
-    """Add up unit embeddings float32 (N, D) of each identity; one without images has a center of zeros.
-
-    Rows with a label of −1 are left out.
-    """
+def compute_centers(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> IdentityCenters:
+    """Compute the centers of all identities from unit rows, float32; rows with label −1 are ignored."""
     total = np.zeros((num_classes, embedding_ND.shape[1]), np.float32)
-    for part in _stretches(len(embedding_ND), embedding_ND.shape[1]):
-        order = np.argsort(label_N[part], kind="stable")
-        order = order[np.count_nonzero(label_N[part] < 0) :]
+    for block in _blocks(len(embedding_ND), embedding_ND.shape[1]):
+        order = np.argsort(label_N[block], kind="stable")
+        order = order[np.count_nonzero(label_N[block] < 0) :]
         if len(order):
-            present, starts = np.unique(label_N[part][order], return_index=True)
-            total[present] += np.add.reduceat(embedding_ND[part][order], starts, axis=0)
+            present, starts = np.unique(label_N[block][order], return_index=True)
+            total[present] += np.add.reduceat(embedding_ND[block][order], starts, axis=0)
     count = np.bincount(label_N[label_N >= 0], minlength=num_classes)
     length = np.linalg.norm(total, axis=1)
     several = count > 1
-    spread = float(np.median(length[several] / count[several])) if several.any() else 1.0
-    return Centers(total, total / np.maximum(length, 1e-12)[:, None], count, spread)
+    mean_length = float(np.median(length[several] / count[several])) if several.any() else 1.0
+    return IdentityCenters(total, total / np.maximum(length, 1e-12)[:, None], count, mean_length)
 
 
-def own_similarity(embedding_ND: np.ndarray, label_N: np.ndarray, centers: Centers) -> np.ndarray:
-    """Compare each image with the center of the others of its identity: (N,), NaN where it is the only one."""
+def leave_one_out_similarity(
+    embedding_ND: np.ndarray, label_N: np.ndarray, centers: IdentityCenters
+) -> np.ndarray:
+    """Return each image's similarity to the center of the other images of its identity: (N,), NaN if there are none."""
     cosine = np.empty(len(embedding_ND), np.float32)
-    for part in _stretches(len(embedding_ND), embedding_ND.shape[1]):
-        others = centers.total_KD[label_N[part]] - embedding_ND[part]
+    for block in _blocks(len(embedding_ND), embedding_ND.shape[1]):
+        others = centers.total_KD[label_N[block]] - embedding_ND[block]
         length = np.maximum(np.linalg.norm(others, axis=1), 1e-12)
-        cosine[part] = np.einsum("nd,nd->n", embedding_ND[part], others) / length
+        cosine[block] = np.einsum("nd,nd->n", embedding_ND[block], others) / length
     return np.where(centers.count_K[label_N] > 1, cosine, np.nan)
 
 
-def center_similarity(embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray) -> np.ndarray:
-    """Compare each image with the center of its identity: (N,)."""
+def similarity_to_center(embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray) -> np.ndarray:
+    """Return each image's similarity to the center of its identity: (N,)."""
     cosine = np.empty(len(embedding_ND), np.float32)
-    for part in _stretches(len(embedding_ND), embedding_ND.shape[1]):
-        cosine[part] = np.einsum("nd,nd->n", embedding_ND[part], unit_KD[label_N[part]])
+    for block in _blocks(len(embedding_ND), embedding_ND.shape[1]):
+        cosine[block] = np.einsum("nd,nd->n", embedding_ND[block], unit_KD[label_N[block]])
     return cosine
 
 
-def best_other(
+def nearest_other_center(
     embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row the most similar center that is not its own, and how similar: (N,) each.
+    """Return the most similar center of another identity for each row, and the similarity: (N,) each.
 
-    A label of −1 has no center of its own.
+    A row with label −1 is compared with all centers.
     """
     identity, cosine = np.empty(len(embedding_ND), np.int64), np.empty(len(embedding_ND), np.float32)
-    for part in _stretches(len(embedding_ND), len(unit_KD)):
-        similar = embedding_ND[part] @ unit_KD.T
-        known = np.flatnonzero(label_N[part] >= 0)
-        similar[known, label_N[part][known]] = -2
-        identity[part] = similar.argmax(1)
-        cosine[part] = similar.max(1)
+    for block in _blocks(len(embedding_ND), len(unit_KD)):
+        similar = embedding_ND[block] @ unit_KD.T
+        labeled = np.flatnonzero(label_N[block] >= 0)
+        similar[labeled, label_N[block][labeled]] = -2  # below every cosine
+        identity[block] = similar.argmax(1)
+        cosine[block] = similar.max(1)
     return identity, cosine
 
 
-def telling_apart(own_N: np.ndarray, other_N: np.ndarray) -> float:
-    """Find the similarity that best tells images' own identities from their most similar other ones."""
+def best_threshold(genuine_N: np.ndarray, impostor_N: np.ndarray) -> float:
+    """Return the similarity threshold with the largest TAR − FAR (Youden's index, Cancer 3:32, 1950).
+
+    Args:
+        genuine_N: similarities of images and their identities; NaN is ignored.
+        impostor_N: similarities of images and other identities.
+    """
     grid = np.arange(0.05, 0.96, 0.005)
-    own, other = np.sort(own_N[np.isfinite(own_N)]), np.sort(other_N)
-    right = 1 - np.searchsorted(own, grid) / max(len(own), 1) + np.searchsorted(other, grid) / len(other)
-    best = np.flatnonzero(right >= right.max() - 1e-9)
+    genuine, impostor = np.sort(genuine_N[np.isfinite(genuine_N)]), np.sort(impostor_N)
+    accept_rate = 1 - np.searchsorted(genuine, grid) / max(len(genuine), 1)
+    reject_rate = np.searchsorted(impostor, grid) / len(impostor)
+    index = accept_rate + reject_rate
+    # The maximum is often a plateau; its middle leaves the same margin on both sides.
+    best = np.flatnonzero(index >= index.max() - 1e-9)
     return float(grid[best[len(best) // 2]])
 
 
-def _stretches(rows: int, width: int) -> Iterator[slice]:
-    """Part rows so that each part has `_AT_ONCE` numbers, `width` in a row."""
-    step = max(_AT_ONCE // width, 1)
+def default_threshold(embedding_ND: np.ndarray, label_N: np.ndarray, centers: IdentityCenters) -> float:
+    """Return the best threshold between images' similarities to their identity and to the nearest other one."""
+    genuine = leave_one_out_similarity(embedding_ND, label_N, centers)
+    _, impostor = nearest_other_center(embedding_ND, label_N, centers.unit_KD)
+    return best_threshold(genuine, impostor)
+
+
+def _blocks(rows: int, width: int) -> Iterator[slice]:
+    """Yield slices of rows, each with `_BLOCK_NUMBERS` numbers at `width` numbers per row."""
+    step = max(_BLOCK_NUMBERS // width, 1)
     for start in range(0, rows, step):
         yield slice(start, start + step)

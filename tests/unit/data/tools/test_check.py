@@ -17,25 +17,25 @@ def kinds(found):
     return sorted(fault.kind for fault in found.faults)
 
 
-def said(found, kind):
-    return [fault.said for fault in found.faults if fault.kind == kind]
+def messages(found, kind):
+    return [fault.message for fault in found.faults if fault.kind == kind]
 
 
-def write_images(folder, pictures):
+def write_images(folder, images):
     """Write (label, image) without a header record, as im2rec does."""
     folder.mkdir()
     with RecordWriter(folder / "train.rec") as writer:
-        for key, (label, data) in enumerate(pictures):
+        for key, (label, data) in enumerate(images):
             writer.write(key, RecordHeader(flag=0, labels=(float(label),)), data)
     return folder
 
 
-def test_nothing_is_wrong_with_a_whole_dataset(tmp_path):
-    found = check(write_records(tmp_path / "data", [0, 0, 1, 2]), near=True)
+def test_a_good_dataset_has_no_faults(tmp_path):
+    found = check(write_records(tmp_path / "data", [0, 0, 1, 2]), near_duplicates=True)
     assert (found.images, found.identities, found.faults, found.damaged) == (4, 3, [], False)
 
 
-def test_every_damaged_image_and_label_is_named_and_left_out_of_the_clean_copy(tmp_path):
+def test_damaged_images_and_labels_are_listed_and_left_out_of_the_clean_copy(tmp_path):
     bad = [
         (0, encoded_image(0)),
         (0, b"damaged"),
@@ -45,17 +45,19 @@ def test_every_damaged_image_and_label_is_named_and_left_out_of_the_clean_copy(t
         (2, encoded_image(5)),
     ]
     found = check(write_images(tmp_path / "data", bad), repair=tmp_path / "clean")
-    assert kinds(found) == ["dataset", "gap", "image", "image", "label", "label"] and found.damaged
-    assert ["key 2" in line for line in said(found, "label")] == [True, False]
-    assert "key 1" in said(found, "image")[0] and "key 4" in said(found, "image")[1]
+    assert (
+        kinds(found) == ["dataset", "empty_identities", "image", "image", "label", "label"] and found.damaged
+    )
+    assert ["key 2" in line for line in messages(found, "label")] == [True, False]
+    assert "key 1" in messages(found, "image")[0] and "key 4" in messages(found, "image")[1]
     clean = open_dataset(tmp_path / "clean")
     assert clean.labels.tolist() == [0, 1]
     assert [clean.read(0), clean.read(1)] == [encoded_image(0), encoded_image(5)]
     assert check(tmp_path / "clean").faults == []
 
 
-def test_equal_images_are_told_apart_by_whose_they_are(tmp_path):
-    pictures = [
+def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_several(tmp_path):
+    images = [
         (0, encoded_image(0)),
         (0, encoded_image(0)),
         (0, encoded_image(1)),
@@ -63,64 +65,64 @@ def test_equal_images_are_told_apart_by_whose_they_are(tmp_path):
         (2, encoded_image(2)),
         (1, encoded_image(3)),
     ]
-    found = check(write_images(tmp_path / "data", pictures), repair=tmp_path / "clean")
-    assert kinds(found) == ["contradiction", "duplicate"] and not found.damaged
-    assert "identities 1, 2" in said(found, "contradiction")[0]
+    found = check(write_images(tmp_path / "data", images), repair=tmp_path / "clean")
+    assert kinds(found) == ["conflicting_labels", "duplicate"] and not found.damaged
+    assert "identities 1, 2" in messages(found, "conflicting_labels")[0]
     assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 0, 1]
 
 
-def test_records_behind_a_damaged_one_are_found_by_the_index(tmp_path):
+def test_the_index_finds_records_after_a_damaged_one(tmp_path):
     data = write_records(tmp_path / "data", [0, 0, 1, 1])
     offsets = [int(line.split(b"\t")[1]) for line in (data / "train.idx").read_bytes().splitlines()]
     rec = bytearray((data / "train.rec").read_bytes())
     rec[offsets[2] : offsets[2] + 4] = b"gone"
     (data / "train.rec").write_bytes(rec)
     found = check(data, repair=tmp_path / "clean")
-    assert found.images == 3 and found.damaged and "key 2" in said(found, "record")[1]
+    assert found.images == 3 and found.damaged and "key 2" in messages(found, "record")[1]
     assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 1, 1]
 
 
-def test_records_that_a_wrong_index_leaves_out_are_found_by_a_walk(tmp_path):
+def test_a_scan_finds_records_that_a_wrong_index_lacks(tmp_path):
     data = write_records(tmp_path / "data", [0, 0, 1, 1])
     lines = (data / "train.idx").read_bytes().splitlines(keepends=True)
     (data / "train.idx").write_bytes(b"".join(lines[:3]))
     found = check(data, repair=tmp_path / "clean")
-    assert found.images == 4 and "4 of 7 records are not in it" in said(found, "index")[0]
+    assert found.images == 4 and "4 of 7 records are not in the index" in messages(found, "index")[0]
     assert open_dataset(tmp_path / "clean").num_images == 4
     (data / "train.idx").write_text("nonsense\n")
     assert check(data).images == 4 and check(data).damaged
 
 
-def test_a_file_that_is_cut_off_keeps_what_stands_before_the_cut(tmp_path):
+def test_records_before_the_end_of_a_cut_file_are_kept(tmp_path):
     data = write_records(tmp_path / "data", [0, 0, 1, 1])
     whole = (data / "train.rec").read_bytes()
     (data / "train.rec").write_bytes(whole[: len(whole) * 2 // 3])
     found = check(data, repair=tmp_path / "clean")
     assert found.damaged and 0 < found.images < 4
-    (past,) = [line for line in said(found, "record") if "of the index lie past the end" in line]
-    assert re.search(r"train\.rec: [23] records .* the first of them key \d at byte", past)
+    (past,) = [line for line in messages(found, "record") if "of the index are past the end" in line]
+    assert re.search(r"train\.rec: [23] records .* the first of them is key \d at byte", past)
     assert open_dataset(tmp_path / "clean").num_images == found.images
 
 
-def test_identity_records_that_say_otherwise_than_the_images_are_a_contradiction(tmp_path):
+def test_identity_records_that_contradict_the_images_are_a_fault(tmp_path):
     (tmp_path / "data").mkdir()
     with RecordWriter(tmp_path / "data" / "train.rec") as writer:
         writer.write(0, RecordHeader(flag=2, labels=(9.0, 11.0)), b"")
         for key, label in enumerate([0, 0, 1], start=1):
             writer.write(key, RecordHeader.of_image(label, key), encoded_image(key))
-    assert "record 0 announces" in said(check(tmp_path / "data"), "dataset")[0]
+    assert "record 0 announces" in messages(check(tmp_path / "data"), "dataset")[0]
 
 
-def test_nothing_is_written_where_nothing_is_good(tmp_path):
+def test_no_copy_is_written_if_every_image_has_a_fault(tmp_path):
     data = write_images(tmp_path / "data", [(0, b"damaged")])
-    with pytest.raises(DataError, match="not one image is good"):
+    with pytest.raises(DataError, match="every image has a fault"):
         check(data, repair=tmp_path / "clean")
     assert not (tmp_path / "clean").exists()
     with pytest.raises(DataError):
         check(tmp_path / "nothing")
 
 
-def test_a_image_saved_again_is_near_and_another_one_is_not(tmp_path):
+def test_an_image_that_was_saved_again_is_a_near_duplicate_and_another_image_is_not(tmp_path):
     rng = np.random.default_rng(0)
     photos = [
         cv2.resize(rng.integers(0, 255, (12, 12, 3), np.uint8), (96, 96), interpolation=2) for _ in range(40)
@@ -129,21 +131,24 @@ def test_a_image_saved_again_is_near_and_another_one_is_not(tmp_path):
         (tmp_path / "data" / str(number % 4)).mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / str(number % 4) / f"{number:02d}.jpg").write_bytes(encode_jpeg(photo, 95))
     (tmp_path / "data" / "3" / "again.jpg").write_bytes(encode_jpeg(cv2.resize(photos[8], (80, 80)), 70))
-    found = check(tmp_path / "data", near=True)
-    assert kinds(found) == ["near"]
-    assert "08.jpg (identity 0)" in found.faults[0].said and "again.jpg (identity 3)" in found.faults[0].said
+    found = check(tmp_path / "data", near_duplicates=True)
+    assert kinds(found) == ["near_duplicate"]
+    assert (
+        "08.jpg (identity 0)" in found.faults[0].message
+        and "again.jpg (identity 3)" in found.faults[0].message
+    )
 
 
-def test_near_pairs_are_those_that_a_comparison_of_all_finds():
+def test_near_pairs_are_those_of_an_exhaustive_comparison():
     rng = np.random.default_rng(1)
     bits = rng.integers(0, 2**32, (300, 8), dtype=np.uint32)
-    for row in range(0, 200, 2):  # a copy with four bits turned
+    for row in range(0, 200, 2):  # a copy with four flipped bits
         bits[row + 1] = bits[row]
         bits[row + 1, rng.choice(8, 4, replace=False)] ^= np.uint32(1) << rng.integers(32, dtype=np.uint32)
     assert near_pairs(bits).tolist() == [[row, row + 1] for row in range(0, 200, 2)]
     assert near_pairs(bits[:1]).shape == (0, 2) and near_pairs(bits[:0]).shape == (0, 2)
 
 
-def test_brightness_does_not_change_what_a_image_shows():
+def test_the_perceptual_hash_does_not_depend_on_brightness():
     image = decode_rgb(encoded_image(1, 64), location="x") // 2
     assert np.bitwise_count(perceptual_hash(image) ^ perceptual_hash(image + 30)).sum() <= 2

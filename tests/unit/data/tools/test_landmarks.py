@@ -15,7 +15,7 @@ from tests.support.detector import write_detector
 POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
 
 
-def photograph(path, points=POINTS, size=(240, 200)):
+def write_photograph(path, points=POINTS, size=(240, 200)):
     """Draw colored dots where the landmarks are."""
     image = np.full((*size[::-1], 3), 60, np.uint8)
     for number, (x, y) in enumerate(points):
@@ -26,10 +26,10 @@ def photograph(path, points=POINTS, size=(240, 200)):
 
 
 @pytest.fixture
-def people(tmp_path):
+def dataset(tmp_path):
     for name in ("ann/1.png", "ann/2.png", "bob/1.png"):
-        photograph(tmp_path / "people" / name)
-    return tmp_path / "people"
+        write_photograph(tmp_path / "dataset" / name)
+    return tmp_path / "dataset"
 
 
 def row(name, points=POINTS):
@@ -42,7 +42,7 @@ def write_csv(path, names, head=True):
 
 
 @pytest.mark.parametrize("head", [False, True])
-def test_csv_and_json_say_the_same_points(tmp_path, head):
+def test_csv_and_json_give_the_same_points(tmp_path, head):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png"], head)
     (tmp_path / "a.json").write_text(json.dumps({"ann/2.png": POINTS.tolist()}))
     for found in (listed, read_landmarks(tmp_path / "a.json")):
@@ -51,58 +51,62 @@ def test_csv_and_json_say_the_same_points(tmp_path, head):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
-        ("a.csv", "ann/1.png,1,2,3\n", "line 1: 'ann/1.png' has no ten numbers"),
+        ("a.csv", "ann/1.png,1,2,3\n", "line 1: 'ann/1.png' needs ten numbers"),
         ("a.csv", "\n" + row("x", POINTS * [1, np.nan]), "line 2: a point of 'x' is not finite"),
-        ("a.csv", "", "holds no landmarks"),
+        ("a.csv", "", "the file has no landmarks"),
         ("a.csv", b"\xff\xfe", "a.csv: "),
-        ("a.json", "[1]", "not an object"),
+        ("a.json", "[1]", "not a JSON object"),
         ("a.json", "{", "a.json: "),
-        ("a.json", '{"x": [[1, 2], 3]}', "no ten numbers"),
+        ("a.json", '{"x": [[1, 2], 3]}', "needs ten numbers"),
         ("none.csv", None, "No such file"),
     ],
 )
-def test_a_file_that_holds_no_landmarks_is_refused(tmp_path, name, content, said):
+def test_a_file_without_valid_landmarks_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_landmarks(tmp_path / name)
 
 
-def test_packed_faces_lie_as_the_template_says(people, tmp_path):
+def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
-    pack(people, tmp_path / "out", landmarks=listed, quality=100)
+    pack(dataset, tmp_path / "out", landmarks=listed, quality=100)
     source = open_dataset(tmp_path / "out")
     image = decode_rgb(source.read(2), location="x")
     assert image.shape == (112, 112, 3)
-    wanted = align(photograph(tmp_path / "again.png"), POINTS, 112)
-    assert np.abs(image.astype(int) - wanted).mean() < 3
+    expected = align(write_photograph(tmp_path / "again.png"), POINTS, 112)
+    assert np.abs(image.astype(int) - expected).mean() < 3
     for number, (x, y) in enumerate(ARCFACE_TEMPLATE):
         assert (
             image[round(y), round(x), 0] > 200 and abs(int(image[round(y), round(x), 1]) - 40 * number) < 40
         )
 
 
-def test_images_without_landmarks_are_named_or_left_out(people, tmp_path):
+def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "bob/1.png"])
-    with pytest.raises(ImageError, match=r"2\.png: no landmarks of a face \(ann/2\.png\)"):
-        pack(people, tmp_path / "strict", landmarks=listed)
-    told = []
+    with pytest.raises(ImageError, match=r"2\.png: no landmarks for 'ann/2\.png'"):
+        pack(dataset, tmp_path / "strict", landmarks=listed)
+    reports = []
     packed = pack(
-        people, tmp_path / "out", landmarks=listed, skip_bad=True, progress=lambda *step: told.append(step)
+        dataset,
+        tmp_path / "out",
+        landmarks=listed,
+        skip_bad=True,
+        progress=lambda *report: reports.append(report),
     )
     assert (packed.identities, packed.images, len(packed.skipped)) == (2, 2, 1)
-    assert told == [(n, 6) for n in (1, 2, 3, 5, 6)]
+    assert reports == [(n, 6) for n in (1, 2, 3, 5, 6)]
 
 
-def test_numbers_name_the_images_of_datasets_without_names(people, tmp_path):
-    pack(people, tmp_path / "records", image_size=200)
+def test_images_without_names_are_named_by_their_numbers(dataset, tmp_path):
+    pack(dataset, tmp_path / "records", image_size=200)
     listed = write_csv(tmp_path / "a.csv", ["0", "1", "2"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
 
 
-def test_the_detector_finds_the_face_that_the_image_is_about(tmp_path):
+def test_the_detector_selects_the_large_face_near_the_center(tmp_path):
     pytest.importorskip("onnx")
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
     image = np.full((256, 640, 3), 60, np.uint8)
@@ -114,22 +118,22 @@ def test_the_detector_finds_the_face_that_the_image_is_about(tmp_path):
     np.testing.assert_allclose(find("x", large), expected * 2, atol=1)
 
 
-def test_a_dataset_is_aligned_by_the_detector_without_a_word_from_opencv(tmp_path, capfd):
+def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(tmp_path, capfd):
     pytest.importorskip("onnx")
     image = np.full((192, 192, 3), 60, np.uint8)
     image[96:128, 64:96] = 255
-    (tmp_path / "people" / "ann").mkdir(parents=True)
-    cv2.imwrite(str(tmp_path / "people" / "ann" / "1.png"), image)
+    (tmp_path / "dataset" / "ann").mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "dataset" / "ann" / "1.png"), image)
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
-    pack(tmp_path / "people", tmp_path / "out", landmarks=find, quality=100)
+    pack(tmp_path / "dataset", tmp_path / "out", landmarks=find, quality=100)
     packed = decode_rgb(open_dataset(tmp_path / "out").read(0), location="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)
     assert not any(capfd.readouterr())
 
 
-def test_a_file_that_is_no_detector_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no such file; YuNet's model comes from"):
+def test_a_file_that_is_not_a_detector_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no such file; download face_detection_yunet"):
         YuNet(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     with pytest.raises(DataError, match=r"bad\.onnx: not a model"):

@@ -1,4 +1,4 @@
-"""Data that is drawn: a run does not wait for its files, and learns the same from them."""
+"""Synthetic training data: a run starts before the dataset is written, and trains on the same images."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from tests.support.command import environment
 SLOW_TO_IMPORT = {"torch._dynamo", "sympy", "scipy", "sklearn", "onnx", "tensorboard"}
 CONFIG = """
 data:
-  train: {folder}/drawn
+  train: {folder}/synthetic
   image_size: 32
   workers: 1
   synthetic: {{identities: 30, images_per_identity: 8, eval_identities: 6, eval_pairs: 40}}
@@ -21,8 +21,8 @@ log: {{every_steps: 1, tensorboard: false}}
 """
 
 
-def test_a_first_start_learns_from_images_drawn_on_demand_what_the_next_learns_from_files(tmp_path):
-    config = tmp_path / "drawn.yaml"
+def test_a_run_on_rendered_images_gives_the_losses_of_a_run_on_the_written_files(tmp_path):
+    config = tmp_path / "synthetic.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))
     found = []
     for name in ("first", "second"):
@@ -41,10 +41,10 @@ def test_a_first_start_learns_from_images_drawn_on_demand_what_the_next_learns_f
         assert done.returncode == 0, done.stderr
         imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.M))
         assert "torch" in imported and not imported & SLOW_TO_IMPORT, (
-            "each takes a part of a second from the start"
+            "each of these imports delays the start by a fraction of a second"
         )
         records = list(read_jsonl(tmp_path / name / "metrics.jsonl"))
         found.append([(r["step"], r.get("loss"), r.get("synth/accuracy")) for r in records])
-        there = {path.name for path in (tmp_path / "drawn").iterdir()}
+        there = {path.name for path in (tmp_path / "synthetic").iterdir()}
         assert there >= {"train.rec", "train.idx", "property", "synth.bin"}
     assert found[0] == found[1] and len(found[0]) == 6

@@ -1,4 +1,4 @@
-"""`facetrain data merge | split | shuffle | subset | unpack | index`: datasets made of others."""
+"""`facetrain data merge | split | shuffle | subset | unpack | index`: new datasets from existing ones."""
 
 from __future__ import annotations
 
@@ -8,41 +8,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Json, Output, Seed, Workers
+from facetrain.cli.data.options import Dataset, Json, MinImages, Output, Seed, Workers
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from facetrain.data.tools.rewrite import Written
+    from facetrain.data.tools.rewrite import WrittenDataset
 
 
 def merge(
-    datasets: Annotated[list[Path], typer.Argument(help="Two datasets or more.")],
+    datasets: Annotated[list[Path], typer.Argument(help="Two or more datasets.")],
     output: Output,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Write several datasets as one, their identities kept apart."""
+    """Write several datasets as one; identities of different datasets stay different."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
     if len(datasets) < 2:
-        raise UsageError(f"{datasets[0]}: merge takes two datasets or more; `facetrain data pack` copies one")
+        raise UsageError(
+            f"{datasets[0]}: merge needs two or more datasets; to copy one, use `facetrain data pack`"
+        )
     with progress_bar("merging") as progress:
         written = rewrite.merge(datasets, output, workers=workers, progress=progress)
-    _say([written], as_json)
+    _print_written([written], as_json)
 
 
 def split(
     dataset: Dataset,
     output: Annotated[
-        Path, typer.Option(help="Folder to write: OUTPUT/train and OUTPUT/validation; must not be there yet.")
+        Path, typer.Option(help="Folder to write OUTPUT/train and OUTPUT/validation to; it must not exist.")
     ],
-    validation: Annotated[float, typer.Option(help="Part of the identities for validation.")] = 0.1,
+    validation: Annotated[
+        float, typer.Option(help="Fraction of the identities for validation, above 0 and below 1.")
+    ] = 0.1,
     seed: Seed = 0,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Divide a dataset in two that have no identity in common."""
+    """Split a dataset into a training set and a validation set without common identities."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
@@ -50,39 +54,50 @@ def split(
         written = rewrite.split(
             dataset, output, validation=validation, seed=seed, workers=workers, progress=progress
         )
-    _say(list(written), as_json)
+    _print_written(list(written), as_json)
 
 
 def shuffle(
     dataset: Dataset, output: Output, seed: Seed = 0, workers: Workers = None, as_json: Json = False
 ) -> None:
-    """Write a dataset with all its images mixed, for slow disks and readers that shuffle only a little."""
+    """Write a dataset in random order, for slow disks and for readers that shuffle only nearby images."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
     with progress_bar("shuffling") as progress:
         written = rewrite.shuffle(dataset, output, seed=seed, workers=workers, progress=progress)
-    _say([written], as_json)
+    _print_written([written], as_json)
 
 
 def subset(
     dataset: Dataset,
     output: Output,
     listed: Annotated[
-        Path | None, typer.Option("--list", help="File of the identities to keep, one number a line.")
+        Path | None,
+        typer.Option(
+            "--list",
+            metavar="FILE",
+            help="File with the identities to keep, one number per line; the default is all.",
+        ),
     ] = None,
     identities: Annotated[
-        int | None, typer.Option(min=1, help="Keep so many identities, chosen by the seed.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of identities to keep, selected at random; the default is all of them."
+        ),
     ] = None,
-    min_images: Annotated[int, typer.Option(min=1, help="Leave out identities with fewer images.")] = 1,
+    min_images: MinImages = 1,
     max_images: Annotated[
-        int | None, typer.Option(min=1, help="Keep so many images of each, chosen by the seed.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of images to keep of each identity, selected at random; the default is all."
+        ),
     ] = None,
     seed: Seed = 0,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Write a part of a dataset; its identities are numbered anew."""
+    """Write some identities of a dataset, renumbered without gaps."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
@@ -98,41 +113,40 @@ def subset(
             workers=workers,
             progress=progress,
         )
-    _say([written], as_json)
+    _print_written([written], as_json)
 
 
 def unpack(dataset: Dataset, output: Output, workers: Workers = None, as_json: Json = False) -> None:
     """Write every image, its bytes unchanged, into a folder per identity."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.rewrite import Written
-    from facetrain.data.tools.unpack import unpack as unpacked
+    from facetrain.data.tools import unpack as tool
 
     with progress_bar("unpacking") as progress:
-        identities, images = unpacked(dataset, output, workers=workers, progress=progress)
-    _say([Written(str(output), identities, images)], as_json)
+        written = tool.unpack(dataset, output, workers=workers, progress=progress)
+    _print_written([written], as_json)
 
 
 def index(
-    rec: Annotated[Path, typer.Argument(help="A .rec file.")],
-    overwrite: Annotated[bool, typer.Option(help="Replace the .idx that is there.")] = False,
+    rec: Annotated[Path, typer.Argument(help="The .rec file.")],
+    overwrite: Annotated[bool, typer.Option(help="Replace the .idx if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the .idx of a .rec that has none, or a wrong one."""
+    """Write the .idx of a .rec file whose .idx is missing or wrong."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.unpack import index as indexed
+    from facetrain.data.tools.rebuild_index import rebuild_index
 
-    with progress_bar("walking through the bytes") as progress:
-        records = indexed(rec, overwrite=overwrite, progress=progress)
+    with progress_bar("scanning (bytes)") as progress:
+        records = rebuild_index(rec, overwrite=overwrite, progress=progress)
     path = rec.with_suffix(".idx")
     typer.echo(
         json.dumps({"index": str(path), "records": records}) if as_json else f"{path}: {records:,} records"
     )
 
 
-def _say(written: list[Written], as_json: bool) -> None:
+def _print_written(written: list[WrittenDataset], as_json: bool) -> None:
     if as_json:
-        said = [vars(one) for one in written]
-        typer.echo(json.dumps(said[0] if len(said) == 1 else said))
+        results = [vars(one) for one in written]
+        typer.echo(json.dumps(results[0] if len(results) == 1 else results))
         return
     for one in written:
         typer.echo(f"{one.folder}: {one.images:,} images of {one.identities:,} identities")

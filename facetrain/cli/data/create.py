@@ -1,0 +1,194 @@
+"""`facetrain data synth | pack | pairs`: datasets and verification sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
+from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from facetrain.data.tools.landmarks import LandmarkFinder
+
+Landmarks = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Align the faces by the landmarks in this file: JSON, or CSV with lines name,x1,y1,…,x5,y5.",
+    ),
+]
+Detector = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="ONNX",
+        help="Align the faces by the landmarks that OpenCV's YuNet detects with this model file.",
+    ),
+]
+
+
+def synth(
+    output: Output,
+    identities: Annotated[int, typer.Option(min=1, help="Number of training identities.")] = 400,
+    images_per_identity: Annotated[
+        int, typer.Option(min=1, help="Number of training images of each identity.")
+    ] = 20,
+    eval_identities: Annotated[
+        int, typer.Option(min=2, help="Number of other identities, for the verification set.")
+    ] = 100,
+    eval_pairs: Annotated[
+        int, typer.Option(min=20, help="Number of pairs in synth.bin, a multiple of 20.")
+    ] = 1000,
+    image_size: ImageSize = 112,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the identities and their images.")] = 0,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of rendering processes; the default is one per usable core."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Render synthetic identities: a training set, and verification pairs of other identities."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.synthetic import write_dataset
+
+    with progress_bar("rendering identities") as progress:
+        written = write_dataset(
+            output,
+            identities=identities,
+            images_per_identity=images_per_identity,
+            eval_identities=eval_identities,
+            eval_pairs=eval_pairs,
+            image_size=image_size,
+            seed=seed,
+            workers=workers,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(vars(written) | {"folder": str(written.folder)}))
+    else:
+        typer.echo(
+            f"{written.folder}: {written.images:,} images of {written.identities:,} identities, "
+            f"and {written.pairs:,} verification pairs of other identities"
+        )
+
+
+def pack(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Dataset: a folder per identity, tar or Parquet shards, a list file, or a folder with train.rec."
+        ),
+    ],
+    output: Output,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="With a list file, the folder that its paths are relative to; the default is the file's folder."
+        ),
+    ] = None,
+    landmarks: Landmarks = None,
+    detector: Detector = None,
+    image_size: ImageSize = 112,
+    quality: Annotated[
+        int, typer.Option(min=1, max=100, help="JPEG quality of images that have to be encoded.")
+    ] = 95,
+    min_images: MinImages = 1,
+    shuffle: Annotated[bool, typer.Option(help="Write the images in random order.")] = False,
+    seed: Seed = 0,
+    skip_bad: Annotated[
+        bool,
+        typer.Option(help="Leave out images that cannot be decoded or have no landmarks, and list them."),
+    ] = False,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools import pack as tool
+
+    finder = _landmark_finder(landmarks, detector)
+    with progress_bar("packing") as progress:
+        packed = tool.pack(
+            source,
+            output,
+            images=images,
+            image_size=image_size,
+            quality=quality,
+            min_images_per_identity=min_images,
+            landmarks=finder,
+            shuffle=shuffle,
+            seed=seed,
+            skip_bad=skip_bad,
+            workers=workers,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(vars(packed) | {"folder": str(packed.folder)}))
+        return
+    typer.echo(f"{packed.folder}: {packed.images:,} images of {packed.identities:,} identities")
+    for message in packed.skipped:
+        typer.echo(f"  left out: {message}")
+
+
+def pairs(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Pair list in the form of LFW, CALFW, CPLFW, AgeDB or CFP; or a dataset to sample pairs from."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="The .bin file to write.")],
+    images: Annotated[
+        Path | None,
+        typer.Option(help="With a pair list, the folder of its images; optional for CFP."),
+    ] = None,
+    count: Annotated[
+        int, typer.Option(min=20, help="With a dataset, the number of pairs to sample, a multiple of 20.")
+    ] = 6000,
+    landmarks: Landmarks = None,
+    detector: Detector = None,
+    image_size: Annotated[
+        int, typer.Option(min=16, help="Width and height of aligned faces, in pixels.")
+    ] = 112,
+    seed: Seed = 0,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Write a verification set from a pair list and its images, or from a dataset."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
+    from facetrain.data.tools.sample_pairs import sample_pairs
+
+    finder = _landmark_finder(landmarks, detector)
+    listed = is_pair_list(source, images)
+    if finder is not None and not listed:
+        raise UsageError(
+            "--landmarks and --detector need a pair list; to align a dataset, use `facetrain data pack`"
+        )
+    with progress_bar("reading images") as progress:
+        if listed:
+            count, same = convert_pair_list(
+                source, images, output,
+                landmarks=finder, image_size=image_size, workers=workers, progress=progress,
+            )  # fmt: skip
+        else:
+            count, same = sample_pairs(
+                source, output, pairs=count, seed=seed, workers=workers, progress=progress
+            )
+    if as_json:
+        typer.echo(json.dumps({"output": str(output), "pairs": count, "same": same}))
+    else:
+        typer.echo(f"{output}: {count:,} pairs, {same:,} of one person")
+
+
+def _landmark_finder(landmarks: Path | None, detector: Path | None) -> LandmarkFinder | None:
+    if landmarks is not None and detector is not None:
+        raise UsageError("--landmarks and --detector cannot be combined; give one of them")
+    from facetrain.data.tools.landmarks import YuNet, read_landmarks
+
+    if landmarks is not None:
+        return read_landmarks(landmarks)
+    return YuNet(detector) if detector is not None else None

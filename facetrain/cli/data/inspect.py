@@ -1,0 +1,132 @@
+"""`facetrain data inspect | check`: contents and faults of a dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from facetrain.cli.data.options import Dataset, Json, Workers
+from facetrain.cli.outputs import require_writable
+from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from facetrain.data.tools.inspect import DatasetStatistics
+
+
+def inspect(
+    dataset: Dataset,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG", help="Write a contact sheet: eight identities, one per row."),
+    ] = None,
+    identity: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="List the images of this identity; with --sheet, the sheet shows all of them."
+        ),
+    ] = None,
+    augment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="With --sheet, show eight images, each as it is and after the augmentations of this config.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the number of identities and images of a dataset, image sizes and formats."""
+    if augment is not None and (sheet is None or identity is not None):
+        raise UsageError("--augment needs --sheet PNG, and cannot be combined with --identity")
+    from facetrain.data.tools.inspect import image_locations
+    from facetrain.data.tools.inspect import inspect as inspect_dataset
+
+    require_writable(sheet)
+    statistics = inspect_dataset(dataset)
+    locations = None if identity is None else image_locations(dataset, identity)
+    if sheet is not None:
+        _write_sheet(dataset, sheet, identity, augment)
+    if as_json:
+        typer.echo(json.dumps(vars(statistics) | ({} if locations is None else {"images": locations})))
+    elif locations is not None:
+        typer.echo(f"{dataset}: identity {identity} has {len(locations):,} images")
+        for location in locations:
+            typer.echo(f"  {location}")
+    else:
+        _print_statistics(statistics)
+
+
+def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path | None) -> None:
+    from facetrain.data.tools.contact_sheet import (
+        write_augmented_sheet,
+        write_identities_sheet,
+        write_identity_sheet,
+    )
+
+    if augment is not None:
+        from facetrain.config.loading import load_config
+        from facetrain.run.build import build_augment
+
+        config = load_config(augment)
+        write_augmented_sheet(dataset, build_augment(config), sheet, size=config.data.image_size)
+    elif identity is not None:
+        write_identity_sheet(dataset, identity, sheet)
+    else:
+        write_identities_sheet(dataset, sheet)
+
+
+def _print_statistics(found: DatasetStatistics) -> None:
+    typer.echo(f"{found.folder}: {found.images:,} images of {found.identities:,} identities")
+    if found.identities_without_images:
+        typer.echo(f"  {found.identities_without_images:,} identities have no image")
+    typer.echo(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")
+    for name, count in found.histogram.items():
+        typer.echo(f"    {name:>9}  {count:,} identities")
+    for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
+        listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+        typer.echo(f"  {what} of {found.sample:,} images: {listed}")
+
+
+def check(
+    dataset: Dataset,
+    repair: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write a copy without the faults to this folder; it must not exist."
+        ),
+    ] = None,
+    near_duplicates: Annotated[bool, typer.Option(help="Search for nearly equal images as well.")] = False,
+    show: Annotated[
+        int, typer.Option(min=0, help="Number of faults of each kind to print; --json prints all.")
+    ] = 5,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Read and decode every image and list the faults; exit code 2 if they would harm training."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools import check as tool
+
+    with progress_bar("checking") as progress:
+        report = tool.check(
+            dataset, near_duplicates=near_duplicates, repair=repair, workers=workers, progress=progress
+        )
+    if as_json:
+        faults = [vars(fault) for fault in report.faults]
+        facts = {"images": report.images, "identities": report.identities, "damaged": report.damaged}
+        typer.echo(json.dumps(facts | {"good": len(report.good), "faults": faults}))
+    else:
+        typer.echo(f"{dataset}: {report.images:,} images of {report.identities:,} identities can be decoded")
+        for kind, description in tool.FAULT_KINDS.items():
+            messages = [fault.message for fault in report.faults if fault.kind == kind]
+            if messages:
+                typer.echo(f"  {description}: {len(messages):,}")
+                for message in messages[:show]:
+                    typer.echo(f"    {message}")
+        if not report.faults:
+            typer.echo("  no faults")
+        if repair is not None:
+            typer.echo(f"{repair}: {len(report.good):,} images written")
+    if report.damaged and repair is None:
+        raise typer.Exit(2)

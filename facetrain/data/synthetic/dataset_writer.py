@@ -1,0 +1,164 @@
+"""Writer of synthetic datasets: a training set as RecordIO, and a verification set as .bin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from facetrain.cpu_cores import usable_cores
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.synthetic.render import render_jpeg
+from facetrain.errors import DataError
+from facetrain.files import new_folder
+from facetrain.progress import ProgressCallback, ignore_progress
+
+EVAL_SET_NAME = "synth"
+FOLDS = 10
+_IMAGES_PER_EVAL_IDENTITY = 10
+# Larger than any number of training identities: the verification set has no identity in common with the training set.
+_FIRST_EVAL_IDENTITY = 1 << 40
+
+
+@dataclass(frozen=True)
+class SynthesisResult:
+    """Folder and size of a synthetic dataset that was written."""
+
+    folder: Path
+    identities: int
+    images: int
+    pairs: int
+
+
+def write_dataset(
+    folder: Path,
+    *,
+    identities: int,
+    images_per_identity: int,
+    eval_identities: int,
+    eval_pairs: int,
+    image_size: int = 112,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: ProgressCallback = ignore_progress,
+    read_image: Callable[[int], bytes] | None = None,
+) -> SynthesisResult:
+    """Write a training set, and `synth.bin` with pairs of other identities.
+
+    The same arguments give the same bytes, for any number of workers. The folder appears complete or not at all.
+
+    Args:
+        folder: the output folder; it must not exist.
+        identities: number of training identities.
+        images_per_identity: number of training images of each identity.
+        eval_identities: number of identities of the verification set.
+        eval_pairs: number of verification pairs, a multiple of 20; half of them show one identity.
+        image_size: pixels a side.
+        seed: seed of all identities, images and pairs.
+        workers: rendering processes; one per usable core if None.
+        progress: called after every identity, with the number of identities.
+        read_image: returns a training image by its number. If given, the training images are not rendered here.
+
+    Raises:
+        DataError: the folder exists or cannot be written, or `eval_pairs` is not a multiple of 20.
+    """
+    _check_pairs(eval_pairs)
+    workers = workers or usable_cores()
+    train = [(number, images_per_identity) for number in range(identities)]
+    evaluation = _eval_identities(eval_identities)
+    with new_folder(folder) as scratch:
+        if read_image is None:
+            rendered = _render_identities(seed, train + evaluation, image_size, workers)
+        else:
+            rendered = chain(
+                _read_identities(read_image, train), _render_identities(seed, evaluation, image_size, workers)
+            )
+        images_of = _report_progress(rendered, identities + eval_identities, progress)
+        labeled = ((label, image) for label in range(identities) for image in next(images_of))
+        write_identities(scratch, [images_per_identity] * identities, labeled, image_size)
+        images, same = _sample_pairs(list(images_of), eval_pairs, seed)
+        write_bin(scratch / f"{EVAL_SET_NAME}.bin", images, same)
+    return SynthesisResult(folder, identities, identities * images_per_identity, eval_pairs)
+
+
+def render_eval_pairs(
+    *, eval_identities: int, eval_pairs: int, image_size: int, seed: int, workers: int
+) -> tuple[list[bytes], np.ndarray]:
+    """Return the content of `synth.bin` without the file: encoded images (2 · pairs), and same-identity flags, bool.
+
+    Raises:
+        DataError: `eval_pairs` is not a multiple of 20.
+    """
+    _check_pairs(eval_pairs)
+    images_of = _render_identities(seed, _eval_identities(eval_identities), image_size, workers)
+    images, same = _sample_pairs(list(images_of), eval_pairs, seed)
+    return images, np.array(same)
+
+
+def _eval_identities(count: int) -> list[tuple[int, int]]:
+    return [(_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(count)]
+
+
+def _render_identity(seed: int, identity: int, count: int, size: int) -> list[bytes]:
+    cv2.setNumThreads(1)  # there is one process per core
+    return [render_jpeg(seed, identity, number, size) for number in range(count)]
+
+
+def _render_identities(
+    seed: int, identities: list[tuple[int, int]], size: int, workers: int
+) -> Iterator[list[bytes]]:
+    """Yield the images of each identity, given as (identity, number of images)."""
+    numbers, counts = [number for number, _ in identities], [count for _, count in identities]
+    arguments = ([seed] * len(identities), numbers, counts, [size] * len(identities))
+    if workers == 1:
+        yield from map(_render_identity, *arguments)
+        return
+    # spawn, not fork: a fork of a process with threads can deadlock.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_render_identity, *arguments, chunksize=4)
+
+
+def _read_identities(
+    read_image: Callable[[int], bytes], identities: list[tuple[int, int]]
+) -> Iterator[list[bytes]]:
+    for identity, count in identities:
+        yield [read_image(identity * count + number) for number in range(count)]
+
+
+def _check_pairs(eval_pairs: int) -> None:
+    if eval_pairs % (2 * FOLDS):
+        raise DataError(
+            f"eval pairs: {eval_pairs} is not a multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
+            "pairs of each fold show one identity"
+        )
+
+
+def _report_progress(
+    rendered: Iterator[list[bytes]], total: int, progress: ProgressCallback
+) -> Iterator[list[bytes]]:
+    for done, images in enumerate(rendered, start=1):
+        yield images
+        progress(done, total)
+
+
+def _sample_pairs(images_of: list[list[bytes]], pairs: int, seed: int) -> tuple[list[bytes], list[bool]]:
+    """Sample pairs fold by fold, those of one identity first, in the order of LFW's list."""
+    rng = np.random.default_rng([seed, 3])
+    images: list[bytes] = []
+    same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
+    for of_one_identity in same:
+        first, second = rng.choice(len(images_of), 2, replace=False)
+        if of_one_identity:
+            one, other = rng.choice(_IMAGES_PER_EVAL_IDENTITY, 2, replace=False)
+            images += [images_of[first][one], images_of[first][other]]
+        else:
+            one, other = rng.integers(_IMAGES_PER_EVAL_IDENTITY, size=2)
+            images += [images_of[first][one], images_of[second][other]]
+    return images, same

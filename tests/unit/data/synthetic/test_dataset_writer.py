@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.synthetic import write_dataset
+from facetrain.data.synthetic.dataset_writer import render_eval_pairs
+from facetrain.errors import DataError
+
+SMALL = {"identities": 3, "images_per_identity": 4, "eval_identities": 12, "eval_pairs": 40, "image_size": 48}
+
+
+def test_the_bytes_depend_on_the_seed_and_not_on_the_number_of_workers(tmp_path):
+    one = write_dataset(tmp_path / "one", workers=1, **SMALL)
+    two = write_dataset(tmp_path / "two", workers=2, **SMALL)
+    write_dataset(tmp_path / "other", workers=1, seed=1, **SMALL)
+    assert (one.images, one.pairs) == (two.images, two.pairs) == (12, 40)
+    for name in ("train.rec", "train.idx", "property", "synth.bin"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert (tmp_path / "one" / "train.rec").read_bytes() != (tmp_path / "other" / "train.rec").read_bytes()
+
+
+def test_the_verification_pairs_show_identities_that_the_training_set_does_not_have(tmp_path):
+    write_dataset(tmp_path / "data", workers=1, **SMALL)
+    source = open_dataset(tmp_path / "data")
+    assert (source.num_images, source.num_classes) == (12, 3)
+    images, same = read_bin(tmp_path / "data" / "synth.bin")
+    trained = {source.read(number) for number in range(12)}
+    assert not trained & set(images)
+    assert same.sum() == 20 and all(same[fold * 4 : fold * 4 + 4].sum() == 2 for fold in range(10))
+    assert decode_rgb(images[0], location="x").shape == (48, 48, 3)
+
+
+def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DataError, match="already exists"):
+        write_dataset(tmp_path / "data", workers=1, **SMALL)
+    with pytest.raises(DataError, match="multiple of 20"):
+        write_dataset(tmp_path / "other", workers=1, **(SMALL | {"eval_pairs": 30}))
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match="Not a directory"):
+        write_dataset(tmp_path / "file" / "data", workers=1, **SMALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+def test_pairs_rendered_in_memory_equal_those_of_the_file(tmp_path):
+    write_dataset(tmp_path / "data", workers=1, **SMALL)
+    names = ("eval_identities", "eval_pairs", "image_size")
+    images, same = render_eval_pairs(**{name: SMALL[name] for name in names}, seed=0, workers=1)
+    written, same_there = read_bin(tmp_path / "data" / "synth.bin")
+    assert images == written and np.array_equal(same, same_there)

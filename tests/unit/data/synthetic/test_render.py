@@ -1,0 +1,35 @@
+import cv2
+import numpy as np
+
+from facetrain.data.synthetic.capture_conditions import sample_conditions
+from facetrain.data.synthetic.identity import sample_identity
+from facetrain.data.synthetic.render import render_face
+from facetrain.verify.fold_accuracy import fold_accuracy
+
+
+def baseline_accuracy(features, same):
+    distance = np.square(features[0::2] - features[1::2]).reshape(len(same), -1).sum(1)
+    return fold_accuracy(distance / distance.max() * 3.99, same).mean
+
+
+def test_neither_mean_colors_nor_raw_pixels_separate_identities():
+    random = np.random.default_rng(0)
+    rendered, same = [], np.arange(300) % 2 == 0
+    for of_one_identity in same:
+        first = int(random.integers(200))
+        for number in (first, first if of_one_identity else (first + 1 + int(random.integers(198))) % 200):
+            conditions = sample_conditions(0, number, int(random.integers(1000)))
+            rendered.append(render_face(sample_identity(0, number), conditions, 64))
+    images = np.stack(rendered).astype(np.float64)
+    small = np.stack([cv2.resize(image, (16, 16), interpolation=cv2.INTER_AREA) for image in images])
+    normed = small - small.mean((1, 2, 3), keepdims=True)
+    normed /= np.linalg.norm(normed.reshape(len(normed), -1), axis=1)[:, None, None, None]
+    for features in (images.mean((1, 2)), images, small, normed):
+        assert baseline_accuracy(features, same) < 0.75
+
+
+def test_images_of_one_identity_differ():
+    identity = sample_identity(0, 1)
+    images = [render_face(identity, sample_conditions(0, 1, number)) for number in range(3)]
+    assert images[0].shape == (112, 112, 3) and images[0].dtype == np.uint8
+    assert not np.array_equal(images[0], images[1])

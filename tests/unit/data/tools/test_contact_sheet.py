@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from facetrain.data.augment import Augment
+from facetrain.data.decode import decode_rgb
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.contact_sheet import (
+    write_augmented_sheet,
+    write_identities_sheet,
+    write_identity_sheet,
+    write_pair_sheet,
+)
+from facetrain.data.tools.inspect import image_locations
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image
+
+
+def read_png(path):
+    return decode_rgb(path.read_bytes(), location="x")
+
+
+def test_sheets_show_identities_or_all_images_of_one_identity(dataset, tmp_path):
+    write_identities_sheet(dataset, tmp_path / "sheet.png", columns=3)
+    assert read_png(tmp_path / "sheet.png").shape == (3 * 112, 3 * 112, 3)
+    write_identity_sheet(dataset, 0, tmp_path / "ann.png", columns=2)
+    shown, source = read_png(tmp_path / "ann.png"), open_dataset(dataset)
+    for number, (top, left) in enumerate([(0, 0), (0, 112), (112, 0)]):
+        expected = decode_rgb(source.read(number), location="x")
+        assert (shown[top : top + 112, left : left + 112] == expected).all()
+    assert (shown[112:, 112:] == 255).all()
+    assert [place.split("/")[-1] for place in image_locations(dataset, 2)] == ["cy_0001.jpg", "cy_0002.jpg"]
+    with pytest.raises(DataError, match="identity 3 has no image; give an identity from 0 to 2"):
+        write_identity_sheet(dataset, 3, tmp_path / "absent.png")
+
+
+def test_an_augmented_sheet_shows_the_inputs_of_training(dataset, tmp_path):
+    write_augmented_sheet(dataset, Augment(0, flip=1.0), tmp_path / "sheet.png", rows=4, epochs=2, size=64)
+    shown = read_png(tmp_path / "sheet.png")
+    assert shown.shape == (4 * 64, 3 * 64, 3)
+    plain, *seen = np.split(shown, 3, axis=1)
+    for epoch in seen:
+        for row in range(4):
+            pixels = slice(row * 64, (row + 1) * 64)
+            assert (epoch[pixels] == plain[pixels, ::-1]).all()
+    write_augmented_sheet(dataset, Augment(0, flip=0.0, gray=1.0), tmp_path / "gray.png", epochs=1)
+    gray = read_png(tmp_path / "gray.png")[:, 112:]
+    assert (gray[..., 0] == gray[..., 2]).all()
+
+
+def test_a_pair_sheet_shows_the_two_images_of_each_pair_side_by_side(tmp_path):
+    write_pair_sheet(
+        [(0, 1), (2, 3)], encoded_image, encoded_image, tmp_path / "pairs.png", columns=1, size=16
+    )
+    sheet = decode_rgb((tmp_path / "pairs.png").read_bytes(), location="x")
+    assert (sheet[18:34, 16:32] == decode_rgb(encoded_image(3), location="x")).all()

@@ -1,0 +1,141 @@
+import pytest
+
+from facetrain.data.decode import encoded_image_size
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
+from facetrain.errors import PairsError
+from tests.support.datasets import encoded_image
+
+
+@pytest.fixture
+def flat(tmp_path):
+    (tmp_path / "flat").mkdir()
+    for number, name in enumerate(("ann_0001", "ann_0002", "bob_x_0001")):
+        (tmp_path / "flat" / f"{name}.jpg").write_bytes(encoded_image(number))
+    return tmp_path / "flat"
+
+
+def test_lists_with_two_lines_per_pair_find_images_in_one_folder_or_one_per_person(flat, tmp_path):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg 3\nann_0002.jpg 3\nann_0001.jpg 0\nbob_x_0001.jpg 0\n")
+    assert convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin") == (2, 1)
+    for path in list(flat.iterdir()):
+        folder = flat / path.stem.rpartition("_")[0]
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)
+    convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin")
+    images, same = read_bin(tmp_path / "b.bin")
+    assert same.tolist() == [True, False]
+    assert (
+        images
+        == [encoded_image(0), encoded_image(1), encoded_image(0), encoded_image(2)]
+        == read_bin(tmp_path / "a.bin")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ann_0001.jpg 1\n", "line 1: the second line of the last pair is missing"),
+        ("ann_0001.jpg 1\nann_0002.jpg 0\n", "line 2: the number 0 contradicts 1"),
+        ("ann_0001.jpg 1\nann_0009.jpg 1\n", "line 2: there is no"),
+        ("../flat/ann_0001.jpg 1\nann_0002.jpg 1\n", "line 1: .* is not the name of an image"),
+        ("ann_0001.jpg 1\nann_0002 2\n", "line 2: .* is not of the form `image.jpg number`"),
+    ],
+)
+def test_a_wrong_line_of_a_two_line_list_is_named(flat, tmp_path, text, message):
+    (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(PairsError, match=message):
+        convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
+
+
+def test_a_line_can_be_two_paths_and_a_flag(flat, tmp_path):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\nann_0001.jpg bob_x_0001.jpg 0\n")
+    assert convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin") == (2, 1)
+    assert read_bin(tmp_path / "a.bin")[0] == [
+        encoded_image(0),
+        encoded_image(1),
+        encoded_image(0),
+        encoded_image(2),
+    ]
+    for line, message in (
+        ("../list.jpg ann_0002.jpg 1", "is not an image inside"),
+        ("none.jpg ann_0002.jpg 1", "there is no"),
+        ("ann_0001.jpg ann_0002.jpg 2", "is neither `image image 1`"),
+    ):
+        (tmp_path / "list.txt").write_text(line)
+        with pytest.raises(PairsError, match=f"line 1: .*{message}"):
+            convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin")
+
+
+@pytest.fixture
+def cfp(tmp_path):
+    """CFP's folders, two people and two folds; image n of the frontal list is 10 + n, of the others 20 + n."""
+    protocol = tmp_path / "cfp" / "Protocol"
+    for pose, letter, start in (("frontal", "F", 10), ("profile", "P", 20)):
+        lines = []
+        for number, person in enumerate(("001", "001", "002"), start=1):
+            path = tmp_path / "cfp" / "Data" / "Images" / person / pose / f"{number:02d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded_image(start + number))
+            lines.append(f"{number} ../Data/Images/{person}/{pose}/{number:02d}.jpg\n")
+        (protocol / "Split").mkdir(parents=True, exist_ok=True)
+        (protocol / f"Pair_list_{letter}.txt").write_text("".join(lines))
+    for split in ("FF", "FP"):
+        for fold, (same, different) in (("01", ("1,2", "1,3")), ("02", ("2,1", "3,2"))):
+            (protocol / "Split" / split / fold).mkdir(parents=True)
+            (protocol / "Split" / split / fold / "same.txt").write_text(same + "\n")
+            (protocol / "Split" / split / fold / "diff.txt").write_text(different + "\n")
+    return tmp_path / "cfp"
+
+
+def test_the_splits_of_cfp_become_verification_sets(cfp, tmp_path):
+    for split, other in (("FP", 20), ("FF", 10)):
+        folder = cfp / "Protocol" / "Split" / split
+        assert is_pair_list(folder, None)
+        assert convert_pair_list(folder, None, tmp_path / "a.bin") == (4, 2)
+        images, same = read_bin(tmp_path / "a.bin")
+        assert same.tolist() == [True, False, True, False]
+        pairs = [(11, other + 2), (11, other + 3), (12, other + 1), (13, other + 2)]
+        assert images == [encoded_image(number) for pair in pairs for number in pair]
+    (cfp / "Data" / "Images").rename(tmp_path / "aligned")
+    assert convert_pair_list(folder, tmp_path / "aligned", tmp_path / "b.bin") == (4, 2)
+    (folder / "02" / "diff.txt").write_text("1,9\n")
+    with pytest.raises(PairsError, match=r"diff\.txt, line 1: '1,9' is not a pair"):
+        convert_pair_list(folder, tmp_path / "aligned", tmp_path / "c.bin")
+
+
+def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\n")
+    (tmp_path / "points.csv").write_text("".join(f"ann_000{n}.jpg,4,6,11,6,8,8,5,11,10,11\n" for n in (1, 2)))
+    listed = read_landmarks(tmp_path / "points.csv")
+    convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin", landmarks=listed, image_size=64)
+    assert [encoded_image_size(image) for image in read_bin(tmp_path / "a.bin")[0]] == [(64, 64)] * 2
+    (tmp_path / "list.txt").write_text("ann_0001.jpg bob_x_0001.jpg 0\n")
+    with pytest.raises(PairsError, match=r"no landmarks for 'bob_x_0001\.jpg'"):
+        convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
+
+
+def test_a_list_of_numbered_images_becomes_a_verification_set(dataset, tmp_path):
+    (tmp_path / "pairs.txt").write_text("1\t1\nann\t1\t3\nann\t2\tcy\t1\n")
+    assert convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin") == (2, 1)
+    images, same = read_bin(tmp_path / "set.bin")
+    assert same.tolist() == [True, False]
+    assert images[3] == (dataset / "cy" / "cy_0001.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ann 1 9", "line 1: there is no"),
+        ("ann", "neither"),
+        ("../ann 1 2", "is not a name"),
+        ("ann x 2", "is not a name"),
+        ("", "the list has no pairs"),
+    ],
+)
+def test_a_wrong_line_of_a_list_is_named(dataset, tmp_path, line, message):
+    (tmp_path / "pairs.txt").write_text(line + "\n")
+    with pytest.raises(PairsError, match=message):
+        convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin")

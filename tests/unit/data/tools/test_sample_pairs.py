@@ -1,0 +1,45 @@
+import pytest
+
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.sample_pairs import sample_pairs
+from facetrain.errors import DataError
+from tests.support.datasets import write_records
+
+
+def test_sampled_pairs_are_different_half_genuine_and_folds_share_no_identity(tmp_path):
+    data = write_records(tmp_path / "data", [person for person in range(40) for _ in range(1 + person % 4)])
+    assert sample_pairs(data, tmp_path / "a.bin", pairs=40, seed=1) == (40, 20)
+    source = open_dataset(data)
+    identity_of = {source.read(number): int(source.labels[number]) for number in range(source.num_images)}
+    images, same = read_bin(tmp_path / "a.bin")
+    assert same.tolist() == [True, True, False, False] * 10
+    pairs = list(zip(images[::2], images[1::2], strict=True))
+    assert [identity_of[one] == identity_of[other] for one, other in pairs] == same.tolist()
+    assert len({frozenset(pair) for pair in pairs}) == 40
+    folds = [{identity_of[image] for image in images[start : start + 8]} for start in range(0, 80, 8)]
+    assert sum(map(len, folds)) == len(set.union(*folds))
+
+
+def test_sampled_pairs_depend_only_on_the_seed(tmp_path):
+    data = write_records(tmp_path / "data", [person for person in range(20) for _ in range(3)])
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        sample_pairs(data, tmp_path / f"{name}.bin", pairs=20, seed=seed)
+    a, b, c = ((tmp_path / f"{name}.bin").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize(
+    ("identities", "pairs", "message"),
+    [
+        (20, 30, "multiple of 20"),
+        (20, 0, "multiple of 20"),
+        (19, 20, "19 identities"),
+        (20, 200, "ask for fewer"),
+    ],
+)
+def test_more_pairs_than_a_dataset_has_are_refused(tmp_path, identities, pairs, message):
+    data = write_records(tmp_path / "data", [person for person in range(identities) for _ in range(2)])
+    with pytest.raises(DataError, match=message):
+        sample_pairs(data, tmp_path / "a.bin", pairs=pairs)
+    assert not (tmp_path / "a.bin").exists()
