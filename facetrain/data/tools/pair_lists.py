@@ -115,9 +115,9 @@ def _read_two_line_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPai
     if len(lines) % 2:
         raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
     for (location, one), (below, other) in zip(lines[::2], lines[1::2], strict=True):
-        for place, words in ((location, one), (below, other)):
+        for line, words in ((location, one), (below, other)):
             if len(words) != 2 or not _is_image_name(words[0]) or not words[1].isdigit():
-                raise PairsError(f"{place}: {_quoted(words)} is not of the form `image.jpg number`")
+                raise PairsError(f"{line}: {_quoted(words)} is not of the form `image.jpg number`")
         if (one[1] == "0") != (other[1] == "0"):
             raise PairsError(
                 f"{below}: the number {other[1]} contradicts {one[1]} in the line before; both are 0, or neither"
