@@ -1,1 +1,1 @@
-"""Whole training steps, measured beside what the machine can do at most."""
+"""Benchmarks: ratios between variants that take turns on the same machine in one run."""

@@ -1,6 +1,8 @@
-"""The backbone's training step, from plain float32 to ours: each way in a process of its own, all in turn.
+"""Backbone benchmark: training steps from PyTorch's defaults to facetrain's settings.
 
-A step is forward, backward and update by SGD with momentum; there is no head, and the images lie on the device.
+A step is the forward pass, the backward pass and the update by SGD with momentum; there is no head, and the
+images are on the device. Each variant runs in its own process, because allocator settings hold for a whole
+process; the processes take turns.
 """
 
 from __future__ import annotations
@@ -18,72 +20,83 @@ import torch
 
 from facetrain.backbone.prelu import use_torchs_backward
 from facetrain.backbone.zoo import build_backbone
-from facetrain.bench.machine import wait_for
+from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.errors import RunError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.train.precision import InPrecision, memory_format_for
 
-_WARM_UP = 3
+_WARM_UP_STEPS = 3
+_LR = 1e-6
+"""Small enough that the weights hardly change: the loss has no labels to learn from."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a step is computed."""
+class BackboneVariant:
+    """Settings of a training step."""
 
     precision: str
     channels_last: bool = False
-    ours: bool = False
-    """With the fused optimizer and, on the CPU, with our allocator's settings and PReLU's other backward pass."""
+    facetrain: bool = False
+    """Use the fused optimizer and, on the CPU, facetrain's allocator settings and PReLU backward pass."""
     compile: bool = False
 
 
-WAYS = {
-    "plain": Way("fp32"),
-    "bf16": Way("bf16"),
-    "channels_last": Way("bf16", channels_last=True),
-    "ours": Way("bf16", channels_last=True, ours=True),
-    "ours_compiled": Way("bf16", channels_last=True, ours=True, compile=True),
+VARIANTS = {
+    "plain": BackboneVariant("fp32"),
+    "bf16": BackboneVariant("bf16"),
+    "channels_last": BackboneVariant("bf16", channels_last=True),
+    "facetrain": BackboneVariant("bf16", channels_last=True, facetrain=True),
+    "facetrain_compiled": BackboneVariant("bf16", channels_last=True, facetrain=True, compile=True),
 }
-PLAIN = "plain"
-"""What the others are compared with: what PyTorch does where nothing is asked for."""
+BASELINE = "plain"
+"""PyTorch's defaults, with which the other variants are compared."""
+
+TakeSteps = Callable[[int], tuple[float, float]]
+"""Takes a number of steps; returns the seconds that they took and the peak of memory so far in GiB."""
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is trained."""
+class BackboneWorkload:
+    """Network, images and device that all variants have in common."""
 
     backbone: str
     batch: int
     image_size: int
     device: str
     threads: int
+    """Threads of one process on the CPU."""
 
 
-def measure_backbones(subject: Subject, ways: Sequence[str], *, steps: int, rounds: int) -> dict[str, Any]:
-    """Take `steps` steps of each way in each of `rounds` rounds; return the medians and their ratios to `plain`.
+def measure_backbone_steps(
+    workload: BackboneWorkload, variants: Sequence[str], *, steps: int, rounds: int
+) -> dict[str, Any]:
+    """Return images per second (medians over the rounds), ratios to `plain`, and peaks of memory.
+
+    Each variant takes `steps` steps in each of `rounds` rounds.
 
     Raises:
-        RunError: a way's process ended before it answered: for lack of memory, say.
+        RunError: the process of a variant ended early, for example because memory ran out.
     """
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
-    with _served(subject, ways) as answers:
-        first = {name: answer(1)[0] for name, answer in answers.items()}
-        for answer in answers.values():
-            answer(_WARM_UP)
-        for _ in range(rounds):  # in turn: a busy machine hits all alike
-            for name, answer in answers.items():
-                speeds[name].append(steps * subject.batch / answer(steps)[0])
-        peaks = {name: answer(0)[1] for name, answer in answers.items()}
+    speeds: dict[str, list[float]] = {name: [] for name in variants}
+    with _variant_processes(workload, variants) as processes:
+        # Separate, because it includes compilation and the first allocation of all memory.
+        first = {name: take_steps(1)[0] for name, take_steps in processes.items()}
+        for take_steps in processes.values():
+            take_steps(_WARM_UP_STEPS)
+        for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
+            for name, take_steps in processes.items():
+                speeds[name].append(steps * workload.batch / take_steps(steps)[0])
+        peaks = {name: take_steps(0)[1] for name, take_steps in processes.items()}
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     return {
         "torch": torch.__version__,
-        **vars(subject),
-        "ways": {
+        **vars(workload),
+        "variants": {
             name: {
                 "images_per_s": median,
                 "rounds": speeds[name],
-                "times_plain": median / medians[PLAIN] if PLAIN in medians else None,
+                "times_plain": median / medians[BASELINE] if BASELINE in medians else None,
                 "first_step_s": first[name],
                 "peak_gib": peaks[name],
             }
@@ -93,77 +106,84 @@ def measure_backbones(subject: Subject, ways: Sequence[str], *, steps: int, roun
 
 
 @contextmanager
-def _served(
-    subject: Subject, ways: Sequence[str]
-) -> Iterator[dict[str, Callable[[int], tuple[float, float]]]]:
-    """Start a process for each way; yield what takes steps there and returns (seconds, peak in GiB so far)."""
+def _variant_processes(workload: BackboneWorkload, variants: Sequence[str]) -> Iterator[dict[str, TakeSteps]]:
+    """Start one process per variant; yield the functions that take steps in them."""
     context = multiprocessing.get_context("spawn")
-    pipes = {name: context.Pipe() for name in ways}
+    pipes = {name: context.Pipe() for name in variants}
     processes = [
-        context.Process(target=_serve, args=(there, subject, WAYS[name]), daemon=True)
-        for name, (_, there) in pipes.items()
+        context.Process(target=_serve_steps, args=(remote, workload, VARIANTS[name]), daemon=True)
+        for name, (_, remote) in pipes.items()
     ]
-    for process, (_, there) in zip(processes, pipes.values(), strict=True):
+    for process, (_, remote) in zip(processes, pipes.values(), strict=True):
         process.start()
-        there.close()
+        remote.close()
     try:
-        yield {name: _asking(here, name) for name, (here, _) in pipes.items()}
+        yield {name: _step_function(local, name) for name, (local, _) in pipes.items()}
     finally:
-        for here, _ in pipes.values():
-            here.close()  # at which they end
+        for local, _ in pipes.values():
+            local.close()  # The processes end when their pipe is closed.
         for process in processes:
             process.join()
 
 
-def _asking(pipe: Connection, name: str) -> Callable[[int], tuple[float, float]]:
-    def ask(steps: int) -> tuple[float, float]:
+def _step_function(pipe: Connection, name: str) -> TakeSteps:
+    def take_steps(steps: int) -> tuple[float, float]:
         try:
             pipe.send(steps)
             seconds, peak = pipe.recv()
         except (EOFError, OSError) as error:
             raise RunError(
-                f"bench backbone: the process of {name} ended early; take a smaller --batch-size if memory is short"
+                f"bench backbone: the process of variant {name} ended early; if memory is short, "
+                "reduce --batch-size or measure fewer variants at a time (--variant)"
             ) from error
         return seconds, peak
 
-    return ask
+    return take_steps
 
 
-def _serve(pipe: Connection, subject: Subject, way: Way) -> None:
-    torch.set_num_threads(subject.threads)
-    device = torch.device(subject.device)
-    if way.ours and device.type == "cpu":
+def _serve_steps(pipe: Connection, workload: BackboneWorkload, variant: BackboneVariant) -> None:
+    """Take steps as requested through the pipe, until it is closed. Runs in its own process."""
+    torch.set_num_threads(workload.threads)
+    device = torch.device(workload.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
+    if variant.facetrain and device.type == "cpu":
         keep_freed_memory()
-    step = _build_step(subject, way, device)
+    step = _build_step(workload, variant, device)
     while True:
         try:
             steps = pipe.recv()
         except EOFError:
             return
-        wait_for(device)
-        since = time.perf_counter()
+        synchronize(device)
+        start = time.perf_counter()
         for _ in range(steps):
             step()
-        wait_for(device)
-        pipe.send((time.perf_counter() - since, peak_gib(device)))
+        synchronize(device)
+        pipe.send((time.perf_counter() - start, peak_gib(device)))
 
 
-def _build_step(subject: Subject, way: Way, device: torch.device) -> Callable[[], None]:
+def _build_step(
+    workload: BackboneWorkload, variant: BackboneVariant, device: torch.device
+) -> Callable[[], None]:
     torch.manual_seed(0)
-    backbone = build_backbone(subject.backbone, image_size=subject.image_size)
-    if not way.ours:
+    backbone = build_backbone(workload.backbone, image_size=workload.image_size)
+    if not variant.facetrain:
         use_torchs_backward(backbone)
-    memory_format = memory_format_for(backbone, device, channels_last=way.channels_last)
+    memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    network = InPrecision(backbone, way.precision, device, memory_format=memory_format, compile=way.compile)
+    network = InPrecision(
+        backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
+    )
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
-        lr=1e-6,
+        lr=_LR,
         momentum=0.9,
         weight_decay=5e-4,
-        fused=True if way.ours else None,
+        fused=True if variant.facetrain else None,
     )
-    image_BCHW = torch.randn(subject.batch, 3, subject.image_size, subject.image_size, device=device)
+    side = workload.image_size
+    image_BCHW = torch.randn(workload.batch, 3, side, side, device=device)
 
     def step() -> None:
         network(image_BCHW).square().mean().backward()

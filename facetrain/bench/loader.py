@@ -1,14 +1,15 @@
-"""How fast images arrive, beside the bare JPEG decoder and beside the usual way, on the same cores."""
+"""Image loader benchmark: images per second beside the JPEG decoder alone and torch's DataLoader.
+
+All variants use the same number of cores and take turns.
+"""
 
 from __future__ import annotations
 
 import io
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,69 +17,89 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from facetrain.bench.generated_dataset import open_or_generate
+from facetrain.bench.machine_peak import synchronize
 from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import encode_jpeg
-from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.loader import Loader, LoaderSettings
-from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import GlobalSampler
 
-_WARM_UP = 4
+_WARM_UP_BATCHES = 4
+_DECODED_IMAGES = 4096
 
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """Images per second, medians over the rounds."""
+    """Images per second of each variant: the medians over the rounds."""
 
     workers: int
     device: str
     image_bytes: float
     """Mean size of an encoded image."""
-    bare_decoder: float
-    """`cv2.imdecode` of images that lie in memory, in as many threads as there are workers."""
+    decoder: float
+    """`cv2.imdecode` of images in memory, in as many threads as there are workers: an upper bound."""
     loader: float
-    """Ours: read, decoded, batched, on the device as uint8."""
-    augmented: float
-    """Ours with flip and normalization, on the device as float32."""
-    usual_way: float
-    """A torch DataLoader of as many workers, with PIL and per-sample transforms."""
+    """facetrain's loader: read, decoded and batched; on the device as uint8."""
+    loader_augmented: float
+    """facetrain's loader with flip and normalization; on the device as float32."""
+    dataloader_cv2: float
+    """torch's DataLoader with OpenCV: decoded and flipped in the workers, normalized on the device."""
+    dataloader_pil: float
+    """torch's DataLoader with PIL and torchvision's transforms, as most training scripts have it."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers and the two ratios that matter."""
+        """Return the numbers and the ratios to compare."""
         return asdict(self) | {
-            "loader_per_bare": self.loader / self.bare_decoder,
-            "augmented_per_bare": self.augmented / self.bare_decoder,
-            "augmented_per_usual": self.augmented / self.usual_way,
+            "loader_per_decoder": self.loader / self.decoder,
+            "augmented_per_decoder": self.loader_augmented / self.decoder,
+            "augmented_per_dataloader_cv2": self.loader_augmented / self.dataloader_cv2,
+            "augmented_per_dataloader_pil": self.loader_augmented / self.dataloader_pil,
         }
 
 
 def measure_loader(
     folder: Path | None, *, workers: int, batch_size: int, seconds: float, rounds: int, device: torch.device
 ) -> LoaderReport:
-    """Measure on a dataset, or on generated images. The ways take turns: a busy machine hits all alike."""
-    with bench_source(folder) as source:
-        numbers = np.random.default_rng(0).permutation(source.num_images)[:4096].tolist()
+    """Measure all variants on a dataset, or on generated images if `folder` is None.
+
+    Args:
+        folder: dataset, in any format that `facetrain train` reads.
+        workers: reading processes; threads of the decoder alone.
+        batch_size: images per batch.
+        seconds: duration of each variant in each round.
+        rounds: repetitions; the report has the medians.
+        device: where the batches are needed.
+    """
+    with open_or_generate(folder) as source:
+        numbers = np.random.default_rng(0).permutation(source.num_images)[:_DECODED_IMAGES].tolist()
         images = [source.read(number) for number in numbers]
-        ways: dict[str, Callable[[], float]] = {
-            "bare_decoder": lambda: _bare(images, workers, seconds),
-            "loader": lambda: _ours(source, workers, batch_size, seconds, device, None),
-            "augmented": lambda: _ours(source, workers, batch_size, seconds, device, Augment(0)),
-            "usual_way": lambda: _usual(source, workers, batch_size, seconds),
+        variants: dict[str, Callable[[], float]] = {
+            "decoder": lambda: _decoder_rate(images, workers, seconds),
+            "loader": lambda: _loader_rate(source, workers, batch_size, seconds, device, None),
+            "loader_augmented": lambda: _loader_rate(
+                source, workers, batch_size, seconds, device, Augment(0)
+            ),
+            "dataloader_cv2": lambda: _dataloader_rate(
+                _OpenCvDataset(source), workers, batch_size, seconds, device
+            ),
+            "dataloader_pil": lambda: _dataloader_rate(
+                _PilDataset(source), workers, batch_size, seconds, device
+            ),
         }
-        seen: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, way in ways.items():
-                seen[name].append(way())
-    rates = {name: statistics.median(values) for name, values in seen.items()}
-    mean_bytes = statistics.mean(len(picture) for picture in images)
-    return LoaderReport(workers=workers, device=str(device), image_bytes=mean_bytes, **rates)
+        rates: dict[str, list[float]] = {name: [] for name in variants}
+        for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
+            for name, measure in variants.items():
+                rates[name].append(measure())
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    mean_bytes = statistics.mean(len(image) for image in images)
+    return LoaderReport(workers=workers, device=str(device), image_bytes=mean_bytes, **medians)
 
 
-def _bare(images: list[bytes], threads: int, seconds: float) -> float:
-    buffers = [np.frombuffer(picture, np.uint8) for picture in images]
+def _decoder_rate(images: list[bytes], threads: int, seconds: float) -> float:
+    buffers = [np.frombuffer(image, np.uint8) for image in images]
     until = time.perf_counter() + seconds
 
     def decode(start: int) -> int:
@@ -89,13 +110,13 @@ def _bare(images: list[bytes], threads: int, seconds: float) -> float:
                 count += 1
         return count
 
-    cv2.setNumThreads(0)
+    cv2.setNumThreads(0)  # The threads are ours: OpenCV's own would use cores that the other variants do not.
     since = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(decode, range(threads))) / (time.perf_counter() - since)
 
 
-def _ours(
+def _loader_rate(
     source: FaceDataset,
     workers: int,
     batch_size: int,
@@ -107,37 +128,68 @@ def _ours(
     settings = LoaderSettings(local_batch_size=batch_size, workers=workers)
     loader = Loader(source, order, settings, rank=0, world_size=1, device=device)
 
-    def use(batch: Any) -> int:
-        (micro,) = batch
+    def use(batch: Any) -> None:
+        (micro_batch,) = batch
         if augment is not None:
-            augment(micro.image_BHWC, micro.sample_B, micro.epoch)
-        return batch_size
+            augment(micro_batch.image_BHWC, micro_batch.sample_B, micro_batch.epoch)
 
     try:
-        return _rate(iter(loader), use, seconds, device)
+        return _images_per_second(iter(loader), use, batch_size, seconds, device)
     finally:
         loader.close()
 
 
-def _usual(source: FaceDataset, workers: int, batch_size: int, seconds: float) -> float:
+def _dataloader_rate(
+    dataset: Dataset[Any], workers: int, batch_size: int, seconds: float, device: torch.device
+) -> float:
     loader: DataLoader[Any] = DataLoader(
-        _PilDataset(source),
+        dataset,
         batch_size,
         shuffle=True,
         num_workers=workers,
         drop_last=True,
+        pin_memory=device.type == "cuda",
+        # Or each pass over the dataset would start its worker processes again.
         persistent_workers=True,
+        worker_init_fn=_use_one_thread,
     )
 
-    def forever() -> Iterator[Any]:
+    def endless() -> Iterator[Any]:
         while True:
             yield from loader
 
-    return _rate(forever(), lambda _: batch_size, seconds, torch.device("cpu"))
+    def use(batch: Any) -> None:
+        image, _ = batch
+        image = image.to(device, non_blocking=True)
+        if image.dtype == torch.uint8:
+            image.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
+
+    return _images_per_second(endless(), use, batch_size, seconds, device)
 
 
-class _PilDataset(Dataset[Any]):
-    """What the peers do to each sample."""
+def _use_one_thread(_worker: int) -> None:
+    cv2.setNumThreads(0)
+
+
+class _OpenCvDataset(Dataset[tuple[Tensor, int]]):
+    """Samples as a fast script makes them: decoded by OpenCV, flipped at random, sent as uint8."""
+
+    def __init__(self, source: FaceDataset) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return self._source.num_images
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        image = cv2.imdecode(np.frombuffer(self._source.read(number), np.uint8), cv2.IMREAD_COLOR)
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        if torch.rand(()) < 0.5:
+            image = cv2.flip(image, 1)
+        return torch.from_numpy(image), int(self._source.labels[number])
+
+
+class _PilDataset(Dataset[tuple[Tensor, int]]):
+    """Samples as arcface_torch and most scripts make them: PIL, then torchvision's transforms."""
 
     def __init__(self, source: FaceDataset) -> None:
         from torchvision import transforms
@@ -154,40 +206,26 @@ class _PilDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._source.num_images
 
-    def __getitem__(self, number: int) -> tuple[Any, int]:
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
         from PIL import Image
 
         image = Image.open(io.BytesIO(self._source.read(number))).convert("RGB")
         return self._transform(image), int(self._source.labels[number])
 
 
-def _rate(batches: Iterator[Any], use: Callable[[Any], int], seconds: float, device: torch.device) -> float:
-    for _ in range(_WARM_UP):
+def _images_per_second(
+    batches: Iterator[Any],
+    use: Callable[[Any], None],
+    batch_size: int,
+    seconds: float,
+    device: torch.device,
+) -> float:
+    for _ in range(_WARM_UP_BATCHES):
         use(next(batches))
-    since, count = time.perf_counter(), 0
-    while time.perf_counter() - since < seconds:
-        count += use(next(batches))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return count / (time.perf_counter() - since)
-
-
-@contextmanager
-def bench_source(folder: Path | None, *, size: int = 112) -> Iterator[FaceDataset]:
-    """Open a dataset, or 4096 generated images of 512 identities that are gone at the end."""
-    if folder is not None:
-        yield open_dataset(folder)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        _write_noise(Path(scratch), count=4096, size=size)
-        yield open_dataset(Path(scratch))
-
-
-def _write_noise(folder: Path, count: int, size: int) -> None:
-    """Write JPEGs, at 112 × 112 of about 8 kB as a face of quality 95 has: a smooth image with fine noise."""
-    random = np.random.default_rng(0)
-    with RecordWriter(folder / "train.rec") as writer:
-        for key in range(count):
-            smooth = cv2.resize(random.integers(0, 256, (14, 14, 3), dtype=np.uint8), (size, size))
-            noisy = np.clip(smooth + random.normal(0, 10, smooth.shape), 0, 255).astype(np.uint8)
-            writer.write(key, RecordHeader.of_image(key // 8, key), encode_jpeg(noisy, 93))
+    synchronize(device)
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        use(next(batches))
+        count += batch_size
+    synchronize(device)
+    return count / (time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Whole steps of a run that a config describes: images per second, where the time goes, how near to the limit."""
+"""Training benchmark: whole steps of a run, with their share of the machine's peak and where the time goes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
-from facetrain.bench.loader import bench_source
-from facetrain.bench.machine import Machine, measure_machine, wait_for
+from facetrain.backbone.zoo import build_backbone
+from facetrain.bench.arcface_torch_step import ArcfaceTorchStep
+from facetrain.bench.generated_dataset import open_or_generate
+from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
 from facetrain.config.schema import Config
+from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Batch, Loader, LoaderSettings
 from facetrain.data.sampler import build_sampler
@@ -23,7 +26,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
-from facetrain.run.build import build_augment, build_state, count_workers
+from facetrain.run.build import build_augment, build_state, count_workers, describe
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.train.profile import RECORDED, Profile, profiled
@@ -31,17 +34,19 @@ from facetrain.train.state import TrainState
 from facetrain.train.step import TrainStep
 
 INPUTS = ("synthetic", "records")
-_WARM_UP = 3
+"""One batch that stays on the device; a dataset, through the loader."""
+BASELINE = "arcface_torch"
+_WARM_UP_STEPS = 3
 _ENDLESS = 1 << 40
 _LR = 1e-6
-"""So small that noise with random labels cannot make the loss diverge."""
+"""Small enough that noise with random labels cannot make the loss diverge."""
 
 Batches = Iterator[tuple[Batch, ...]]
 
 
 @dataclass(frozen=True)
-class Training:
-    """A run that can take steps, without saving, verification or reports."""
+class BenchedRun:
+    """A run that takes steps without checkpoints, verification or logging."""
 
     config: Config
     world: World
@@ -49,11 +54,52 @@ class Training:
     state: TrainState
     step: TrainStep
 
-    def take(self, batches: Batches) -> None:
-        """Take a step with each."""
+    def take_steps(self, batches: Batches) -> None:
+        """Take one step with each batch."""
         for batch in batches:
             self.step(self.state, batch)
             self.state.step += 1
+
+
+class Variant:
+    """Steps that are timed in turn with those of other variants."""
+
+    def __init__(
+        self, take_steps: Callable[[int], None], images_per_step: int, device: torch.device, held_bytes: int
+    ) -> None:
+        self._take_steps, self._images_per_step, self._device = take_steps, images_per_step, device
+        self.rates: list[float] = []
+        """Images per second of each round, over all ranks."""
+        self._held_bytes, self._work_bytes = held_bytes, 0
+
+    def measure(self, steps: int) -> None:
+        """Take warm-up steps, then `steps` timed ones. Collective."""
+        self._take_steps(_WARM_UP_STEPS)
+        cuda = self._device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        before = _allocated_bytes(self._device)
+        collectives.barrier()
+        synchronize(self._device)
+        start = time.perf_counter()
+        self._take_steps(steps)
+        synchronize(self._device)
+        self.rates.append(steps * self._images_per_step / (time.perf_counter() - start))
+        if cuda:
+            peak = torch.cuda.max_memory_allocated(self._device)
+            self._work_bytes = max(self._work_bytes, peak - before)
+
+    def report(self, flops_per_image: int, machine: MachinePeak) -> dict[str, Any]:
+        """Return the median speed, the share of the machine's peak, and on CUDA the variant's own peak of memory."""
+        speed = statistics.median(self.rates)
+        report = {
+            "images_per_s": speed,
+            "rounds": self.rates,
+            "mfu": speed * flops_per_image / machine.flops,
+        }
+        if self._device.type == "cuda":
+            report["peak_gib"] = (self._held_bytes + self._work_bytes) / 2**30
+        return report
 
 
 def measure_training(
@@ -64,56 +110,96 @@ def measure_training(
     inputs: Sequence[str],
     steps: int,
     rounds: int,
+    baseline: bool = False,
 ) -> dict[str, Any] | None:
-    """Train on each kind of input in turn, `rounds` times `steps` steps; report on the leader. Collective.
+    """Train on each kind of input in turn; return the report on the leader, None on other ranks. Collective.
 
-    `synthetic` is one batch that lies on the device; `records` comes from a dataset through the loader: from
-    `folder`, or generated. The head has `identities` classes, or those of the dataset where it has more.
+    Args:
+        config: run description; its learning rate is replaced by a very small one.
+        folder: dataset for the input `records`; generated images if None.
+        identities: classes of the head, unless the dataset has more.
+        inputs: names from INPUTS.
+        steps: timed steps of each variant in each round.
+        rounds: repetitions; the report has the medians.
+        baseline: also measure the step of arcface_torch, with the same backbone, batch and precision.
     """
     config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
     with (
         join(config.train.device, timeout_s=config.train.timeout_s) as world,
         tempfile.TemporaryDirectory() as scratch,
-        bench_source(folder, size=config.data.image_size) as source,
+        open_or_generate(folder, image_size=config.data.image_size) as source,
     ):
         num_classes = max(identities, source.num_classes)
-        training = prepare(config, world, num_classes, Path(scratch), source)
-        loader = open_loader(training, source)
-        feeds = {"synthetic": same_batch(training, num_classes), "records": iter(loader)}
+        variants: dict[str, Variant] = {}
+        if baseline:
+            variants[BASELINE] = build_baseline(config, world, num_classes)
+        allocated = _allocated_bytes(world.device)
+        run = build_run(config, world, num_classes, Path(scratch), source)
+        held = _allocated_bytes(world.device) - allocated
+        loader = open_loader(run, source)
+        batches = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
+        for name in inputs:
+            variants[name] = _variant_of(run, batches[name], held)
         try:
-            machine, rates = _measure(training, {name: feeds[name] for name in inputs}, steps, rounds)
-            profiles = {name: _profile(training, feeds[name], Path(scratch)) for name in inputs}
+            machine = _measure_in_turn(variants, config, world, steps, rounds)
+            profiles = {name: _profile(run, batches[name], Path(scratch)) for name in inputs}
         finally:
             loader.close()
-        return _report(training, num_classes, machine, rates, profiles) if world.is_leader else None
+        return _report(run, num_classes, machine, variants, profiles) if world.is_leader else None
 
 
-def prepare(config: Config, world: World, num_classes: int, scratch: Path, source: FaceDataset) -> Training:
-    """Build a run as a config describes it, with so many identities."""
+def build_run(
+    config: Config, world: World, num_classes: int, scratch: Path, source: FaceDataset
+) -> BenchedRun:
+    """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
-    augment = build_augment(config)
-    return Training(config, world, schedule, state, TrainStep(network, augment, max_skipped_steps=_ENDLESS))
+    step = TrainStep(network, build_augment(config), max_skipped_steps=_ENDLESS)
+    return BenchedRun(config, world, schedule, state, step)
 
 
-def same_batch(training: Training, num_classes: int) -> Batches:
+def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
+    """Build the step of arcface_torch with one batch of random images and labels.
+
+    The images are already normalized, so the baseline is spared the augmentation of a run. On the CPU it also
+    profits from facetrain's allocator settings, which hold for the whole process.
+    """
+    torch.manual_seed(0)
+    allocated = _allocated_bytes(world.device)
+    batch, side = schedule_steps(config, _ENDLESS, world.size).local_batch_size, config.data.image_size
+    options = describe(config)["backbone"]
+    backbone = build_backbone(options.pop("name"), **options)
+    step = ArcfaceTorchStep(backbone, num_classes, config.train.precision, world.device)
+    image_BHWC = torch.randint(256, (batch, side, side, 3), dtype=torch.uint8)
+    image_BCHW = normalize(image_BHWC.to(world.device)).contiguous()
+    label_B = torch.randint(num_classes, (batch,)).to(world.device)
+
+    def take_steps(count: int) -> None:
+        for _ in range(count):
+            step(image_BCHW, label_B)
+
+    held = _allocated_bytes(world.device) - allocated
+    return Variant(take_steps, batch * world.size, world.device, held)
+
+
+def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     """Yield the same random images and labels again and again."""
-    side, count = training.config.data.image_size, training.schedule.local_batch_size
-    generator = torch.Generator().manual_seed(training.world.rank)
+    side, count = run.config.data.image_size, run.schedule.local_batch_size
+    generator = torch.Generator().manual_seed(run.world.rank)
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
     label = torch.randint(num_classes, (count,), generator=generator)
-    device = training.world.device
+    device = run.world.device
     batch = Batch(0, 0, image.to(device), label.to(device), torch.arange(count))
     while True:
-        yield (batch,) * training.config.optim.accumulate
+        yield (batch,) * run.config.optim.accumulate
 
 
-def open_loader(training: Training, source: FaceDataset) -> Loader:
-    """Read batches of this rank as the run does."""
-    config, schedule, world = training.config, training.schedule, training.world
+def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
+    """Open the loader of this rank as `facetrain train` does."""
+    config, schedule, world = run.config, run.schedule, run.world
     settings = LoaderSettings(
         local_batch_size=schedule.local_batch_size,
         accumulate=config.optim.accumulate,
@@ -127,62 +213,57 @@ def open_loader(training: Training, source: FaceDataset) -> Loader:
     return Loader(source, sampler, settings, rank=world.rank, world_size=world.size, device=world.device)
 
 
-def _measure(
-    training: Training, feeds: dict[str, Batches], steps: int, rounds: int
-) -> tuple[Machine, dict[str, list[float]]]:
-    """Return what the machine can do at best, and images per second of every round."""
-    machine = Machine(0.0, 0.0)
-    rates: dict[str, list[float]] = {name: [] for name in feeds}
-    for _ in range(rounds):  # in turn: a busy machine hits all alike
-        now = measure_machine(training.config.train.precision, training.world.device)
-        machine = Machine(max(machine.flops, now.flops), max(machine.bytes, now.bytes))
-        for name, batches in feeds.items():
-            rates[name].append(rate(training, batches, steps))
-    return machine, rates
-
-
-def rate(training: Training, batches: Batches, steps: int) -> float:
-    """Return the images per second of `steps` steps, over all ranks. Collective."""
-    training.take(islice(batches, _WARM_UP))
-    return rate_of(
-        lambda: training.take(islice(batches, steps)),
-        steps * training.schedule.global_batch_size,
-        training.world.device,
+def _variant_of(run: BenchedRun, batches: Batches, held_bytes: int) -> Variant:
+    return Variant(
+        lambda steps: run.take_steps(islice(batches, steps)),
+        run.schedule.global_batch_size,
+        run.world.device,
+        held_bytes,
     )
 
 
-def rate_of(work: Callable[[], object], images: int, device: torch.device) -> float:
-    """Return the images per second at which all ranks do some work. Collective."""
-    collectives.barrier()
-    wait_for(device)
-    since = time.perf_counter()
-    work()
-    wait_for(device)
-    return images / (time.perf_counter() - since)
+def _measure_in_turn(
+    variants: dict[str, Variant], config: Config, world: World, steps: int, rounds: int
+) -> MachinePeak:
+    """Measure every variant in every round; return the machine's best rates of all rounds."""
+    machine = MachinePeak(0.0, 0.0)
+    for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
+        now = measure_peak(config.train.precision, world.device)
+        machine = MachinePeak(max(machine.flops, now.flops), max(machine.bytes, now.bytes))
+        for variant in variants.values():
+            variant.measure(steps)
+    return machine
 
 
-def _profile(training: Training, batches: Batches, scratch: Path) -> Profile:
+def _allocated_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
     found: list[Profile] = []
-    trace = scratch / f"rank_{training.world.rank}.pt.trace.json.gz"
-    some = islice(batches, _WARM_UP + RECORDED + 1)
-    training.take(profiled(some, trace, training.world.device, found.append, warm_up=_WARM_UP))
+    trace = scratch / f"rank_{run.world.rank}.pt.trace.json.gz"
+    # One more batch than the profiler records: it stops when it is asked for the next one.
+    some = islice(batches, _WARM_UP_STEPS + RECORDED + 1)
+    run.take_steps(profiled(some, trace, run.world.device, found.append, warm_up=_WARM_UP_STEPS))
     return found[0]
 
 
 def _report(
-    training: Training,
+    run: BenchedRun,
     num_classes: int,
-    machine: Machine,
-    rates: dict[str, list[float]],
+    machine: MachinePeak,
+    variants: dict[str, Variant],
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
-    config, world, batch = training.config, training.world, training.schedule.local_batch_size
+    config, world, batch = run.config, run.world, run.schedule.local_batch_size
     cost = backbone_cost(config, world.size)
     head = head_shape(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
-    # Three products of an embedding with each class of the sample: logits, and two gradients.
+    # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
     flops = {"backbone": cost.flops_per_image, "head": 6 * head.width * head.sampled * world.size}
-    speed = {name: statistics.median(found) for name, found in rates.items()}
-    return {
+    found = {name: variant.report(sum(flops.values()), machine) for name, variant in variants.items()}
+    speed = {name: report["images_per_s"] for name, report in found.items()}
+    baseline = found.pop(BASELINE, None)
+    report = {
         "torch": torch.__version__,
         "device": next(iter(profiles.values())).device,
         "threads": torch.get_num_threads(),
@@ -197,12 +278,12 @@ def _report(
         "bytes_per_image": cost.moved_per_image,
         "peak_gib": peak_gib(world.device),
         "inputs": {
-            name: {
-                "images_per_s": value,
-                "rounds": rates[name],
-                "mfu": value * sum(flops.values()) / machine.flops,
-                "share_of_time": profiles[name].shares(),
-            }
-            for name, value in speed.items()
+            name: {**values, "share_of_time": profiles[name].shares()} for name, values in found.items()
         },
     }
+    if baseline is not None:
+        report[BASELINE] = baseline
+        report["times_arcface_torch"] = {name: speed[name] / speed[BASELINE] for name in found}
+    if {"records", "synthetic"} <= found.keys():
+        report["records_over_synthetic"] = speed["records"] / speed["synthetic"]
+    return report

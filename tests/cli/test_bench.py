@@ -1,65 +1,71 @@
 import json
 
-from facetrain.cli.bench_train import told
-from tests.support.command import facetrain
+import pytest
+
+from facetrain.cli.bench.training import format_training
+from tests.support.command import facetrain, refusal
 
 
-def test_the_head_is_measured_beside_the_plain_way():
-    done = facetrain(
-        "bench", "head", "--identities", 3000, "--embedding-size", 32, "--batch-size", 16, "--steps", 2,
-        "--way", "plain_fp32", "--way", "head_fp32", "--way", "head_sampled_1pct_disk", "--device", "cpu", "--json",
-    )  # fmt: skip
+def bench(*arguments):
+    """Run `facetrain bench ARGUMENTS --json`; return its report."""
+    done = facetrain("bench", *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    plain, ours, disk = json.loads(done.stdout)
-    assert ours["times_faster_than_plain_fp32"] == round(plain["step_s"] / ours["step_s"], 2)
-    assert disk["classes"] == 3000 and ours["peak_bytes"] > 50e6
+    return json.loads(done.stdout)
 
 
-def test_a_backbone_is_measured_from_the_plain_way_to_ours():
-    done = facetrain(
-        "bench", "backbone", "--backbone", "mbf", "--batch-size", 4, "--image-size", 48, "--steps", 1, "--rounds", 2,
-        "--way", "plain", "--way", "ours", "--device", "cpu", "--threads", 1, "--json",
+def test_the_head_is_measured_beside_plain_pytorch():
+    plain, head, disk = bench(
+        "head", "--identities", 3000, "--embedding-size", 32, "--batch-size", 16, "--steps", 2, "--device", "cpu",
+        "--variant", "plain_fp32", "--variant", "head_fp32", "--variant", "head_sampled_1pct_disk",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    plain, ours = report["ways"]["plain"], report["ways"]["ours"]
+    assert head["times_faster_than_plain_fp32"] == round(plain["step_s"] / head["step_s"], 2)
+    assert disk["classes"] == 3000 and head["peak_bytes"] > 50e6
+
+
+def test_the_traffic_of_the_head_follows_the_formula_at_any_number_of_classes():
+    report = bench("head-traffic", "--batch-size", 8, "--embedding-size", 16)
+    assert report["ranks"] == 2
+    assert report["few_classes"] == report["many_classes"] == report["formula"]
+
+
+def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_settings():
+    report = bench(
+        "backbone", "--backbone", "mbf", "--batch-size", 4, "--image-size", 48, "--steps", 1, "--rounds", 2,
+        "--variant", "plain", "--variant", "facetrain", "--device", "cpu", "--threads", 1,
+    )  # fmt: skip
+    plain, tuned = report["variants"]["plain"], report["variants"]["facetrain"]
     assert plain["times_plain"] == 1 and len(plain["rounds"]) == 2
-    assert ours["times_plain"] == ours["images_per_s"] / plain["images_per_s"]
-    assert report["threads"] == 1 and ours["peak_gib"] > 0.1
+    assert tuned["times_plain"] == tuned["images_per_s"] / plain["images_per_s"]
+    assert report["threads"] == 1 and tuned["peak_gib"] > 0.1
 
 
-def test_the_loader_is_measured_beside_the_bare_decoder():
+def test_the_loader_is_measured_beside_the_decoder_and_both_dataloaders():
     done = facetrain(
-        "bench",
-        "loader",
-        "--workers",
-        1,
-        "--batch-size",
-        16,
-        "--seconds",
-        0.2,
-        "--rounds",
-        1,
-        "--device",
-        "cpu",
-    )
+        "bench", "loader", "--workers", 1, "--batch-size", 16, "--seconds", 0.2, "--rounds", 1, "--device", "cpu",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "of the bare decoder" in done.stdout and "usual way" in done.stdout
+    assert "of the JPEG decoder alone" in done.stdout
+    assert "DataLoader with OpenCV" in done.stdout and "DataLoader with PIL" in done.stdout
 
 
-def test_a_way_or_device_that_does_not_exist_is_a_usage_error():
-    for arguments, said in (
-        (("--way", "fast"), "there are plain_fp32"),
-        (("--device", "tpu"), "auto, cpu and cuda"),
-    ):
-        done = facetrain("bench", "head", *arguments)
-        assert done.returncode == 2 and said in done.stderr, done.stderr
-    for arguments, said in ((("--way", "fast"), "there are plain"), (("--backbone", "r19"), "there are r18")):
-        done = facetrain("bench", "backbone", *arguments)
-        assert done.returncode == 2 and said in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("head", "--variant", "fast"), "one of plain_fp32"),
+        (("head", "--device", "tpu"), "auto, cpu, cuda"),
+        (("backbone", "--variant", "fast"), "one of plain"),
+        (("backbone", "--backbone", "r19"), "one of r18"),
+        (("scaling", "--backbone", "r19"), "one of r18"),
+        (("train", "--input", "disk"), "one of synthetic, records"),
+        (("verification", "speed"), "one of folds"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_a_usage_error(arguments, message):
+    error = refusal("bench", *arguments)
+    assert error.exit_code == 2 and message in str(error)
 
 
-def test_whole_steps_are_measured_with_and_without_a_dataset():
+def test_whole_steps_are_measured_with_and_without_a_dataset_and_beside_arcface_torch():
     small = (
         "model.backbone=iresnet",
         "model.layers=[1,1,1,1]",
@@ -67,18 +73,43 @@ def test_whole_steps_are_measured_with_and_without_a_dataset():
         "data.image_size=32",
     )
     sets = [word for value in (*small, "train.batch_size=8", "data.workers=1") for word in ("--set", value)]
-    arguments = ("bench", "train", *sets, "--identities", 1000, "--steps", 2, "--rounds", 1)
-    done = facetrain(*arguments, "--nproc-per-node", 2, "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (
-        report["ranks"] == 2
-        and report["identities"] == 1000
-        and set(report["inputs"]) == {"synthetic", "records"}
+    report = bench(
+        "train", *sets, "--identities", 1000, "--steps", 2, "--rounds", 1, "--baseline", "--nproc-per-node", 2
     )
+    assert report["ranks"] == 2 and report["identities"] == 1000
+    assert set(report["inputs"]) == set(report["times_arcface_torch"]) == {"synthetic", "records"}
     for found in report["inputs"].values():
         flops = found["images_per_s"] * sum(report["flops_per_image"].values())
         assert found["mfu"] == flops / report["matrix_flops"] < 1
         assert abs(sum(found["share_of_time"].values()) - 1) < 1e-6 and found["share_of_time"]["forward"] > 0
+    speed = report["inputs"]["synthetic"]["images_per_s"]
+    assert report["times_arcface_torch"]["synthetic"] == speed / report["arcface_torch"]["images_per_s"]
     assert report["flops_per_image"]["head"] == 6 * 1000 * 512
-    assert "as fast as synthetic" in told(report) and "MFU" in told(report)
+    text = format_training(report)
+    assert "of the speed of synthetic images" in text and "x arcface_torch" in text and "MFU" in text
+
+
+def test_a_dataset_is_opened_without_and_with_the_cached_index():
+    report = bench("index", "--images", 1000, "--identities", 100)
+    assert report["first"]["images"] == report["again"]["images"] == 1000
+    assert report["again"]["identities"] == 100
+
+
+def test_checkpoints_are_measured_in_both_modes(monkeypatch, tmp_path):
+    from facetrain.bench import checkpoint
+
+    monkeypatch.setattr(checkpoint, "_PREPARE_SECONDS", 0)
+    report = checkpoint.measure_checkpoints(tmp_path, gigabytes=0.01, saves=1, device="cpu")
+    assert report["synchronous_s"] > 0 and report["asynchronous_saved_s"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shuffling_by_blocks_shares_more_identities_between_batches_than_a_full_shuffle():
+    report = bench("shuffle", "--images", 300_000, "--steps", 5)
+    shared = {mode: found["identities_shared_with_the_batch_before"] for mode, found in report.items()}
+    assert shared["blocks"] > shared["full"]
+
+
+def test_fold_accuracies_equal_those_of_the_published_loop():
+    report = bench("verification", "folds", "--pairs", 600, "--rounds", 1)
+    assert report["equal"] and report["pairs"] == 600

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from facetrain.bench.loader import bench_source
+from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.sampler import GlobalSampler
 
@@ -33,7 +33,7 @@ def batches(source, decode):
 
 @pytest.mark.parametrize("decode", DECODERS)
 def test_nvjpeg_shows_what_the_cpu_shows(decode):
-    with bench_source(None) as source:
+    with open_or_generate(None) as source:
         for (ours, label), (theirs, expected) in zip(
             batches(source, decode), batches(source, "cpu"), strict=True
         ):

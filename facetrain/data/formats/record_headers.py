@@ -9,12 +9,13 @@ import numpy as np
 from facetrain.data.formats.recordio import LABEL_MARK, MAGIC, MAX_LENGTH, WHOLE, RecordReader, decode_record
 from facetrain.errors import RecordError
 
-_RAW = np.dtype(
+RAW_HEADER = np.dtype(
     [
         ("magic", "<u4"), ("word", "<u4"), ("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8"),
         ("first", "<f4"), ("second", "<f4"),
     ]
 )  # fmt: skip
+"""First 40 bytes of a record. `first` and `second` are labels if flag is 2, else the begin of the image."""
 _LEAST = 32
 """Bytes of a record that has nothing but its header."""
 _DENSE = 1 << 16
@@ -73,21 +74,21 @@ def _raw(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> np.ndar
     _check(reader, offsets, keys, outside, f"past the end of the file, which has {reader.size:,} bytes")
     order = np.argsort(offsets, kind="stable")
     sorted_offsets = offsets[order]
-    raw = np.zeros(len(offsets), dtype=_RAW)
-    target = raw.view(np.uint8).reshape(len(offsets), _RAW.itemsize)
+    raw = np.zeros(len(offsets), dtype=RAW_HEADER)
+    target = raw.view(np.uint8).reshape(len(offsets), RAW_HEADER.itemsize)
     start = 0
     while start < len(order):
         first = int(sorted_offsets[start])
         stop = int(np.searchsorted(sorted_offsets, first + _SPAN))
-        span = int(sorted_offsets[stop - 1]) - first + _RAW.itemsize
+        span = int(sorted_offsets[stop - 1]) - first + RAW_HEADER.itemsize
         if span <= (stop - start) * _DENSE:
             data = reader.bytes_at(first, span)
             block = np.frombuffer(data + bytes(span - len(data)), dtype=np.uint8)
-            places = sorted_offsets[start:stop, None] - first + np.arange(_RAW.itemsize)
+            places = sorted_offsets[start:stop, None] - first + np.arange(RAW_HEADER.itemsize)
             target[order[start:stop]] = block[places]
         else:
             for row in order[start:stop].tolist():
-                data = reader.bytes_at(int(offsets[row]), _RAW.itemsize)
+                data = reader.bytes_at(int(offsets[row]), RAW_HEADER.itemsize)
                 target[row, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         start = stop
     return raw

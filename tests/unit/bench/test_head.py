@@ -1,10 +1,10 @@
 import pytest
 
-from facetrain.bench.head import measure_ways
+from facetrain.bench.head import measure_head_steps
 from facetrain.errors import UsageError
 
 
 def test_a_disk_where_no_folder_can_be_made_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="file/disk: Not a directory; name a folder"):
-        next(measure_ways(["head_sampled_1pct_disk"], 1000, disk=tmp_path / "file" / "disk"))
+        next(measure_head_steps(["head_sampled_1pct_disk"], 1000, disk=tmp_path / "file" / "disk"))

@@ -1,22 +1,34 @@
-import argparse
 import json
 
 import pytest
 
-from benchmarks.scaling import fitted_steps, gradient_bytes, measure_all
+from facetrain.bench.scaling import ScalingSettings, fit_step_seconds, gradient_bytes, measure_all
+from facetrain.errors import UsageError
 
 
-def test_the_model_finds_the_numbers_that_its_own_steps_were_made_from():
+def settings(results=None):
+    return ScalingSettings(
+        processes=(1, 2), backbone="mbf_small", local_batch=4, steps=1, rounds=2, results=results
+    )
+
+
+def test_the_model_recovers_the_numbers_that_its_steps_were_made_from():
     size = gradient_bytes("mbf_small")
     made = {n: 0.5 * max(n / 2, 1) + 2 * (n - 1) / n * size / 1e9 for n in (1, 2, 4)}
-    assert fitted_steps(made, 2, size) == pytest.approx(made)
+    assert fit_step_seconds(made, 2, size) == pytest.approx(made)
     slower = made | {2: 1.1 * made[2]}
-    assert made[2] < fitted_steps(slower, 2, size)[2] < slower[2]
+    assert made[2] < fit_step_seconds(slower, 2, size)[2] < slower[2]
 
 
-def test_what_was_measured_before_is_not_measured_again(tmp_path):
-    keep = tmp_path / "kept.jsonl"
+def test_results_in_the_file_are_not_measured_again(tmp_path):
+    path = tmp_path / "results.jsonl"
     results = [{"processes": n, "images_per_s": 7.0 * n} for n in (1, 2, 1, 2)]
-    keep.write_text("".join(json.dumps(result) + "\n" for result in results))
-    found = measure_all(argparse.Namespace(processes=[1, 2], rounds=2, keep=keep))
+    path.write_text("".join(json.dumps(result) + "\n" for result in results))
+    found = measure_all(settings(path))
     assert [result["images_per_s"] for result in found[2]] == [14.0, 14.0] and len(found[1]) == 2
+
+
+def test_a_file_of_results_that_is_none_is_refused(tmp_path):
+    (tmp_path / "results").write_text("not JSON")
+    with pytest.raises(UsageError, match="results: .*bench scaling"):
+        measure_all(settings(tmp_path / "results"))

@@ -1,9 +1,14 @@
-"""The training step of arcface_torch, written from its published description: what others start from.
+"""Training step of arcface_torch, as the baseline of `facetrain bench train`.
 
-NCHW, autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once in float32, the
-margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and centers, the
-loss read by the host in every step. Sources: the repository's documents and configs (insightface, recognition/
-arcface_torch) and An et al., Partial FC, arXiv 2203.15565.
+NCHW, autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once, the
+margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and
+centers, the loss read by the host in every step. Sources: the documents and configs of the repository
+(insightface, recognition/arcface_torch) and An et al., Partial FC, arXiv 2203.15565.
+
+The dtypes are those of the original: the product of embeddings and centers runs inside autocast, so it is
+in 16 bits with bf16 and fp16, and the logits are converted to float32 after it. In three places this step
+does less than the original, in favor of the baseline: it applies arccos and cos to the target logits alone,
+it subtracts 1 at the targets instead of a one-hot matrix, and it reads no scalar in the backward pass.
 """
 
 # B local batch   G gathered batch   D embedding   K this rank's classes
@@ -24,11 +29,14 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import LOCAL_BUFFERS
 from facetrain.head.class_shard import shard_classes
 
-_SCALE, _MARGIN, _MOMENTUM, _DECAY, _CLIP, _LR = 64.0, 0.5, 0.9, 5e-4, 5.0, 1e-6
+_SCALE, _MARGIN, _MOMENTUM, _WEIGHT_DECAY, _CLIP_NORM = 64.0, 0.5, 0.9, 5e-4, 5.0
+_LR = 1e-6
+"""Small enough that noise with random labels cannot make the loss diverge."""
+_AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class _DistributedCrossEntropy(torch.autograd.Function):
-    """Softmax cross-entropy over logits that are split over the ranks; −1 labels a class of another rank."""
+    """Softmax cross-entropy over logits that are split over the ranks; label −1: a class of another rank."""
 
     @staticmethod
     def forward(ctx: Any, logits_GK: Tensor, label_G: Tensor) -> Tensor:
@@ -36,10 +44,10 @@ class _DistributedCrossEntropy(torch.autograd.Function):
         logits_GK.exp_()
         logits_GK.div_(collectives.sum_(logits_GK.sum(1, keepdim=True)))
         here = (label_G >= 0).nonzero()[:, 0]
-        own_G = logits_GK.new_zeros(len(label_G))
-        own_G[here] = logits_GK[here, label_G[here]]
+        target_G = logits_GK.new_zeros(len(label_G))
+        target_G[here] = logits_GK[here, label_G[here]]
         ctx.save_for_backward(logits_GK, label_G, here)
-        return -collectives.sum_(own_G).clamp_min(1e-30).log().mean()
+        return -collectives.sum_(target_G).clamp_min(1e-30).log().mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -48,22 +56,25 @@ class _DistributedCrossEntropy(torch.autograd.Function):
         return logits_GK.div_(len(label_G)).mul_(grad), None
 
 
-class _Autocast(nn.Module):
-    """Convolutions in 16 bits; the last layer and its norm in float32."""
+class _AutocastBackbone(nn.Module):
+    """Backbone with convolutions in 16 bits; the last layer and its norm in float32."""
 
-    def __init__(self, backbone: Backbone, precision: str, kind: str) -> None:
+    def __init__(self, backbone: Backbone, precision: str, device_type: str) -> None:
         super().__init__()
-        self._backbone, self._kind = backbone, kind
-        self._dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-        self._enabled = precision != "fp32"
+        self._backbone, self._precision, self._device_type = backbone, precision, device_type
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        with torch.autocast(self._kind, self._dtype, enabled=self._enabled):
+        with _autocast(self._device_type, self._precision):
             feature = self._backbone.trunk(image_BCHW)
         return self._backbone.neck(feature.float())
 
 
-def _over_ranks(network: nn.Module, device: torch.device) -> nn.Module:
+def _autocast(device_type: str, precision: str) -> torch.autocast:
+    dtype = _AUTOCAST_DTYPES.get(precision, torch.bfloat16)
+    return torch.autocast(device_type, dtype, enabled=precision in _AUTOCAST_DTYPES)
+
+
+def _wrap_in_ddp(network: nn.Module, device: torch.device) -> nn.Module:
     if collectives.world_size() == 1:
         return network
     wrapped = DistributedDataParallel(
@@ -77,32 +88,32 @@ def _over_ranks(network: nn.Module, device: torch.device) -> nn.Module:
     return wrapped
 
 
-class PlainRecipe:
-    """Backbone, centers and optimizer of one rank."""
+class ArcfaceTorchStep:
+    """Backbone, class centers and optimizer of one rank."""
 
     def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
         use_torchs_backward(backbone)
-        self._backbone = backbone.to(device)
+        self._backbone, self._precision = backbone.to(device), precision
         self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
         self.centers = nn.Parameter(
             torch.empty(self._shard.size, backbone.embedding_size, device=device).normal_(0, 0.01)
         )
-        self._network = _over_ranks(_Autocast(self._backbone, precision, device.type), device)
+        self._network = _wrap_in_ddp(_AutocastBackbone(self._backbone, precision, device.type), device)
         self._scaler = torch.amp.GradScaler(device.type, growth_interval=100, enabled=precision == "fp16")
         self.optimizer = torch.optim.SGD(
             [{"params": [p for p in backbone.parameters() if p.requires_grad]}, {"params": [self.centers]}],
             lr=_LR,
             momentum=_MOMENTUM,
-            weight_decay=_DECAY,
+            weight_decay=_WEIGHT_DECAY,
         )
 
-    def step(self, image_BCHW: Tensor, label_B: Tensor) -> float:
-        """Take one step; return the loss."""
+    def __call__(self, image_BCHW: Tensor, label_B: Tensor) -> float:
+        """Take one step with float32 images in [−1, 1] and int64 labels; return the loss. Collective."""
         embedding_BD = self._network(image_BCHW)
         loss = self._loss(embedding_BD, label_B)
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self._backbone.parameters(), _CLIP)
+        torch.nn.utils.clip_grad_norm_(self._backbone.parameters(), _CLIP_NORM)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad()
@@ -112,7 +123,9 @@ class PlainRecipe:
         embedding_GD = collectives.gather_rows(embedding_BD)
         label_G = collectives.gather(label_B).flatten() - self._shard.start
         label_G[(label_G < 0) | (label_G >= self._shard.size)] = -1
-        cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centers)).clamp(-1, 1)
+        with _autocast(embedding_GD.device.type, self._precision):
+            cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centers))
+        cos_GK = cos_GK.float().clamp(-1, 1)
         here = (label_G >= 0).nonzero()[:, 0]
         with torch.no_grad():
             cos_GK[here, label_G[here]] = (cos_GK[here, label_G[here]].arccos() + _MARGIN).cos()

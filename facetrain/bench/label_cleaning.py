@@ -1,0 +1,112 @@
+"""Label cleaning benchmark: how many planted label errors `facetrain data clean` finds.
+
+Three kinds of errors are planted in a dataset with correct labels: images under another person's name,
+people split into two identities, and pairs of people merged into one.
+"""
+
+# N images   K identities
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.tools.clean import (
+    DUPLICATE_IDENTITY,
+    MISLABELED_IMAGE,
+    MIXED_IDENTITY,
+    OUTLIER_IMAGE,
+    CleanReport,
+    find_label_faults,
+)
+from facetrain.errors import UsageError
+from facetrain.verify.image_embeddings import embed_input
+
+
+@dataclass(frozen=True)
+class PlantedErrors:
+    """Labels with errors, and where the errors are."""
+
+    label_N: np.ndarray
+    """int64."""
+    wrong: set[int]
+    """Images under another person's name."""
+    split: set[tuple[int, int]]
+    """Pairs of identities that are one person."""
+    merged: set[int]
+    """Identities that are two people."""
+
+
+def measure_label_cleaning(
+    model: Path, dataset: Path, *, wrong: int, people: int, seeds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the faults found in the dataset as it is, then one report per seed.
+
+    Args:
+        model: model that embeds the images.
+        dataset: dataset with correct labels.
+        wrong: images to put under another person's name.
+        people: people to split, and pairs of people to merge.
+        seeds: number of repetitions with other errors.
+
+    Raises:
+        UsageError: the dataset has too few identities for so many errors.
+    """
+    found = embed_input(model, dataset)
+    identities = int(found.label.max()) + 1
+    if identities < 3 * people + 2:
+        raise UsageError(
+            f"{dataset}: has {identities:,} identities, and --people {people} needs {3 * people + 2:,}; "
+            "use a smaller --people or a larger dataset"
+        )
+    unchanged = find_label_faults(found.embedding, found.label)
+    yield {"faults_unchanged": len(unchanged.faults), "threshold": unchanged.threshold}
+    for seed in range(seeds):
+        planted = plant_errors(found.label, seed, wrong=wrong, people=people)
+        yield score_cleaning(planted, find_label_faults(found.embedding, planted.label_N), found.label)
+
+
+def plant_errors(person_N: np.ndarray, seed: int, *, wrong: int, people: int) -> PlantedErrors:
+    """Return labels with `wrong` images under other names, `people` people split, and as many pairs merged."""
+    rng = np.random.default_rng(seed)
+    count, label = int(person_N.max()) + 1, person_N.copy()
+    chosen = rng.permutation(count)
+    to_split, first, second, others = np.split(chosen, np.arange(1, 4) * people)
+    split = set()
+    for new_identity, person in enumerate(to_split.tolist(), start=count):
+        images = rng.permutation(np.flatnonzero(person_N == person))
+        label[images[: len(images) // 2]] = new_identity
+        split.add((person, new_identity))
+    for one, other in zip(first.tolist(), second.tolist(), strict=True):
+        label[person_N == other] = one
+    moved = rng.choice(np.flatnonzero(np.isin(person_N, others)), wrong, replace=False)
+    for image in moved.tolist():
+        label[image] = rng.choice(others[others != person_N[image]])
+    return PlantedErrors(label, set(moved.tolist()), split, set(first.tolist()))
+
+
+def score_cleaning(planted: PlantedErrors, report: CleanReport, person_N: np.ndarray) -> dict[str, Any]:
+    """Return, for each kind of error, [planted errors that were found, other faults], and label accuracies."""
+    images = {one.image for one in report.faults if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE)}
+    same = {(one.identity, one.other) for one in report.faults if one.kind == DUPLICATE_IDENTITY}
+    mixed = {one.identity for one in report.faults if one.kind == MIXED_IDENTITY}
+    return {
+        "wrong": [len(images & planted.wrong), len(images - planted.wrong)],
+        "split": [len(same & planted.split), len(same - planted.split)],
+        "merged": [len(mixed & planted.merged), len(mixed - planted.merged)],
+        "correct_before": _correct_share(planted.label_N, person_N),
+        "correct_after": _correct_share(report.label_N, person_N),
+        "left_out": float((report.label_N < 0).mean()),
+    }
+
+
+def _correct_share(label_N: np.ndarray, person_N: np.ndarray) -> float:
+    """Return the share of kept images that show the person of whom their identity has the most images."""
+    kept = label_N >= 0
+    table = np.zeros((label_N.max() + 1, person_N.max() + 1), np.int64)
+    np.add.at(table, (label_N[kept], person_N[kept]), 1)
+    return float((table[label_N[kept]].argmax(1) == person_N[kept]).mean())

@@ -1,0 +1,93 @@
+"""`facetrain bench head` and `head-traffic`: steps of the head, and the bytes that ranks exchange for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from facetrain.cli.bench.options import Json, Variants, print_report, require_known
+from facetrain.cli.devices import Device, resolve_device
+
+EmbeddingSize = Annotated[int, typer.Option(min=1, help="Numbers per embedding.")]
+
+
+def head(
+    identities: Annotated[
+        float, typer.Option(min=1, help="Number of class centers; 1e6 needs 14 GB of memory.")
+    ] = 1e6,
+    variants: Variants = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Embeddings per step.")] = 256,
+    embedding_size: EmbeddingSize = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant; the median counts.")] = 5,
+    device: Device = "auto",
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder on the disk to measure, for centers on disk; by default that for temporary files."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure full steps of the head beside plain PyTorch implementations of the same algorithm.
+
+    Without --variant, all variants are measured but those of a sample rate of 1 %.
+    """
+    from facetrain.bench.head import DEFAULT_VARIANTS, VARIANTS, measure_head_steps, with_ratios
+
+    require_known("--variant", variants or (), VARIANTS)
+    reports = []
+    for report in measure_head_steps(
+        variants or DEFAULT_VARIANTS,
+        int(identities),
+        embedding_size=embedding_size,
+        batch_size=batch_size,
+        steps=steps,
+        device=resolve_device(device),
+        disk=disk,
+    ):
+        reports.append(report)
+        if not as_json:
+            typer.echo(
+                f"{report['variant']:24}{report['step_s']:10.3f} s{report['peak_bytes'] / 1e9:8.2f} GB"
+            )
+    reports = with_ratios(reports)
+    typer.echo(json.dumps(reports, indent=1) if as_json else _format_ratios(reports))
+
+
+def _format_ratios(reports: list[dict[str, Any]]) -> str:
+    prefix = "times_faster_than_"
+    lines = [
+        f"{report['variant']} is {value:.1f} x as fast as {key.removeprefix(prefix)}"
+        for report in reports
+        for key, value in report.items()
+        if key.startswith(prefix) and not report["variant"].startswith("plain")
+    ]
+    return "\n".join(lines)
+
+
+def head_traffic(
+    batch_size: Annotated[int, typer.Option(min=1, help="Embeddings per step, over all processes.")] = 256,
+    embedding_size: EmbeddingSize = 512,
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine (gloo).")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Count the bytes that a rank sends for the head in one step, at two numbers of classes."""
+    from facetrain.distributed.launch import launch, topology
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
+
+    def measure() -> int:
+        from facetrain.bench.head_traffic import measure_head_traffic
+
+        report = measure_head_traffic(embedding_size=embedding_size, global_batch_size=batch_size)
+        if report is not None:
+            print_report(report, as_json=as_json)
+        return 0
+
+    if launched_by_torchrun():
+        sys.exit(measure())
+    where = topology(str(nproc_per_node), "1", None, 0, "cpu")
+    sys.exit(launch(measure, where, run_id="facetrain-bench"))

@@ -1,0 +1,216 @@
+"""`facetrain bench backbone`, `train`, `scaling` and `checkpoint`: steps of a run, and its saves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from facetrain.cli.bench.options import Data, Json, Rounds, Steps, Variants, print_report, require_known
+from facetrain.cli.devices import Device, resolve_device
+from facetrain.cli.train import Processes, Set
+from facetrain.cpu_cores import usable_cores
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
+
+_DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
+
+
+def _require_backbone(name: str) -> None:
+    from facetrain.backbone.zoo import names
+
+    # `iresnet` needs layers and widths, which these commands have no options for.
+    require_known("--backbone", [name], [known for known in names() if known != "iresnet"])
+
+
+def backbone(
+    name: Annotated[str, typer.Option("--backbone", help="Network: r18, r50, r100, mbf, …")] = "r18",
+    variants: Variants = None,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per step.")] = 32,
+    image_size: Annotated[int, typer.Option(min=16, help="Width and height of an image in pixels.")] = 112,
+    steps: Steps = 3,
+    rounds: Rounds = 5,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads on the CPU; by default the number of usable cores.")
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure a backbone's training step with PyTorch's defaults, in bf16, in channels_last, and compiled.
+
+    Without --variant, all variants are measured.
+    """
+    from facetrain.bench.backbone import VARIANTS, BackboneWorkload, measure_backbone_steps
+
+    require_known("--variant", variants or (), VARIANTS)
+    _require_backbone(name)
+    workload = BackboneWorkload(
+        name, batch_size, image_size, resolve_device(device), threads or usable_cores()
+    )
+    report = measure_backbone_steps(workload, variants or list(VARIANTS), steps=steps, rounds=rounds)
+    typer.echo(json.dumps(report, indent=1) if as_json else _format_backbone(report))
+
+
+def _format_backbone(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['backbone']}, {report['batch']} images of {report['image_size']} pixels, "
+        f"{report['device']}, {report['threads']} threads: images per second"
+    ]
+    for name, found in report["variants"].items():
+        ratio = f"{found['times_plain']:8.2f} x plain" if found["times_plain"] else ""
+        lines.append(
+            f"  {name:20}{found['images_per_s']:10,.1f}{ratio}  {found['peak_gib']:6.2f} GiB, "
+            f"first step {found['first_step_s']:.1f} s"
+        )
+    return "\n".join(lines)
+
+
+def train(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Run description, YAML; by default an r18 in bf16 with 64 images per step."),
+    ] = None,
+    set_: Set = None,
+    identities: Annotated[int, typer.Option(min=2, help="Number of class centers of the head.")] = 10_000,
+    data: Data = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="synthetic|records",
+            help="synthetic: one batch that stays on the device; records: a dataset. By default both.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also measure the training step of arcface_torch.")
+    ] = False,
+    steps: Steps = 5,
+    rounds: Rounds = 3,
+    nproc_per_node: Processes = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes."""
+    from facetrain.distributed.launch import launch, topology
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
+
+    require_known("--input", inputs or (), ("synthetic", "records"))
+    described = _load_or_default(config, set_)
+
+    def measure() -> int:
+        from facetrain.bench.train import INPUTS, measure_training
+
+        report = measure_training(
+            described,
+            data,
+            identities=identities,
+            inputs=inputs or INPUTS,
+            steps=steps,
+            rounds=rounds,
+            baseline=baseline,
+        )
+        if report is not None:
+            typer.echo(json.dumps(report, indent=1) if as_json else format_training(report))
+        return 0
+
+    if launched_by_torchrun():
+        sys.exit(measure())
+    where = topology(nproc_per_node, "1", None, 0, described.train.device)
+    sys.exit(launch(measure, where, run_id="facetrain-bench"))
+
+
+def _load_or_default(config: Path | None, set_: list[str] | None) -> Config:
+    from facetrain.config.loading import build_config, load_config
+
+    if config:
+        return load_config(config, set_ or ())
+    return build_config(_DEFAULT_CONFIG, "bench train", set_ or ())
+
+
+def format_training(report: dict[str, Any]) -> str:
+    """Return the report of `bench train` as text."""
+    lines = [
+        f"{report['backbone']} in {report['precision']}, {report['batch']} images and {report['threads']} "
+        f"threads on each of {report['ranks']} × {report['device']}, {report['identities']:,} identities",
+    ]
+    if "arcface_torch" in report:
+        lines.append(_format_speed("arcface_torch", report["arcface_torch"]))
+    for name, found in report["inputs"].items():
+        shares = "  ".join(f"{part} {share:.0%}" for part, share in found["share_of_time"].items())
+        ratio = report.get("times_arcface_torch", {}).get(name)
+        speed = _format_speed(name, found) + (f"  {ratio:.2f} x arcface_torch" if ratio else "")
+        lines += [speed, f"    {shares}"]
+    if "records_over_synthetic" in report:
+        lines.append(
+            f"  records reach {report['records_over_synthetic']:.0%} of the speed of synthetic images"
+        )
+    return "\n".join([*lines, _format_limits(report)])
+
+
+def _format_speed(name: str, found: dict[str, Any]) -> str:
+    return f"  {name:14}{found['images_per_s']:10,.1f} images/s  MFU {found['mfu']:.0%}"
+
+
+def _format_limits(report: dict[str, Any]) -> str:
+    flops = sum(report["flops_per_image"].values())
+    return (
+        f"  peak of memory {report['peak_gib']:.2f} GiB\n"
+        f"  matrix products reach {report['matrix_flops'] / 1e12:.2f} TFLOP/s, "
+        f"enough for {report['matrix_flops'] / flops:,.1f} images/s\n"
+        f"  memory copies reach {report['copied_bytes'] / 1e9:.0f} GB/s, enough for "
+        f"{report['copied_bytes'] / report['bytes_per_image']:,.1f} images/s if no operations are fused"
+    )
+
+
+def scaling(
+    processes: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Number of processes; may be repeated. By default 1, 2 and 4."),
+    ] = None,
+    name: Annotated[str, typer.Option("--backbone", help="Network: r18, r50, r100, mbf, …")] = "r18",
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per step of each process.")] = 16,
+    steps: Steps = 3,
+    rounds: Rounds = 3,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="File for each single result; a repeated command reads it and goes on from there."),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Measure weak scaling on the CPU: whole steps on several numbers of processes with one thread each."""
+    from facetrain.bench.scaling import ScalingSettings, measure_scaling
+
+    _require_backbone(name)
+    settings = ScalingSettings(
+        processes=processes or (1, 2, 4),
+        backbone=name,
+        local_batch=batch_size,
+        steps=steps,
+        rounds=rounds,
+        results=results,
+        overrides=set_ or (),
+    )
+    print_report(measure_scaling(settings), as_json=as_json)
+
+
+def checkpoint(
+    gigabytes: Annotated[
+        float, typer.Option(min=0.01, help="Size of a checkpoint in GB (1e9 bytes); twice that in memory.")
+    ] = 4.0,
+    saves: Annotated[int, typer.Option(min=1, help="Number of saves; the result is the median.")] = 3,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder on the disk to measure; by default that for temporary files."),
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure how long a save stops training, asynchronous beside synchronous."""
+    from facetrain.bench.checkpoint import measure_checkpoints
+
+    report = measure_checkpoints(folder, gigabytes=gigabytes, saves=saves, device=resolve_device(device))
+    print_report(report, as_json=as_json)
