@@ -1,100 +1,100 @@
-"""Every error that facetrain raises on purpose, and the exit code that each one ends the command with.
+"""Exceptions of facetrain, and the exit code with which each ends a command.
 
     FacetrainError                    1
-    ├── UsageError                    2   what the user gave cannot be used
-    │   ├── ConfigError               2   a run description: unknown key, value out of range, parts that disagree
-    │   ├── DataError                 2   a dataset or verification set
-    │   │   ├── RecordError           2   a RecordIO file: framing, header, index
-    │   │   ├── ImageError            2   bytes that are no image, or not one that we accept
-    │   │   └── PairsError            2   a .bin verification set or a list of pairs
-    │   └── ModelError                2   weights, a backbone's name, a model file
-    └── RunError                      1   what was given was right, and the run failed
-        ├── CheckpointError           1   a save that failed, or a checkpoint that is not whole
-        │   └── NoCheckpointError     2   none is where the user says
-        ├── DivergedError             1   loss or gradients are not finite, step after step
-        ├── SkippedError              1   more images could not be read than the run allows
+    ├── UsageError                    2   input that cannot be used
+    │   ├── ConfigError               2   config: unknown key, value out of range, sections that contradict each other
+    │   ├── DataError                 2   dataset or verification set
+    │   │   ├── RecordError           2   RecordIO file: framing, header or index
+    │   │   ├── ImageError            2   bytes that cannot be decoded to an image
+    │   │   └── PairsError            2   .bin verification set or pair list
+    │   └── ModelError                2   weights, name of a backbone, model file
+    └── RunError                      1   failure with valid input
+        ├── CheckpointError           1   failed save, or incomplete checkpoint
+        │   └── NoCheckpointError     2   no checkpoint at the given path
+        ├── DivergedError             1   loss or gradients not finite for several steps
+        ├── SkippedError              1   more unreadable images than the config allows
         ├── RankError                 1   another rank does not answer
-        │   └── LostRankError         3   another rank has ended; the launcher makes 1 of it
-        └── LaunchError               1   the processes could not be started
+        │   └── LostRankError         3   another rank has ended; the launcher exits with that rank's code
+        └── LaunchError               1   worker processes that could not be started
 
-A message says what is wrong, where, what was found, and what to do. It is one line: the command line
-prints it after `error: `, and a traceback only with `--debug`.
+A message is one line. It states the location, the fault with the value that was found, and the remedy. The command
+line prints it after `error: `, and adds a traceback only with `--debug`.
 """
 
 
 class FacetrainError(Exception):
-    """The root: anything that facetrain itself has recognized as wrong."""
+    """Base class of all exceptions that facetrain raises on purpose."""
 
     exit_code = 1
 
 
 class UsageError(FacetrainError):
-    """What the user gave cannot be used as it is."""
+    """Input that cannot be used: an option, a config, a file."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A run description that cannot be followed."""
+    """Invalid config: an unknown key, a value out of range, or sections that contradict each other."""
 
 
 class DataError(UsageError):
-    """A dataset that cannot be read, or does not agree with the config."""
+    """Dataset that cannot be read or does not match the config."""
 
 
 class RecordError(DataError):
-    """A RecordIO file whose framing, header or index is wrong."""
+    """RecordIO file with invalid framing, header or index."""
 
 
 class ImageError(DataError):
-    """Bytes that do not decode to an image that facetrain accepts."""
+    """Bytes that cannot be decoded, or an image that is larger than facetrain accepts."""
 
 
 class PairsError(DataError):
-    """A verification set that is not what its format says."""
+    """Verification set or pair list with an invalid format."""
 
 
 class ModelError(UsageError):
-    """Weights or a model name that do not fit."""
+    """Weights, a model file or a backbone name that cannot be used."""
 
 
 class RunError(FacetrainError):
-    """The run failed although what was given was right."""
+    """Failure of a run whose input was valid."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written, or is not whole."""
+    """Checkpoint that could not be written, or that is incomplete."""
 
 
 class NoCheckpointError(CheckpointError):
-    """There is no checkpoint where one was asked for."""
+    """Missing checkpoint: there is none at the given path."""
 
     exit_code = 2
 
 
 class DivergedError(RunError):
-    """The loss or the gradients were not finite for too many steps in a row."""
+    """Loss or gradients that were not finite for too many steps in a row."""
 
     def __init__(self, message: str, report: dict[str, object] | None = None) -> None:
-        """Take the message, and what is needed to see the last of these steps again."""
+        """Take the message, and the data that is needed to reproduce the last of these steps."""
         super().__init__(message)
         self.report = report or {}
 
 
 class SkippedError(RunError):
-    """More images had to be skipped than `data.max_skipped`; every rank raises it after the same step."""
+    """More unreadable images than `data.max_skipped`. All ranks raise it after the same step."""
 
 
 class RankError(RunError):
-    """Another rank did not answer in time."""
+    """Another rank that did not answer in time."""
 
 
 class LostRankError(RankError):
-    """Another rank has ended. That rank, or whoever ended it, says why: the command line keeps quiet about this."""
+    """Another rank that has ended. The command line prints nothing: the rank that failed prints the reason."""
 
-    # Of its own, so that the launcher can tell the ranks that know the reason from those that do not.
+    # Different from all other codes: the launcher takes the exit code of a rank that knows the reason.
     exit_code = 3
 
 
 class LaunchError(RunError):
-    """The worker processes could not be started."""
+    """Worker processes that could not be started."""

@@ -1,4 +1,4 @@
-"""A stand-in for YuNet's model file: a network of its form that sees a face wherever 32 × 32 pixels are white."""
+"""Test model with the inputs and outputs of YuNet: it detects a face at each white block of 32 × 32 pixels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import numpy as np
 from facetrain.data.align import ARCFACE_TEMPLATE
 
 FACE = 112
-"""Pixels a side of the faces that it sees; their landmarks lie as ArcFace's template has them."""
+"""Pixels a side of the detected faces. Their landmarks are those of ArcFace's template."""
 
 
 def write_detector(path: Path) -> Path:
-    """Write an ONNX with YuNet's twelve outputs; only those of stride 32 ever see something."""
+    """Write an ONNX file with YuNet's twelve outputs; only those of stride 32 detect faces."""
     from onnx import TensorProto, helper, numpy_helper, save
 
     names, nodes, weights = ("cls", "obj", "bbox", "kps"), [], {}
     channels = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
     size = np.log(FACE / 32)
-    # Per cell and in cells, from its corner: the middle of the box, the logarithm of its size, the points.
+    # For each cell, relative to its corner and in units of cells: the center of the box, the logarithm of its size, and
+    # the landmarks.
     constant = {
         "bbox": [0.5, 0.5, size, size],
         "kps": ((ARCFACE_TEMPLATE - FACE / 2) / 32 + 0.5).reshape(-1).tolist(),

@@ -1,4 +1,4 @@
-"""Networks and sets whose answers are known: images of one color, and a network that sees nothing else."""
+"""Images of one color per identity, and a network that embeds an image as its mean color."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from facetrain.verify.embedder import ImageEmbedder
 
 
 def face(person: int, variation: int = 0, size: int = 16) -> bytes:
-    """Return an image of one color, a person's own, a little different in each variation."""
+    """Return a PNG of one color, which depends on the person and slightly on the variation."""
     color = np.random.default_rng(person).uniform(30, 225, 3)
     color += np.random.default_rng((person, variation)).normal(0, 12, 3)
     image = np.full((size, size, 3), color.clip(0, 255), np.uint8)
@@ -24,5 +24,5 @@ def mean_color(image_BCHW: Tensor) -> Tensor:
 
 
 def embedder(size: int = 16) -> ImageEmbedder:
-    """Return what `mean_color` needs to be evaluated."""
+    """Return an embedder with `mean_color` as its network."""
     return ImageEmbedder(mean_color, size, 7, torch.device("cpu"))
