@@ -1,7 +1,10 @@
-"""Tables of which a few rows at a time are brought to the device, changed and put back."""
+"""Tables of class centers and their optimizer state, in device memory, host memory or a file on disk."""
+
+# K this rank's classes   S rows of a step   X columns of a table
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +12,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.counter_rng import key_of
 from facetrain.errors import RunError
+from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_file import Layout, RowFile
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
 
 Rows = slice | Tensor
-"""Consecutive rows, or chosen ones as an ascending int64 index."""
+"""Rows of a table: consecutive ones as a slice, or selected ones as an ascending int64 index."""
+
+_INIT_STD = 0.01
+_INIT_BLOCK = 4096
+"""Classes that share a random generator. Changing it changes the initial centers of every seed."""
 
 
 class RowTable:
-    """A table (K, ...) that may lie elsewhere than on the device, and may hold its numbers in fewer bits."""
+    """Table (K, X) whose rows are fetched to the device and stored back; it may use fewer bits per number there."""
 
     def __init__(self, data: Tensor, device: torch.device, scale: RowTable | None = None) -> None:
         self.data, self._device = data, device
         self.scale = scale
-        """What 1 stands for in each block of an int8 table."""
+        """For an int8 table, the value of one unit in each block of numbers."""
 
     def fetch(self, rows: Rows) -> Tensor:
-        """Return rows on the device. Consecutive rows may be the table itself; who changes them stores them."""
+        """Return rows (S, X) on the device, int8 ones converted to float32.
+
+        The result may be a view of the table, so a caller that changes it must call `store`.
+        """
         if isinstance(rows, Tensor):
-            # Several times faster on a CPU than indexing.
-            near = torch.index_select(self.data, 0, rows.to(self.data.device))
+            # Several times faster than indexing on a CPU.
+            selected = torch.index_select(self.data, 0, rows.to(self.data.device))
         else:
-            near = self.data[rows]
-        values = near.to(self._device, non_blocking=True)
+            selected = self.data[rows]
+        values = selected.to(self._device, non_blocking=True)
         if self.scale is None:
             return values
         scale = self.scale.fetch(rows)
         return (values.view(*scale.shape, -1) * scale[..., None]).flatten(1)
 
     def store(self, rows: Rows, values: Tensor, noise: Noise | None = None) -> None:
-        """Put rows back; into fewer bits they are rounded up or down at random, right on average."""
+        """Write rows back. With `noise`, conversion to bfloat16 or int8 rounds at random and without bias."""
         if self.scale is not None and noise is not None:
             values, scale = round_to_int8(values, self.scale.data.shape[1], noise)
             self.scale.store(rows, scale)
@@ -52,71 +64,67 @@ class RowTable:
 
 
 class RowTables:
-    """The tables of one head by name, all in the same place."""
+    """All tables of one head by name, in the same place."""
 
-    def __init__(
-        self,
-        data: dict[str, Tensor],
-        device: torch.device,
-        file: RowFile | None = None,
-    ) -> None:
+    def __init__(self, data: dict[str, Tensor], device: torch.device, file: RowFile | None = None) -> None:
         self.by_name = {
             name: RowTable(tensor, device, _scale_of(name, data, device)) for name, tensor in data.items()
         }
         self._file = file
 
-    def let_go(self) -> None:
-        """Say that all rows were gone through, and only some will be read from now on."""
+    def release_pages(self) -> None:
+        """Give back the memory of a file's mapping, after a pass over all rows."""
         if self._file is not None:
-            self._file.let_go()
+            self._file.release_pages()
 
     def read_ahead(self, index: Tensor) -> None:
-        """Say which rows (ascending) will be fetched next; returns at once."""
+        """Start reading rows (ascending) from disk that will be fetched next; return at once."""
         if self._file is not None:
             self._file.read_ahead(index)
 
-    def take(self, index: Tensor, near: dict[str, Tensor]) -> None:
-        """Copy rows (ascending, on the host) into the beginnings of tables on the host."""
+    def read_rows(self, index: Tensor, into: dict[str, Tensor]) -> None:
+        """Copy rows (ascending, on the host) into the first rows of tables on the host."""
         if self._file is not None:
-            self._file.take(index, near)
+            self._file.read_rows(index, into)
             return
         for name, table in self.by_name.items():
-            _records(near[name])[: len(index)] = _records(table.data)[index.numpy()]
+            _as_records(into[name])[: len(index)] = _as_records(table.data)[index.numpy()]
 
-    def put(self, index: Tensor, near: dict[str, Tensor]) -> None:
-        """Copy tables on the host back to their rows, none twice."""
+    def write_rows(self, index: Tensor, source: dict[str, Tensor]) -> None:
+        """Copy tables on the host back to their rows; `index` must not repeat a row."""
         if self._file is not None:
-            self._file.put(index, near)
+            self._file.write_rows(index, source)
             return
         for name, table in self.by_name.items():
-            _records(table.data)[index.numpy()] = _records(near[name])
+            _as_records(table.data)[index.numpy()] = _as_records(source[name])
 
 
-def place_tables(
+def allocate_tables(
     layout: Layout,
     num_rows: int,
     device: torch.device,
     *,
     placement: str = "device",
     folder: Path | None = None,
-    in_stretches: bool = False,
+    fetched_in_slices: bool = False,
 ) -> RowTables:
-    """Make tables full of zeros on the device, in the `host`'s memory, or on `disk`, in a file in `folder`.
+    """Allocate tables of zeros: on the `device`, in `host` memory, or on `disk` in a file in `folder`.
 
-    `in_stretches`: rows will be fetched from the host by stretches as they lie, not chosen ones.
+    `fetched_in_slices` states that rows will be fetched from host memory as slices and not by index.
 
     Raises:
-        RunError: there is no room for the file.
+        RunError: the disk has no space for the file, or `folder` is missing.
     """
     if placement == "disk":
         if folder is None:
-            raise RunError("head.placement is disk, and the run gave it no folder")
+            raise RunError("head.placement disk needs a folder for the row file; pass HeadSettings.folder")
         file = RowFile(folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
     on_host = placement == "host"
-    # Pinned, so that the copy to a GPU runs beside the computation. Chosen rows are gathered elsewhere first, and torch
-    # rounds what it pins up to a power of two: of tables that fill a machine, half might be in vain.
-    pinned = in_stretches and device.type == "cuda"
+    # Slices are copied from the table itself, so it is pinned for asynchronous copies to a GPU. Rows by index are
+    # gathered into other memory first. Pinning has a price: torch rounds the size up to a power of two, which can
+    # waste half of the host's memory.
+    pinned = fetched_in_slices and device.type == "cuda"
     options: dict[str, Any] = {"pin_memory": pinned} if on_host else {"device": device}
     return RowTables(
         {
@@ -127,8 +135,32 @@ def place_tables(
     )
 
 
-def _records(table: Tensor) -> np.ndarray:
-    """Return a table on the host as an array of records, one per row, which NumPy copies whole."""
+def draw_centers(table: Tensor, shard: ClassShard, seed: int) -> None:
+    """Fill a shard's table of centers from N(0, 0.01²).
+
+    Each block of 4,096 classes has a generator of its own, so the centers do not depend on the number of ranks.
+    """
+    blocks = range(shard.start // _INIT_BLOCK, -(-shard.stop // _INIT_BLOCK))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for _ in pool.map(lambda block: _draw_block(table, shard, seed, block), blocks):
+            pass
+
+
+def _draw_block(table: Tensor, shard: ClassShard, seed: int, block: int) -> None:
+    generator = torch.Generator().manual_seed(key_of(seed, 2, block) & (2**63 - 1))
+    first = block * _INIT_BLOCK
+    start, stop = max(first, shard.start), min(first + _INIT_BLOCK, shard.stop)
+    rows = table[start - shard.start : stop - shard.start]
+    is_whole = len(rows) == _INIT_BLOCK and rows.is_contiguous()
+    if is_whole and rows.dtype == torch.float32 and rows.device.type == "cpu":
+        rows.normal_(0, _INIT_STD, generator=generator)
+    else:
+        drawn = torch.empty(_INIT_BLOCK, table.shape[1]).normal_(0, _INIT_STD, generator=generator)
+        rows.copy_(drawn[start - first : stop - first])
+
+
+def _as_records(table: Tensor) -> np.ndarray:
+    """Return a table on the host as an array of one record per row, which NumPy copies whole."""
     return table.view(torch.uint8).numpy().view(f"V{table.shape[1] * table.element_size()}")[:, 0]
 
 

@@ -1,6 +1,7 @@
-"""The logits of all embeddings to the other classes of one chunk."""
+"""Logits and gradients of one chunk of classes: the part of the head whose memory is O(batch · chunk)."""
 
 # G gathered batch   D embedding   C classes of the chunk   N sub-centers of a class   R = C·N centers
+# P statistics per sample
 
 from __future__ import annotations
 
@@ -15,136 +16,147 @@ from facetrain.head.margins import Margin
 from facetrain.head.target import TargetClass
 
 
-class Backward(NamedTuple):
-    """What the backward pass brings to every chunk."""
+class BackwardInputs(NamedTuple):
+    """Inputs of the backward pass that are the same for all chunks."""
 
-    factor_GD: Tensor
-    """Embeddings times the derivative of the step's loss by each sample's, as factors of the products."""
-    own_GD: Tensor
-    """What each sample adds to the gradient of its own class's center."""
+    weighted_GD: Tensor
+    """Unit embeddings times the derivative of the step's loss by each sample's loss, times the scale; product dtype."""
+    target_grad_GD: Tensor
+    """Contribution of each sample to the gradient of its target center."""
 
 
 class Chunk:
-    """Logits (G, C), and the way back from their derivatives to embeddings and centers.
+    """Logits (G, C) of the gathered batch to one chunk of classes, recomputed in the backward pass.
 
-    A class with sub-centers has the logit of the nearest, and the gradient goes to it alone (Deng et al.,
-    "Sub-center ArcFace", ECCV 2020, equation 3); once `dominant_C` says which of them to keep, of that one.
+    A class with sub-centers has the logit of the nearest one, and the gradient goes to that one alone (Deng et al.,
+    "Sub-center ArcFace", ECCV 2020, equation 3). If `dominant_C` is given, it names the sub-center to use instead.
     """
 
     def __init__(
         self,
-        factor_GD: Tensor,
+        unit_GD: Tensor,
         weight_CX: Tensor,
-        own: TargetClass,
+        target: TargetClass,
         margin: Margin,
         start: int,
         dominant_C: Tensor | None,
     ) -> None:
-        self._own, self._margin, self._factor_GD = own, margin, factor_GD
+        """Take unit embeddings in the product dtype, and centers (C, N·D); `start` is the chunk's first position."""
+        self._target, self._margin, self._unit_GD = target, margin, unit_GD
         self._num_classes, self._dominant_C = len(weight_CX), dominant_C
-        self._weight_RD = weight_CX.reshape(-1, factor_GD.shape[1])
-        self._factor_RD = self._weight_RD.to(factor_GD.dtype)
-        norm_R = torch.linalg.vector_norm(self._weight_RD, dim=1, dtype=own.cos_G.dtype)
-        self._inverse_R = norm_R.clamp_min_(1e-12).reciprocal_()
-        self._inside_G, self._column_G = own.columns(start, start + self._num_classes)
+        self._weight_RD = weight_CX.reshape(-1, unit_GD.shape[1])
+        self._factor_RD = self._weight_RD.to(unit_GD.dtype)
+        norm_R = torch.linalg.vector_norm(self._weight_RD, dim=1, dtype=target.cos_G.dtype)
+        self._inverse_norm_R = norm_R.clamp_min_(1e-12).reciprocal_()
+        self._inside_G, self._column_G = target.columns(start, start + self._num_classes)
 
-    def add_to(self, part_PG: Tensor, objective: Loss) -> Tensor:
-        """Return the objective's numbers with this chunk's logits in them."""
-        return objective.add(part_PG, self._logits()[0])
+    def add_to(self, statistics_PG: Tensor, loss: Loss) -> Tensor:
+        """Return the loss's statistics with this chunk's negatives added."""
+        return loss.add_chunk(statistics_PG, self._logits()[0])
 
-    def slopes(self, objective: Loss, joined_G: Tensor) -> Tensor:
-        """Return the derivatives of the losses by cosine / scale, over each center's norm (G, R), as a factor."""
-        logit_GC, factor_GC, which_GC1 = self._logits()
-        slope_GC = objective.slope_(logit_GC, joined_G)
+    def slopes(self, loss: Loss, joined_G: Tensor) -> Tensor:
+        """Return the derivative of each sample's loss by its negatives' logits, over the center's norm.
+
+        (G, R) in the product dtype: the factor of both products of the backward pass.
+        """
+        logit_GC, factor_GC, nearest_GC1 = self._logits()
+        slope_GC = loss.negative_slope_(logit_GC, joined_G)
         if factor_GC is not None:
             slope_GC.mul_(factor_GC)
-        slope_GR = self._spread(slope_GC, which_GC1)
-        return slope_GR.mul_(self._inverse_R).to(self._factor_GD.dtype)
+        slope_GR = self._spread(slope_GC, nearest_GC1)
+        return slope_GR.mul_(self._inverse_norm_R).to(self._unit_GD.dtype)
 
-    def gradients(self, slope_GR: Tensor, back: Backward) -> tuple[Tensor, Tensor]:
-        """Return what this chunk adds to the embeddings' gradient (G, D), and the centers' gradient (C, N·D).
+    def gradients(self, slope_GR: Tensor, inputs: BackwardInputs) -> tuple[Tensor, Tensor]:
+        """Return this chunk's part of the embeddings' gradient (G, D), and the centers' gradient (C, N·D).
 
-        The first still lacks the factor per sample that is the same for all chunks.
+        The former still lacks a factor per sample, which is the same for all chunks.
         """
         grad_GD = slope_GR @ self._factor_RD
-        grad_RD = (slope_GR.T @ back.factor_GD).to(self._inverse_R.dtype)
-        # An own class elsewhere adds 0 to some row.
-        row_G = self._column_G * (len(grad_RD) // self._num_classes) + self._own.nearest_G
-        grad_RD.index_add_(0, row_G, torch.where(self._inside_G[:, None], back.own_GD, 0))
-        # cos = e·w/|w| does not change with |w|: what points along w is taken out of the gradient.
+        grad_RD = (slope_GR.T @ inputs.weighted_GD).to(self._inverse_norm_R.dtype)
+        # Samples whose target class is not in this chunk add 0 to an arbitrary row.
+        row_G = self._column_G * (len(grad_RD) // self._num_classes) + self._target.nearest_G
+        grad_RD.index_add_(0, row_G, torch.where(self._inside_G[:, None], inputs.target_grad_GD, 0))
+        # cos = e·w/|w| does not depend on |w|: remove the gradient's component along w.
         weight_RD = self._weight_RD.to(grad_RD.dtype)
         along_R = torch.linalg.vecdot(grad_RD, weight_RD)
-        grad_RD.addcmul_(weight_RD, (along_R * self._inverse_R**2)[:, None], value=-1)
+        grad_RD.addcmul_(weight_RD, (along_R * self._inverse_norm_R**2)[:, None], value=-1)
         return grad_GD, grad_RD.view(self._num_classes, -1)
 
     def _logits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the logits, −∞ for own classes; the margin's factor on their derivatives; which center's they are."""
-        logit_GR = (self._factor_GD @ self._factor_RD.T).to(self._inverse_R.dtype)
-        logit_GC, which_GC1 = self._nearest(logit_GR.mul_(self._inverse_R * self._margin.scale))
-        factor_GC = self._margin.change_negatives_(logit_GC, self._own.cos_G)
-        # No question to the device which are here: a column is written everywhere, mostly with what it holds.
+        """Return the negatives' logits (−∞ for targets), the margin's factor on their derivatives, and sub-centers."""
+        logit_GR = (self._unit_GD @ self._factor_RD.T).to(self._inverse_norm_R.dtype)
+        logit_GC, nearest_GC1 = self._nearest(logit_GR.mul_(self._inverse_norm_R * self._margin.scale))
+        factor_GC = self._margin.change_negatives_(logit_GC, self._target.cos_G)
+        # Write one column of every sample, with the value it has if the target is not here. To select only the samples
+        # whose target is here, the host would have to wait for the GPU to count them.
         column_G1, inside_G1 = self._column_G[:, None], self._inside_G[:, None]
         present_G1 = logit_GC.gather(1, column_G1)
         logit_GC.scatter_(1, column_G1, torch.where(inside_G1, -torch.inf, present_G1))
-        return logit_GC, factor_GC, which_GC1
+        return logit_GC, factor_GC, nearest_GC1
 
     def _nearest(self, logit_GR: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the logit of each class, and the sub-center that it comes from; None: one center per class."""
         logit_GCN = logit_GR.unflatten(1, (self._num_classes, -1))
         if logit_GCN.shape[2] == 1:
             return logit_GR, None
         if self._dominant_C is None:
-            which_GC1 = logit_GCN.argmax(2, keepdim=True)
+            nearest_GC1 = logit_GCN.argmax(2, keepdim=True)
         else:
-            which_GC1 = self._dominant_C.expand(len(logit_GR), -1)[..., None]
-        return logit_GCN.gather(2, which_GC1)[..., 0], which_GC1
+            nearest_GC1 = self._dominant_C.expand(len(logit_GR), -1)[..., None]
+        return logit_GCN.gather(2, nearest_GC1)[..., 0], nearest_GC1
 
-    def _spread(self, slope_GC: Tensor, which_GC1: Tensor | None) -> Tensor:
-        """Give each class's slope to the sub-center that had the logit."""
-        if which_GC1 is None:
+    def _spread(self, slope_GC: Tensor, nearest_GC1: Tensor | None) -> Tensor:
+        """Return slopes (G, R): each class's slope at the sub-center of its logit, 0 at the others."""
+        if nearest_GC1 is None:
             return slope_GC
-        num_centers = len(self._weight_RD) // self._num_classes
-        slope_GCN = slope_GC.new_zeros(*slope_GC.shape, num_centers)
-        return slope_GCN.scatter_(2, which_GC1, slope_GC[..., None]).flatten(1)
+        sub_centers = len(self._weight_RD) // self._num_classes
+        slope_GCN = slope_GC.new_zeros(*slope_GC.shape, sub_centers)
+        return slope_GCN.scatter_(2, nearest_GC1, slope_GC[..., None]).flatten(1)
 
 
 class FusedChunk(Chunk):
-    """The same by kernels that never write a logit to memory: on a GPU, for the softmax of one center a class."""
+    """The same chunk computed by Triton kernels that never write a logit to memory.
 
-    def add_to(self, part_PG: Tensor, objective: Loss) -> Tensor:
-        """Return the objective's numbers with this chunk's logits in them."""
+    For CUDA, the softmax loss, and one center per class; see `fused_chunks_available`.
+    """
+
+    # The kernels are imported inside the methods, because Triton may be absent on other devices.
+
+    def add_to(self, statistics_PG: Tensor, loss: Loss) -> Tensor:
+        """Return the loss's statistics with this chunk's negatives added."""
         from facetrain.head.kernels.margin_softmax import add_statistics
 
-        return add_statistics(part_PG, self._factor_GD, self._factor_RD, **self._logit_options())
+        return add_statistics(statistics_PG, self._unit_GD, self._factor_RD, **self._kernel_options())
 
-    def slopes(self, objective: Loss, joined_G: Tensor) -> Tensor:
-        """Return the derivatives of the losses by cosine / scale, over each center's norm (G, R), as a factor."""
+    def slopes(self, loss: Loss, joined_G: Tensor) -> Tensor:
+        """Return the derivative of each sample's loss by its negatives' logits, over the center's norm; (G, C)."""
         from facetrain.head.kernels.margin_softmax import slopes
 
-        return slopes(joined_G, self._factor_GD, self._factor_RD, **self._logit_options())
+        return slopes(joined_G, self._unit_GD, self._factor_RD, **self._kernel_options())
 
-    def _logit_options(self) -> dict[str, Any]:
+    def _kernel_options(self) -> dict[str, Any]:
         return {
-            "inverse_C": self._inverse_R,
-            "own_G": torch.where(self._inside_G, self._column_G, -1),
+            "inverse_norm_C": self._inverse_norm_R,
+            "target_G": torch.where(self._inside_G, self._column_G, -1),
             "scale": self._margin.scale,
             "threshold": self._margin.filter_threshold,
         }
 
 
-def fused_chunks_serve(
+def fused_chunks_available(
     device: torch.device,
     margin: Margin,
-    objective: Loss,
+    loss: Loss,
     sub_centers: int,
     product_dtype: torch.dtype | None,
 ) -> bool:
-    """Whether the kernels compute this head: products in 16 bits, and a margin that changes own classes alone.
+    """Return whether the Triton kernels can compute this head.
 
-    They want tensor cores (compute capability 8.0) and a Triton that can build them; float32 products are the matrix
-    library's.
+    They need products in 16 bits, a margin that leaves negatives alone (except for the filter), tensor cores (compute
+    capability 8.0), and a Triton that can compile them. The matrix library is faster at float32 products.
     """
     plain_negatives = type(margin).change_negatives_ is Margin.change_negatives_
-    plain = plain_negatives and isinstance(objective, Softmax) and sub_centers == 1
+    plain = plain_negatives and isinstance(loss, Softmax) and sub_centers == 1
     if device.type != "cuda" or not plain or product_dtype is None or product_dtype.itemsize != 2:
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):

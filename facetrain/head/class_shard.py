@@ -1,4 +1,4 @@
-"""Which classes belong to which rank: whole numbers only."""
+"""Split of the classes over ranks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class ClassShard(NamedTuple):
-    """A contiguous range of classes, [start, stop)."""
+    """Contiguous range of classes, [start, stop), that one rank holds."""
 
     start: int
     stop: int
 
     @property
     def size(self) -> int:
-        """How many classes there are in it."""
+        """Number of classes in the range."""
         return self.stop - self.start
 
 
 def shard_classes(num_classes: int, rank: int, world_size: int) -> ClassShard:
-    """Split classes into contiguous ranges whose sizes differ by one at most; the first are larger."""
+    """Split classes into contiguous ranges whose sizes differ by at most one; the first ranks have the larger ones."""
     base, extra = divmod(num_classes, world_size)
     start = rank * base + min(rank, extra)
     return ClassShard(start, start + base + (rank < extra))

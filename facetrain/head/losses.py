@@ -1,77 +1,79 @@
-"""What becomes of the logits: the softmax's cross-entropy, or one threshold for all.
+"""Losses on the logits: softmax cross-entropy, or UniFace's unified threshold.
 
-An objective reduces each rank's logits to a few numbers per sample while they pass by (`begin`, `add`),
-joins those of all ranks into the loss (`join`), and gives the derivative of a logit (`slope_`, `own_slope`).
+A loss reduces this rank's logits to a few statistics per sample, chunk by chunk (`begin`, `add_chunk`). The
+statistics of all ranks are joined into the loss (`join`), and the backward pass asks for the derivative of the loss
+by each logit (`negative_slope_`, `target_slope`).
 """
 
-# G gathered batch   C a chunk of classes   W world size   P numbers per sample that ranks exchange
+# G gathered batch   C classes of a chunk   W world size   P statistics per sample
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.head.class_centers import place_tables
+from facetrain.head.class_centers import allocate_tables
 from facetrain.head.row_optimizer import RowOptimizer, RowOptimizerSettings, moment_layout
 
 
 class Loss(Protocol):
-    """The loss of a sample as a function of its logits."""
+    """Loss of a sample as a function of its target logit and its negatives' logits."""
 
-    def begin(self, own_G: Tensor) -> Tensor:
-        """Return the numbers (P, G) of no other class yet. `own_G`: the own class's logit, −∞ on other ranks."""
+    def begin(self, target_logit_G: Tensor) -> Tensor:
+        """Return the statistics (P, G) before the first chunk. The target logit is −∞ if another rank has it."""
 
-    def add(self, part_PG: Tensor, logit_GC: Tensor) -> Tensor:
-        """Return the numbers with a chunk's logits in them, which are used up; the own class's there is −∞."""
+    def add_chunk(self, statistics_PG: Tensor, logit_GC: Tensor) -> Tensor:
+        """Return the statistics with a chunk's logits added. `logit_GC` is overwritten; target logits in it are −∞."""
 
-    def join(self, part_WPG: Tensor, own_G: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each sample from the numbers of all ranks, and what the slopes need of it; (G,)."""
+    def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each sample from the statistics of all ranks, and what the slopes need; (G,) each."""
 
-    def slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
-        """Turn other classes' logits into the derivatives of their samples' losses, in place; 0 at −∞."""
+    def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
+        """Replace the negatives' logits by the derivatives of the losses, in place; 0 for a logit of −∞."""
 
-    def own_slope(self, own_G: Tensor, joined_G: Tensor) -> Tensor:
-        """Return the derivative of the loss by the own class's logit, (G,)."""
+    def target_slope(self, target_logit_G: Tensor, joined_G: Tensor) -> Tensor:
+        """Return the derivative of each loss by its target logit, (G,)."""
 
-    def collect(self, joined_G: Tensor, weight_G: Tensor) -> None:
-        """Take note of the gradient of the objective's own parameter, if it has one. `weight_G`: of each loss."""
+    def accumulate_gradient(self, joined_G: Tensor, weight_G: Tensor) -> None:
+        """Add to the gradient of the loss's own parameter, if it has one. `weight_G` is the weight of each sample."""
 
 
 class Softmax:
     """Cross-entropy, log Σ_j exp z_j − z_y.
 
-    A rank's numbers are its largest logit m and t = Σ exp(z − m), the own class's included. Joined,
-    log Σ exp z = M + log Σ_ranks t·exp(m − M) with M the largest m: nothing overflows, and nothing that
-    counts vanishes. Every rank joins the same numbers in the same order, so the results are equal bit for bit.
+    A rank's statistics are its largest logit m and t = Σ exp(z − m), the target's included. Joined,
+    log Σ exp z = M + log Σ_ranks t·exp(m − M) with M the largest m, so nothing overflows and no relevant term
+    underflows. Every rank joins the same numbers in the same order: the results are equal bit for bit.
     """
 
-    def begin(self, own_G: Tensor) -> Tensor:
-        return torch.stack([own_G, (own_G > -torch.inf).to(own_G.dtype)])
+    def begin(self, target_logit_G: Tensor) -> Tensor:
+        return torch.stack([target_logit_G, (target_logit_G > -torch.inf).to(target_logit_G.dtype)])
 
-    def add(self, part_PG: Tensor, logit_GC: Tensor) -> Tensor:
-        largest_G, total_G = part_PG.unbind()
+    def add_chunk(self, statistics_PG: Tensor, logit_GC: Tensor) -> Tensor:
+        largest_G, total_G = statistics_PG.unbind()
         larger_G = torch.maximum(largest_G, logit_GC.amax(1))
-        # A rank whose only class here is a sample's own has nothing to add; −∞ − −∞ would not be a number.
+        # If a rank's only class is a sample's target, all are −∞; −∞ − −∞ would be NaN.
         base_G = larger_G.clamp_min(torch.finfo(larger_G.dtype).min)
         added_G = logit_GC.sub_(base_G[:, None]).exp_().sum(1)
         return torch.stack([larger_G, total_G * (largest_G - base_G).exp() + added_G])
 
-    def join(self, part_WPG: Tensor, own_G: Tensor) -> tuple[Tensor, Tensor]:
-        largest_WG, total_WG = part_WPG.unbind(1)
+    def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
+        largest_WG, total_WG = statistics_WPG.unbind(1)
         largest_G = largest_WG.amax(0)
         log_total_G = (total_WG * (largest_WG - largest_G).exp()).sum(0).log() + largest_G
-        return log_total_G - own_G, log_total_G
+        return log_total_G - target_logit_G, log_total_G
 
-    def slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
+    def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
         return logit_GC.sub_(joined_G[:, None]).exp_()
 
-    def own_slope(self, own_G: Tensor, joined_G: Tensor) -> Tensor:
-        return (own_G - joined_G).exp() - 1
+    def target_slope(self, target_logit_G: Tensor, joined_G: Tensor) -> Tensor:
+        return (target_logit_G - joined_G).exp() - 1
 
-    def collect(self, joined_G: Tensor, weight_G: Tensor) -> None:
+    def accumulate_gradient(self, joined_G: Tensor, weight_G: Tensor) -> None:
         pass
 
 
@@ -80,67 +82,68 @@ class UnifiedThreshold:
 
         softplus(b − z_y) + λ Σ_{j≠y} softplus(z_j − b),      softplus(x) = log(1 + exp x)
 
-    One learned threshold b parts the logits of all samples' own classes from all others, as the one
-    threshold of verification will; a softmax compares each sample's logits only with one another. With a
-    margin it is the paper's marginal loss, with λ the balanced one.
+    One learned threshold b separates the target logits of all samples from all negatives, like the threshold of
+    face verification; a softmax compares logits of the same sample only. With a margin it is the paper's marginal
+    loss, with λ its balanced loss.
     """
 
-    def __init__(self, bias: Tensor, negative_weight: float = 1.0) -> None:
-        self.bias, self._negative_weight = bias, negative_weight
+    def __init__(self, threshold: Tensor, negative_weight: float = 1.0) -> None:
+        self._threshold, self._negative_weight = threshold, negative_weight
         self.gradient: Tensor | None = None
+        """Accumulated gradient of the threshold."""
 
-    def begin(self, own_G: Tensor) -> Tensor:
-        return own_G.new_zeros(2, len(own_G))
+    def begin(self, target_logit_G: Tensor) -> Tensor:
+        return target_logit_G.new_zeros(2, len(target_logit_G))
 
-    def add(self, part_PG: Tensor, logit_GC: Tensor) -> Tensor:
-        logit_GC.sub_(self.bias)
-        return part_PG + torch.stack([F.softplus(logit_GC).sum(1), logit_GC.sigmoid_().sum(1)])
+    def add_chunk(self, statistics_PG: Tensor, logit_GC: Tensor) -> Tensor:
+        logit_GC.sub_(self._threshold)
+        return statistics_PG + torch.stack([F.softplus(logit_GC).sum(1), logit_GC.sigmoid_().sum(1)])
 
-    def join(self, part_WPG: Tensor, own_G: Tensor) -> tuple[Tensor, Tensor]:
-        negative_G, passed_G = (part_WPG.sum(0) * self._negative_weight).unbind()
-        return F.softplus(self.bias - own_G) + negative_G, torch.sigmoid(self.bias - own_G) - passed_G
+    def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
+        negative_G, passed_G = (statistics_WPG.sum(0) * self._negative_weight).unbind()
+        missing_G = self._threshold - target_logit_G
+        return F.softplus(missing_G) + negative_G, torch.sigmoid(missing_G) - passed_G
 
-    def slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
-        return logit_GC.sub_(self.bias).sigmoid_().mul_(self._negative_weight)
+    def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
+        return logit_GC.sub_(self._threshold).sigmoid_().mul_(self._negative_weight)
 
-    def own_slope(self, own_G: Tensor, joined_G: Tensor) -> Tensor:
-        return -torch.sigmoid(self.bias - own_G)
+    def target_slope(self, target_logit_G: Tensor, joined_G: Tensor) -> Tensor:
+        return -torch.sigmoid(self._threshold - target_logit_G)
 
-    def collect(self, joined_G: Tensor, weight_G: Tensor) -> None:
-        # Of numbers that all ranks have, so every rank moves its copy of the threshold alike.
+    def accumulate_gradient(self, joined_G: Tensor, weight_G: Tensor) -> None:
+        # Computed from numbers that all ranks have, so the copies of the threshold stay equal.
         added = (joined_G * weight_G).sum()
         self.gradient = added if self.gradient is None else self.gradient + added
 
 
 class LearnedThreshold:
-    """The threshold with its optimizer, whose rules are those of the centers."""
+    """Unified loss together with its threshold and the threshold's optimizer, which has the centers' settings."""
 
     def __init__(
         self,
-        start: float,
+        optimizer: RowOptimizerSettings,
+        *,
+        negatives: float,
         negative_weight: float,
         dtype: torch.dtype,
         device: torch.device,
-        optimizer: RowOptimizerSettings,
     ) -> None:
         dtype = torch.promote_types(dtype, torch.float32)
         moments = moment_layout(optimizer, 1, dtype)
-        self._tables = place_tables({"weight": (1, dtype), **moments}, 1, device).by_name
+        self._tables = allocate_tables({"weight": (1, dtype), **moments}, 1, device).by_name
         self._optimizer = RowOptimizer(optimizer, device)
-        threshold = self._tables["weight"].data.fill_(start)
-        self.objective = UnifiedThreshold(threshold.view(()), negative_weight)
+        # The more negatives a sample has, the higher the threshold that balances their part of the loss.
+        threshold = self._tables["weight"].data.fill_(math.log(max(negatives, 1) * 10))
+        self.loss = UnifiedThreshold(threshold.view(()), negative_weight)
 
     def step(self, lr: float, valid: Tensor, grad_scale: float | Tensor = 1.0) -> None:
-        """Move the threshold by the gradient collected since the last step, `grad_scale` times too large.
-
-        Where `valid` is not set, the gradient is only forgotten.
-        """
-        if self.objective.gradient is not None:
-            gradient = self.objective.gradient.view(1, 1) / grad_scale
+        """Update the threshold by its accumulated gradient / `grad_scale`; if not `valid`, discard the gradient."""
+        if self.loss.gradient is not None:
+            gradient = self.loss.gradient.view(1, 1) / grad_scale
             self._optimizer.update(self._tables, slice(0, 1), gradient, lr, valid)
-        self.objective.gradient = None
+        self.loss.gradient = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return the threshold and what its optimizer keeps, for a checkpoint."""
+        """Return the threshold and its optimizer's state, for a checkpoint."""
         names = {name: f"threshold_{name}" for name in self._tables} | {"weight": "threshold"}
         return {names[name]: table.data for name, table in self._tables.items()}

@@ -1,12 +1,10 @@
-"""The head: one call takes embeddings and labels and gives the loss; the centers update themselves."""
+"""Margin head: takes embeddings and labels, returns the loss, and updates its class centers itself."""
 
-# B local batch   G gathered batch   D embedding   K this rank's classes   S sampled of K
+# B local batch   G gathered batch   D embedding   X embedding and norm, or embedding alone
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,8 @@ from torch import Tensor
 from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
-from facetrain.head.class_centers import Rows, place_tables
-from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_serve
+from facetrain.head.class_centers import Rows, allocate_tables, draw_centers
+from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
 from facetrain.head.margins import Margin
@@ -35,8 +33,7 @@ from facetrain.head.sharded_softmax import ClassSweep, sharded_cross_entropy
 from facetrain.head.sub_centers import SubCenters
 from facetrain.head.target import TargetClass
 
-_INIT_BLOCK = 4096
-_INIT_STD = 0.01
+_ROWS_PER_COPY = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class HeadSettings:
     folder: Path | None
     """Folder of the row file, with placement disk."""
     chunk_size: int | None
-    """None: chosen by the batch and the device."""
+    """None: `default_chunk_size`."""
     product_dtype: torch.dtype | None
     """Dtype to which the factors of the large matrix products are rounded; None: they keep theirs."""
     update_in_backward: bool
@@ -90,35 +87,38 @@ class MarginHead:
     ) -> None:
         self.num_classes, self.embedding_size = num_classes, embedding_size
         self.shard = shard_classes(num_classes, rank, world_size)
-        self.lr, self.update_in_backward = 0.0, settings.update_in_backward
+        self.update_in_backward = settings.update_in_backward
         self.on_device = settings.placement == "device"
-        self._rank, self._margin, self._seed = rank, margin, seed
-        self._chunk_size, self._product_dtype = settings.chunk_size, settings.product_dtype
+        self.lr = 0.0
+        """Learning rate of the next update; the training step sets it."""
+        self._settings, self._margin, self._rank, self._seed = settings, margin, rank, seed
         self._device = device or torch.device("cpu")
-        width = settings.sub_centers * embedding_size
-        self._tables = place_tables(
+        columns = settings.sub_centers * embedding_size
+        self._tables = allocate_tables(
             {
-                "weight": (width, settings.weight_dtype),
-                **moment_layout(optimizer, width, settings.momentum_dtype),
+                "weight": (columns, settings.weight_dtype),
+                **moment_layout(optimizer, columns, settings.momentum_dtype),
             },
             self.shard.size,
             self._device,
             placement=settings.placement,
             folder=settings.folder / f"rank_{rank:05d}" if settings.folder else None,
-            in_stretches=settings.sample_rate >= 1,
+            fetched_in_slices=settings.sample_rate >= 1,
         )
-        self._near = self._tables
-        """Where the step's rows are: these, or a copy of some on the device."""
         self.weight = self._tables.by_name["weight"]
+        draw_centers(self.weight.data, self.shard, seed)
+        self._step_tables = self._tables
+        """Tables with the rows of the current step: `_tables`, or prefetched copies of some rows."""
         self._optimizer = RowOptimizer(optimizer, self._device, seed=key_of(seed, 1))
-        self._chooser = ClassSampler(
+        self._gradient = AccumulatedGradient()
+        self._sampler = ClassSampler(
             self._tables,
             self.shard,
             self._device,
             sample_rate=settings.sample_rate,
             sample_block=settings.sample_block,
             seed=seed,
-            staged=not self.on_device and settings.update_in_backward,
+            prefetch=not self.on_device and settings.update_in_backward,
         )
         self._sub_centers = SubCenters(
             self.shard.size,
@@ -129,22 +129,22 @@ class MarginHead:
         )
         self._threshold: LearnedThreshold | None = None
         if settings.loss == "unified":
-            # As many negatives as a sample meets decide where the threshold starts.
-            start = math.log(max(num_classes * settings.sample_rate, 1) * 10)
             self._threshold = LearnedThreshold(
-                start, settings.negative_weight, settings.weight_dtype, self._device, optimizer
+                optimizer,
+                negatives=num_classes * settings.sample_rate,
+                negative_weight=settings.negative_weight,
+                dtype=settings.weight_dtype,
+                device=self._device,
             )
-        self._objective: Loss = self._threshold.objective if self._threshold else Softmax()
-        serves = fused_chunks_serve(
-            self._device, margin, self._objective, settings.sub_centers, settings.product_dtype
+        self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
+        fused = fused_chunks_available(
+            self._device, margin, self._loss, settings.sub_centers, settings.product_dtype
         )
-        self.chunk_type = FusedChunk if serves else Chunk
+        self.chunk_type = FusedChunk if fused else Chunk
         self._step = 0
-        self._gradient = AccumulatedGradient()
-        self._initialize()
 
     def begin_step(self, step: int) -> None:
-        """Choose the sample of a step: it depends on (seed, step, class), not on the number of ranks."""
+        """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks."""
         self._step = step
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
@@ -153,42 +153,41 @@ class MarginHead:
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the mean loss over the global batch; a scalar, the same on every rank.
 
-        Collective: every rank brings as many rows. `label_B` is int64, classes of the whole head.
+        `label_B` is int64 and counts the classes of the whole head. Collective: every rank must pass the same
+        number of rows.
 
         Raises:
-            DataError: a label lies outside [0, num_classes). On CUDA that is left to `check_labels`,
-                which does not wait for the device at every step.
+            DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
+                have to wait for the device; the caller checks them by `check_labels` before it copies them.
         """
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
         label_G = collectives.gather(label_B).flatten()
-        coming = self._send(embedding_BD)
-        # Needs no embeddings: the sample is drawn, and its rows are fetched, while those travel.
-        chosen = self._chooser.choose(label_G, self._step)
-        self._near = chosen.tables
-        unit_GD, norm_G = self._parted(coming.wait())
-        width = self.weight.data.shape[1]
+        gathered = self._gather_async(embedding_BD)
+        # Sampling and reading rows need no embeddings, so they overlap with the gather.
+        sampled = self._sampler.sample(label_G, self._step)
+        self._step_tables = sampled.tables
+        unit_GD, norm_G = self._split_norms(gathered.wait())
         sweep = ClassSweep(
-            weight=chosen.tables.by_name["weight"],
-            index_S=chosen.index_S,
-            place_G=chosen.place_G,
+            weight=sampled.tables.by_name["weight"],
+            index_S=sampled.index_S,
+            position_G=sampled.position_G,
             margin=self._margin,
-            objective=self._objective,
-            chunk_size=self._chunk_size
-            or _chunk_for(len(unit_GD) * (width // self.embedding_size), width, self._device),
+            loss=self._loss,
+            chunk_size=self._chunk_size(len(unit_GD)),
             chunk_type=self.chunk_type,
-            take_gradient=self._update_now if self.update_in_backward else self._gradient.add,
-            finish=partial(self._finish, chosen.class_S),
-            product_dtype=self._product_dtype,
-            dominant=self._sub_centers.dominant_of(chosen.class_S if chosen.index_S is None else None),
+            take_gradient=self._update_chunk if self.update_in_backward else self._gradient.add,
+            finish=partial(self._finish_backward, sampled.class_S),
+            product_dtype=self._settings.product_dtype,
+            dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
             least_cos=self._sub_centers.least_cos,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        """Update the centers by the gradient collected since the last step, `grad_scale` times too large.
+        """Update the centers by the accumulated gradient / `grad_scale`, unless they were updated in backward.
 
-        Where the scalar `skip` is 1, nothing changes, and the gradient is forgotten. Both are on the device.
+        If the scalar `skip` is 1, nothing changes and the gradient is discarded. Both tensors are on the device.
         """
         valid = skip == 0
         for rows, gradient in self._gradient.take():
@@ -197,43 +196,44 @@ class MarginHead:
             self._threshold.step(self.lr, valid, grad_scale)
 
     def check_labels(self, labels: np.ndarray) -> None:
-        """Make sure that every label is a class.
+        """Check that every label is a class of the head.
 
         Raises:
-            DataError: one is not; it would have no center, and its loss no gradient.
+            DataError: one is not.
         """
         wrong = labels[(labels < 0) | (labels >= self.num_classes)]
         if len(wrong):
             raise DataError(
                 f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
-                f"{self.num_classes - 1:,}); {len(wrong):,} labels are: check data.num_classes and the dataset"
+                f"{self.num_classes - 1:,}); {len(wrong):,} labels of the batch are invalid; check "
+                "data.num_classes and the dataset"
             )
 
     def row_state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must hold: tables whose row i belongs to class shard.start + i."""
-        self._chooser.settle()
+        """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
+        self._sampler.flush()
         tables = {name: table.data for name, table in self._tables.by_name.items()}
         return tables | self._sub_centers.row_state()
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
-        """Take over saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
+        """Load saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
         for name, table in self.row_state().items():
-            for start in range(self.shard.start, self.shard.stop, 1 << 16):
-                stop = min(start + (1 << 16), self.shard.stop)
+            for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
+                stop = min(start + _ROWS_PER_COPY, self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
 
     def state(self) -> dict[str, Tensor]:
-        """Return what else a checkpoint must hold: averages and thresholds, the same on every rank."""
+        """Return the rest to save in a checkpoint: averages and threshold, the same on every rank."""
         return self._margin.state() | (self._threshold.state() if self._threshold else {})
 
     def load_state(self, saved: dict[str, Tensor]) -> None:
-        """Take over what `state` returned; what is not in `saved` stays as it is."""
+        """Load what `state` returned; entries missing in `saved` keep their values."""
         for name, tensor in self.state().items():
             if name in saved:
                 tensor.copy_(saved[name])
 
-    def _send(self, embedding_BD: Tensor) -> collectives.GatheredRows:
-        """Send unit embeddings to all ranks, followed by their lengths where the margin sees them."""
+    def _gather_async(self, embedding_BD: Tensor) -> collectives.GatheredRows:
+        """Start to gather unit embeddings, each followed by its norm if the margin needs it: (G, X)."""
         embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
         unit_BD = F.normalize(embedding_BD)
         if not self._margin.needs_norms:
@@ -241,40 +241,33 @@ class MarginHead:
         norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
         return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
 
-    def _parted(self, sent_GX: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the embeddings and the lengths of what was sent."""
-        return (sent_GX[:, :-1], sent_GX[:, -1]) if self._margin.needs_norms else (sent_GX, None)
+    def _split_norms(self, gathered_GX: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return unit embeddings (G, D), and norms (G,) if they were sent."""
+        return (gathered_GX[:, :-1], gathered_GX[:, -1]) if self._margin.needs_norms else (gathered_GX, None)
 
-    def _update_now(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
-        self._optimizer.update(self._near.by_name, rows, gradient, self.lr, finite)
+    def _chunk_size(self, global_batch: int) -> int:
+        if self._settings.chunk_size:
+            return self._settings.chunk_size
+        sub_centers = self._settings.sub_centers
+        return default_chunk_size(
+            global_batch * sub_centers, self.embedding_size * sub_centers, self._device.type
+        )
 
-    def _finish(self, class_S: Tensor | None, own: TargetClass, finite: Tensor) -> None:
-        self._sub_centers.count(own, class_S, finite)
+    def _update_chunk(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
+        self._optimizer.update(self._step_tables.by_name, rows, gradient, self.lr, finite)
+
+    def _finish_backward(self, class_S: Tensor | None, target: TargetClass, finite: Tensor) -> None:
+        self._sub_centers.count(target, class_S, finite)
         if self._threshold and self.update_in_backward:
             self._threshold.step(self.lr, finite)
 
-    def _initialize(self) -> None:
-        """Draw centers from N(0, 0.01²): by blocks of classes, so that they do not depend on the shards."""
-        blocks = range(self.shard.start // _INIT_BLOCK, -(-self.shard.stop // _INIT_BLOCK))
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for _ in pool.map(self._draw_block, blocks):
-                pass
 
-    def _draw_block(self, block: int) -> None:
-        generator = torch.Generator().manual_seed(key_of(self._seed, 2, block) & (2**63 - 1))
-        first, table = block * _INIT_BLOCK, self.weight.data
-        start, stop = max(first, self.shard.start), min(first + _INIT_BLOCK, self.shard.stop)
-        rows = table[start - self.shard.start : stop - self.shard.start]
-        whole = len(rows) == _INIT_BLOCK and rows.is_contiguous()
-        if whole and rows.dtype == torch.float32 and rows.device.type == "cpu":
-            rows.normal_(0, _INIT_STD, generator=generator)
-        else:
-            drawn = torch.empty(_INIT_BLOCK, table.shape[1]).normal_(0, _INIT_STD, generator=generator)
-            rows.copy_(drawn[start - first : stop - first])
+def default_chunk_size(logits_per_class: int, columns: int, device_type: str) -> int:
+    """Return the classes per chunk: `logits_per_class` for the gathered batch, `columns` numbers per row.
 
-
-def _chunk_for(global_batch: int, embedding_size: int, device: torch.device) -> int:
-    if device.type == "cuda":  # enough logits to fill it
-        return max((1 << 26) // global_batch, 128)
-    # Logits, centers, momentum and gradient of a chunk stay in the processor's last cache.
-    return max((1 << 22) // (2 * global_batch + 3 * embedding_size), 128)
+    On CUDA a chunk has 2^26 logits, enough to occupy the device. On a CPU a chunk's logits (held twice), centers,
+    momentum and gradient together have 2^22 numbers, which fit into the last-level cache.
+    """
+    if device_type == "cuda":
+        return max((1 << 26) // logits_per_class, 128)
+    return max((1 << 22) // (2 * logits_per_class + 3 * columns), 128)

@@ -1,8 +1,10 @@
-"""Optimizers that touch only the rows of a step: class centers, their momentum, their decay.
+"""Optimizer of the class centers, which updates only the rows of a step, and its gradient accumulation.
 
-A class that is not in the sample is neither read nor moved nor decayed; its momentum waits with it,
-as in the first version of Partial FC.
+The center of a class outside the sample is neither updated nor decayed, and its momentum stays as it is, as in the
+first version of Partial FC.
 """
+
+# S rows of a step   D columns of a row
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
 from facetrain.head.stochastic_rounding import Noise
 
-_BLOCK = 128
-"""Numbers that share a scale where momentum is held in 8 bits."""
+INT8_BLOCK = 128
+"""Numbers of int8 momentum that share a scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +37,16 @@ class RowOptimizerSettings:
 
 
 def moment_layout(settings: RowOptimizerSettings, columns: int, dtype: torch.dtype) -> Layout:
-    """Return the tables that an optimizer keeps for a table with `columns` columns.
+    """Return the tables that the optimizer keeps for a table with `columns` columns.
 
     Raises:
-        ConfigError: the optimizer cannot keep them in `dtype`.
+        ConfigError: the optimizer cannot keep its moments in `dtype`.
     """
     if settings.name == "adamw":
         if dtype == torch.int8:
-            # A second moment spans many powers of ten, which 127 equal steps cannot tell from 0.
+            # Second moments span many powers of ten; 127 equal steps would round most of them to 0.
             raise ConfigError("head.momentum_dtype int8 is for optim.name sgd; use bfloat16 with adamw")
-        # Each row counts its own steps, by which its moments are corrected.
+        # Rows are updated in different steps, so each counts its own for the bias correction.
         return {
             "first_moment": (columns, dtype),
             "second_moment": (columns, dtype),
@@ -54,36 +56,36 @@ def moment_layout(settings: RowOptimizerSettings, columns: int, dtype: torch.dty
         return {}
     layout = {"momentum": (columns, dtype)}
     if dtype == torch.int8:
-        layout["momentum_scale"] = (columns // _BLOCK if columns % _BLOCK == 0 else 1, torch.float32)
+        blocks = columns // INT8_BLOCK if columns % INT8_BLOCK == 0 else 1
+        layout["momentum_scale"] = (blocks, torch.float32)
     return layout
 
 
 class RowOptimizer:
-    """SGD with momentum, or AdamW, over the rows of a table."""
+    """SGD with momentum, or AdamW, over selected rows of a table."""
 
     def __init__(self, settings: RowOptimizerSettings, device: torch.device, *, seed: int = 0) -> None:
         self._settings, self._device, self._seed = settings, device, seed
         self._noise = Noise(seed, device)
 
     def begin_step(self, step: int, rank: int) -> None:
-        """Start the step's random numbers, by which storage in few bits is rounded."""
+        """Start a step with its own random numbers for stochastic rounding."""
         self._noise = Noise(key_of(self._seed, step, rank), self._device)
 
     def update(
         self, tables: dict[str, RowTable], rows: Rows, gradient: Tensor, lr: float, valid: Tensor
     ) -> None:
-        """Step the rows of `tables`, the weight and what `moment_layout` says, by their gradient (S, D).
+        """Update rows of `tables` (the weight and the tables of `moment_layout`) by their gradient (S, D).
 
-        The gradient is used up. Where `valid` (a bool scalar on the device) is not set, nothing changes.
-        Only on the CPU is it read: a GPU is not waited for, and multiplies by 0 and 1 instead.
+        The gradient is overwritten. If the bool scalar `valid` is false, nothing changes. On a GPU it is never read
+        by the host, which would wait for the device.
         """
         if valid.device.type == "cpu" and not valid:
             return
-        # In a file the rows of a table do not follow each other, as the kernel wants them to.
+        # Rows of a row file are not contiguous, as the fused kernel requires.
         weight = tables["weight"].fetch(rows).to(gradient.dtype).contiguous()
-        (self._adamw_step if self._settings.name == "adamw" else self._sgd_step)(
-            tables, rows, weight, gradient, lr, valid
-        )
+        step = self._adamw_step if self._settings.name == "adamw" else self._sgd_step
+        step(tables, rows, weight, gradient, lr, valid)
         tables["weight"].store(rows, weight, self._noise)
 
     def _sgd_step(
@@ -99,7 +101,7 @@ class RowOptimizer:
         if settings.momentum:
             momentum = tables["momentum"].fetch(rows).to(gradient.dtype).contiguous()
         # Fused: one pass over weight, gradient and momentum. The same update by plain operations takes 2.2 times as
-        # long on the CPU (2,048 rows of 512, torch 2.13).
+        # long on a CPU (2,048 rows of 512, torch 2.13).
         sgd(
             [weight],
             [gradient.contiguous()],
@@ -125,57 +127,57 @@ class RowOptimizer:
         lr: float,
         valid: Tensor,
     ) -> None:
-        # A GPU is not asked whether the step is valid: it multiplies by 0 and 1.
-        now: float | Tensor = 1.0
+        """Update by Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
+
+        torch's fused kernel counts the steps per tensor; here each row has its own count.
+        """
+        # On a GPU an invalid step is computed with a factor of 0, so that the host need not read `valid`.
+        factor: float | Tensor = 1.0
         if valid.device.type != "cpu":
-            gradient, now = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
-        kept = [tables[name] for name in ("first_moment", "second_moment", "steps")]
-        first, second, count = (table.fetch(rows).to(gradient.dtype) for table in kept)
-        keep = [1 - (1 - beta) * now for beta in self._settings.betas]
-        first.mul_(keep[0]).add_(gradient * (1 - keep[0]))
-        second.mul_(keep[1]).add_(gradient * gradient * (1 - keep[1]))
-        count.add_(now)
-        corrected = [
-            moment / (1 - beta**count).clamp_min(1e-30)
+            gradient, factor = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
+        moments = [tables[name] for name in ("first_moment", "second_moment", "steps")]
+        first, second, steps = (table.fetch(rows).to(gradient.dtype) for table in moments)
+        betas = [1 - (1 - beta) * factor for beta in self._settings.betas]
+        first.mul_(betas[0]).add_(gradient * (1 - betas[0]))
+        second.mul_(betas[1]).add_(gradient * gradient * (1 - betas[1]))
+        steps.add_(factor)
+        first_unbiased, second_unbiased = (
+            moment / (1 - beta**steps).clamp_min(1e-30)
             for moment, beta in zip((first, second), self._settings.betas, strict=True)
-        ]
-        weight.mul_(1 - lr * self._settings.weight_decay * now)
-        _add_(weight, corrected[0] / (corrected[1].sqrt_() + self._settings.eps), -lr * now)
-        for table, values in zip(kept, (first, second, count), strict=True):
+        )
+        weight.mul_(1 - lr * self._settings.weight_decay * factor)
+        direction = first_unbiased / (second_unbiased.sqrt_() + self._settings.eps)
+        if isinstance(factor, Tensor):
+            weight.addcmul_(direction, -lr * factor)
+        else:
+            weight.add_(direction, alpha=-lr)
+        for table, values in zip(moments, (first, second, steps), strict=True):
             table.store(rows, values, self._noise)
 
 
-def _add_(total: Tensor, x: Tensor, factor: float | Tensor) -> None:
-    """Add factor · x in place; a factor that is on the device stays there."""
-    if isinstance(factor, Tensor):
-        total.addcmul_(x, factor)
-    else:
-        total.add_(x, alpha=factor)
-
-
 class AccumulatedGradient:
-    """The gradient of some rows, summed over micro-batches whose samples are not the same."""
+    """Gradient of rows, summed over micro-batches whose samples may differ."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Rows, Tensor]] = []
+        self._chunks: list[tuple[Rows, Tensor]] = []
 
     def add(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
-        """Add a chunk's gradient (C, D), which is taken over; `finite` is for whoever updates at once."""
-        for number, (others, total) in enumerate(self._parts):
+        """Add a chunk's gradient (S, D), which may be changed later. `finite` is ignored: `step` checks all at once."""
+        for number, (others, total) in enumerate(self._chunks):
             if _equal(rows, others):
-                self._parts[number] = (others, total.add_(gradient))
+                self._chunks[number] = (others, total.add_(gradient))
                 return
-        self._parts.append((rows, gradient))
+        self._chunks.append((rows, gradient))
 
     def take(self) -> list[tuple[Rows, Tensor]]:
-        """Return (rows, gradient) with every row at most once, and start anew."""
-        parts, self._parts = self._parts, []
-        if all(isinstance(rows, slice) for rows, _ in parts) or len(parts) <= 1:
-            return parts
-        index = torch.cat([rows for rows, _ in parts if isinstance(rows, Tensor)])
+        """Return (rows, gradient) with every row at most once, and start again from zero."""
+        chunks, self._chunks = self._chunks, []
+        if all(isinstance(rows, slice) for rows, _ in chunks) or len(chunks) <= 1:
+            return chunks
+        index = torch.cat([rows for rows, _ in chunks if isinstance(rows, Tensor)])
         unique, place = index.unique(return_inverse=True)
-        total = parts[0][1].new_zeros(len(unique), parts[0][1].shape[1])
-        total.index_add_(0, place, torch.cat([gradient for _, gradient in parts]))
+        total = chunks[0][1].new_zeros(len(unique), chunks[0][1].shape[1])
+        total.index_add_(0, place, torch.cat([gradient for _, gradient in chunks]))
         return [(unique, total)]
 
 

@@ -1,6 +1,6 @@
-"""Brings the rows of a step to the device one step ahead, and puts them back behind it."""
+"""Prefetching of a step's sampled rows from host memory or disk to the device, one step ahead."""
 
-# K this rank's classes   S the rows of a step
+# S rows of a step
 
 from __future__ import annotations
 
@@ -13,110 +13,112 @@ from torch import Tensor
 
 from facetrain.head.class_centers import RowTables
 
+_SPARE_SHARE = 1 / 64
+"""Extra rows to allocate, as a share of the drawn rows, for the classes that the next batch adds."""
+
 
 @dataclass
-class _Rows:
-    """Rows that were taken out of the tables: `tables[name][i]` is row `index[i]`."""
+class _StepRows:
+    """Rows copied out of the tables: `tables[name][i]` is row `index[i]`."""
 
     index: Tensor
-    """int64, on the host; what was drawn, ascending, then what the batch added."""
+    """int64 on the host: the drawn rows, ascending, followed by those that the batch added."""
     tables: dict[str, Tensor]
-    """With room for more rows than `index` has."""
+    """May have more rows than `index`; the rest is spare."""
 
 
-class Stage:
-    """A step's rows on the device, while the worker thread moves those of the steps around it.
+class RowPrefetcher:
+    """Copies of a step's rows on the device, which a worker thread reads before the step and writes back after it.
 
-    What a step's sample draws is known before its batch is, so it is fetched during the step before; the
-    few classes that only the batch has are fetched when it is there. The worker does one thing after the
-    other: it puts back step t − 1, then fetches step t + 1. So what it fetches misses the changes of step t
-    alone, and those are copied from its rows, which are still at hand.
+    The rows that a step's sample draws are known before its batch is, so they are read during the step before.
+    The few classes that only the batch contains are read when it arrives. The worker does one task after the
+    other: it writes back step t − 1, then reads for step t + 1. What it reads therefore lacks the changes of step t
+    only, and these are copied from the rows of step t, which are still on the device.
     """
 
-    def __init__(self, home: RowTables, device: torch.device) -> None:
-        self._home, self._device = home, device
+    def __init__(self, source: RowTables, device: torch.device) -> None:
+        self._source, self._device = source, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rows", initializer=self._use_device)
-        self._ahead: tuple[Tensor, Future[_Rows]] | None = None
-        self._behind: Future[None] | None = None
-        self._here: _Rows | None = None
+        self._next: tuple[Tensor, Future[_StepRows]] | None = None
+        self._write: Future[None] | None = None
+        self._current: _StepRows | None = None
         self._spare: list[dict[str, Tensor]] = []
-        """Tables on the host that are put back; the worker's. Pinned memory is kept by torch itself."""
+        """Host tables for reuse, accessed by the worker only. Pinned memory is cached by torch itself."""
 
-    def enter(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> tuple[Tensor, RowTables]:
-        """Return the rows of a step: which (S,), and tables of them.
+    def step_rows(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> tuple[Tensor, RowTables]:
+        """Return the rows of a step: their row numbers (S,), and tables of them on the device.
 
-        `drawn` is what the sample draws of itself, `added` what the batch has besides, `next_drawn` what the
-        next step will draw; ascending int64 row numbers on the host.
+        `drawn` are the rows that the step's sample draws, `added` those that only the batch contains, and
+        `next_drawn` those that the next step will draw: ascending int64 row numbers on the host.
         """
-        left, rows = self._here, self._append(self._take(drawn, room=len(added)), added)
-        if left is not None:
-            _copy_common(left, rows)
-            self._behind = self._worker.submit(self._put_back, left, self._mark())
-        self._here = rows
-        self._ahead = (
-            next_drawn,
-            self._worker.submit(self._fetch, next_drawn, len(added) + len(drawn) // 64),
-        )
-        return rows.index, RowTables(
-            {name: table[: len(rows.index)] for name, table in rows.tables.items()}, self._device
-        )
+        previous = self._current
+        rows = self._append(self._take_prefetched(drawn, spare=len(added)), added)
+        if previous is not None:
+            _copy_common(previous, rows)
+            self._write = self._worker.submit(self._write_back, previous, self._record_event())
+        self._current = rows
+        spare = len(added) + int(len(drawn) * _SPARE_SHARE)
+        self._next = next_drawn, self._worker.submit(self._read, next_drawn, spare)
+        tables = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
+        return rows.index, RowTables(tables, self._device)
 
-    def settle(self) -> None:
-        """Put everything back, and wait until it is; what was fetched ahead is forgotten."""
-        if self._here is not None:
-            self._behind = self._worker.submit(self._put_back, self._here, self._mark())
-        if self._behind is not None:
-            self._behind.result()
-        self._here = self._ahead = self._behind = None
+    def flush(self) -> None:
+        """Write everything back and wait for it. Prefetched rows are discarded."""
+        if self._current is not None:
+            self._write = self._worker.submit(self._write_back, self._current, self._record_event())
+        if self._write is not None:
+            self._write.result()
+        self._current = self._next = self._write = None
 
     def _use_device(self) -> None:
-        # A thread begins on the first GPU of the machine, and would open a context there: half a gigabyte.
+        # A new thread uses the first GPU of the machine and would create a context there, which takes 0.5 GB.
         if self._stream is not None:
             torch.cuda.set_device(self._stream.device)
 
-    def _take(self, drawn: Tensor, room: int) -> _Rows:
-        """Return the rows that were fetched ahead, or fetch them now."""
-        if self._ahead is not None and torch.equal(self._ahead[0], drawn):
-            rows = self._ahead[1].result()
-            if all(len(table) >= len(drawn) + room for table in rows.tables.values()):
+    def _take_prefetched(self, drawn: Tensor, spare: int) -> _StepRows:
+        """Return the prefetched rows; read them now if other rows, or fewer spare ones, were prefetched."""
+        if self._next is not None and torch.equal(self._next[0], drawn):
+            rows = self._next[1].result()
+            if all(len(table) >= len(drawn) + spare for table in rows.tables.values()):
                 return rows
-        if self._behind is not None:
-            self._behind.result()
-        # The first step, or the first after a checkpoint.
-        self._home.let_go()
-        return self._worker.submit(self._fetch, drawn, room).result()
+        if self._write is not None:
+            self._write.result()
+        # The first step, or the first after a checkpoint: all rows may have been read through the mapping.
+        self._source.release_pages()
+        return self._worker.submit(self._read, drawn, spare).result()
 
-    def _fetch(self, index: Tensor, room: int) -> _Rows:
-        near = self._spare_tables(len(index) + room) or self._new_tables(len(index) + room)
-        self._home.take(index, near)
+    def _read(self, index: Tensor, spare: int) -> _StepRows:
+        host = self._spare_tables(len(index) + spare) or self._new_tables(len(index) + spare)
+        self._source.read_rows(index, host)
         if self._stream is None:
-            return _Rows(index, near)
+            return _StepRows(index, host)
         with torch.cuda.stream(self._stream):
-            tables = {name: table.to(self._device, non_blocking=True) for name, table in near.items()}
+            tables = {name: table.to(self._device, non_blocking=True) for name, table in host.items()}
         self._stream.synchronize()
-        return _Rows(index, tables)
+        return _StepRows(index, tables)
 
-    def _append(self, rows: _Rows, added: Tensor) -> _Rows:
+    def _append(self, rows: _StepRows, added: Tensor) -> _StepRows:
+        """Read the rows that the batch added into the spare rows of the tables."""
         start, stop = len(rows.index), len(rows.index) + len(added)
-        near = self._new_tables(len(added))
-        self._home.take(added, near)
-        for name, table in near.items():
+        host = self._new_tables(len(added))
+        self._source.read_rows(added, host)
+        for name, table in host.items():
             rows.tables[name][start:stop] = table.to(self._device)
-        return _Rows(torch.cat([rows.index, added]), rows.tables)
+        return _StepRows(torch.cat([rows.index, added]), rows.tables)
 
     def _new_tables(self, count: int) -> dict[str, Tensor]:
-        """Return tables on the host with room for rows."""
+        """Allocate host tables with `count` rows."""
         pinned = self._stream is not None
         return {
-            name: torch.empty(count, *home.data.shape[1:], dtype=home.data.dtype, pin_memory=pinned)
-            for name, home in self._home.by_name.items()
+            name: torch.empty(count, *table.data.shape[1:], dtype=table.data.dtype, pin_memory=pinned)
+            for name, table in self._source.by_name.items()
         }
 
     def _spare_tables(self, count: int) -> dict[str, Tensor] | None:
-        """Return an earlier step's tables if they have room for rows.
+        """Return the tables of an earlier step, if they have at least `count` rows.
 
-        To clear the pages of new ones takes the kernel longer than the copying does.
+        Allocating new ones instead takes the kernel longer, to clear their pages, than copying the rows does.
         """
         while self._spare:
             tables = self._spare.pop()
@@ -124,32 +126,32 @@ class Stage:
                 return tables
         return None
 
-    def _put_back(self, rows: _Rows, done: torch.cuda.Event | None) -> None:
-        near = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
-        if self._stream is not None and done is not None:
-            done.synchronize()
-            near = self._bring_home(near)
-        self._home.put(rows.index, near)
+    def _write_back(self, rows: _StepRows, step_done: torch.cuda.Event | None) -> None:
+        tables = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
+        if self._stream is not None and step_done is not None:
+            step_done.synchronize()
+            tables = self._copy_to_host(tables)
+        self._source.write_rows(rows.index, tables)
         if self._stream is None:
             self._spare.append(rows.tables)
 
-    def _bring_home(self, near: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy tables from the device to memory that it reaches without help of the processor."""
-        assert self._stream is not None, "only a device has a stream"
-        tables = self._new_tables(len(next(iter(near.values()))))
+    def _copy_to_host(self, tables: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy tables from the device to pinned memory, on the worker's stream."""
+        assert self._stream is not None, "only CUDA devices have a stream"
+        host = self._new_tables(len(next(iter(tables.values()))))
         with torch.cuda.stream(self._stream):
-            for name, table in tables.items():
-                table.copy_(near[name], non_blocking=True)
+            for name, table in host.items():
+                table.copy_(tables[name], non_blocking=True)
         self._stream.synchronize()
-        return tables
+        return host
 
-    def _mark(self) -> torch.cuda.Event | None:
-        """Return an event that is reached when the work queued so far is done; None: it is."""
+    def _record_event(self) -> torch.cuda.Event | None:
+        """Return an event that follows the work queued so far; None on the CPU, where that work is done."""
         return None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
 
 
-def _copy_common(old: _Rows, new: _Rows) -> None:
-    """Copy the rows that both have from the old to the new."""
+def _copy_common(old: _StepRows, new: _StepRows) -> None:
+    """Copy the rows that both steps have from the old tables to the new ones."""
     _, old_place, new_place = np.intersect1d(
         old.index.numpy(), new.index.numpy(), assume_unique=True, return_indices=True
     )

@@ -1,4 +1,6 @@
-"""Which classes take part in a step (Partial FC, arXiv 2203.15565)."""
+"""Sampling of the classes that take part in a step (Partial FC, arXiv 2203.15565)."""
+
+# G gathered batch   S sampled classes of this rank
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from torch import Tensor
 from facetrain.counter_rng import key_of, uniform
 from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.row_prefetch import Stage
+from facetrain.head.row_prefetch import RowPrefetcher
 
 
-def drawn_classes(
+def draw_classes(
     shard: ClassShard,
     rate: float,
     *,
@@ -22,67 +24,51 @@ def drawn_classes(
     block: int = 1,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Draw a step's classes of this shard without knowing its batch: ascending, int64, none twice.
+    """Draw a step's classes of this shard, independent of its batch: class numbers, ascending, int64, unique.
 
-    The classes of all ranks together are parted into strata of 1/rate neighbors, at places that differ
-    from step to step, and one class of each is drawn by a hash of (seed, step, stratum). So a class is in
-    with probability `rate`, the sample does not depend on the number of ranks, its size hardly varies, and
-    the work is proportional to the sample; Partial FC draws a fixed number on each rank, from a random
-    number for every class.
+    The classes of all ranks together are divided into strata of 1/rate neighbors, whose bounds differ from step
+    to step, and one class of each stratum is drawn by a hash of (seed, step, stratum). Every class is drawn with
+    probability `rate`, the sample does not depend on the number of ranks, its size varies by a few classes, and
+    the work is proportional to the sample. Partial FC instead draws a random number for every class and keeps a
+    fixed number of classes on each rank.
 
-    With `block` above 1, so many consecutive classes are drawn as one: a disk reads them together. Where
-    the blocks begin differs from step to step, too, so that no two classes are always drawn together.
+    With `block` > 1, blocks of consecutive classes are drawn as one, because a disk reads neighbors together.
+    The bounds of the blocks also differ from step to step, so no two classes are always drawn together.
     """
     if rate <= 0:
         return torch.empty(0, dtype=torch.int64, device=device)
     offset, shift = (float(x) for x in uniform(torch.arange(2), key_of(seed, step, 0)))
     begin = int(shift * block)
+    # Two strata more on each side: strata are cut at the shard's bounds at the end.
     first = int((shard.start + begin) // block * rate - offset) - 2
     last = int((shard.stop + begin) // block * rate - offset) + 2
-    edge = torch.arange(first, last + 1, device=device)
-    # In float64, which tells 2^31 classes and more apart.
-    start = ((edge.double() + offset) / rate).floor().long()
-    place = uniform(edge[:-1], key_of(seed, step, 1))
+    stratum = torch.arange(first, last + 1, device=device)
+    # float64: float32 cannot distinguish neighbors among more than 2^24 classes.
+    start = ((stratum.double() + offset) / rate).floor().long()
+    place = uniform(stratum[:-1], key_of(seed, step, 1))
     drawn = start[:-1] + (place * start.diff()).long()
     classes = (drawn[:, None] * block - begin + torch.arange(block, device=device)).flatten()
     return classes[(classes >= shard.start) & (classes < shard.stop)]
 
 
-class Sampler:
-    """Draws the classes of each step for one shard, and remembers them until the step has come."""
-
-    def __init__(
-        self, shard: ClassShard, rate: float, *, block: int, seed: int, device: torch.device
-    ) -> None:
-        self._shard, self._rate, self._block, self._seed, self._device = shard, rate, block, seed, device
-        self._draws: dict[int, Tensor] = {}
-
-    def drawn(self, step: int) -> Tensor:
-        """Return the classes that a step draws, whatever its batch: counted from the shard's start."""
-        if step not in self._draws:
-            drawn = drawn_classes(
-                self._shard, self._rate, seed=self._seed, step=step, block=self._block, device=self._device
-            )
-            self._draws = {known: rows for known, rows in self._draws.items() if known == step - 1}
-            self._draws[step] = drawn - self._shard.start
-        return self._draws[step]
-
-
 @dataclass(frozen=True)
 class SampledClasses:
-    """The classes of this rank that take part in a step."""
+    """Classes of this rank that take part in a step."""
 
     tables: RowTables
     index_S: Tensor | None
-    """Their rows in these tables; None: all rows."""
+    """Their rows in `tables`; None: all rows."""
     class_S: Tensor | None
-    """Which they are, counted from the shard's start; None: all classes."""
-    place_G: Tensor
-    """Where among them each sample's own class is, or −1: on another rank."""
+    """The classes, counted from the shard's start; None: all classes."""
+    position_G: Tensor
+    """Position of each sample's target class among the S; −1 if the class is on another rank."""
 
 
 class ClassSampler:
-    """Takes all classes of a shard, or a step's sample of them: where they lie, or copied to the device."""
+    """Selects the classes of each step: a sample with the batch's classes in it, or all classes of the shard.
+
+    With `prefetch`, the rows of sampled classes are copied to the device one step ahead.
+    """
 
     def __init__(
         self,
@@ -93,43 +79,60 @@ class ClassSampler:
         sample_rate: float,
         sample_block: int,
         seed: int,
-        staged: bool,
+        prefetch: bool,
     ) -> None:
         self._tables, self._shard = tables, shard
-        self._stage = Stage(tables, device) if staged and sample_rate < 1 else None
-        self._sampler: Sampler | None = None
-        if sample_rate < 1:
-            where = device if self._stage is None else torch.device("cpu")
-            self._sampler = Sampler(shard, sample_rate, block=sample_block, seed=seed, device=where)
+        self._rate, self._block, self._seed = sample_rate, sample_block, seed
+        self._prefetcher = RowPrefetcher(tables, device) if prefetch and sample_rate < 1 else None
+        self._draw_device = device if self._prefetcher is None else torch.device("cpu")
+        self._draws: dict[int, Tensor] = {}
+        """Draws of the last step and the next one, by step."""
 
-    def choose(self, label_G: Tensor, step: int) -> SampledClasses:
-        """Find the classes that take part in a step with these labels (int64, of the whole head)."""
-        here_G = (label_G >= self._shard.start) & (label_G < self._shard.stop)
-        local_G = torch.where(here_G, label_G - self._shard.start, -1)
-        if self._sampler is None:
+    def sample(self, label_G: Tensor, step: int) -> SampledClasses:
+        """Return the classes that take part in a step with these labels (int64, of the whole head)."""
+        is_local_G = (label_G >= self._shard.start) & (label_G < self._shard.stop)
+        local_G = torch.where(is_local_G, label_G - self._shard.start, -1)
+        if self._rate >= 1:
             return SampledClasses(self._tables, None, None, local_G)
-        drawn = self._sampler.drawn(step)
-        if self._stage is not None:
-            return self._bring(drawn, self._sampler.drawn(step + 1), local_G)
-        class_S = torch.cat([drawn, local_G[here_G]]).unique()
+        drawn = self._drawn(step)
+        if self._prefetcher is not None:
+            return self._prefetched(self._prefetcher, drawn, self._drawn(step + 1), local_G)
+        class_S = torch.cat([drawn, local_G[is_local_G]]).unique()
         self._tables.read_ahead(class_S)
-        place_G = torch.searchsorted(class_S, local_G)
-        return SampledClasses(self._tables, class_S, class_S, torch.where(here_G, place_G, -1))
+        position_G = torch.searchsorted(class_S, local_G)
+        return SampledClasses(self._tables, class_S, class_S, torch.where(is_local_G, position_G, -1))
 
-    def settle(self) -> None:
-        """Wait until all rows are where they belong."""
-        if self._stage is not None:
-            self._stage.settle()
+    def flush(self) -> None:
+        """Wait until all changed rows are written to the tables."""
+        if self._prefetcher is not None:
+            self._prefetcher.flush()
 
-    def _bring(self, drawn: Tensor, next_drawn: Tensor, local_G: Tensor) -> SampledClasses:
-        assert self._stage is not None
-        here_G = local_G >= 0
-        positive = local_G[here_G].unique().cpu()
+    def _drawn(self, step: int) -> Tensor:
+        """Return the classes that a step draws without knowing its batch, counted from the shard's start."""
+        if step not in self._draws:
+            drawn = draw_classes(
+                self._shard,
+                self._rate,
+                seed=self._seed,
+                step=step,
+                block=self._block,
+                device=self._draw_device,
+            )
+            self._draws = {known: rows for known, rows in self._draws.items() if known == step - 1}
+            self._draws[step] = drawn - self._shard.start
+        return self._draws[step]
+
+    @staticmethod
+    def _prefetched(
+        prefetcher: RowPrefetcher, drawn: Tensor, next_drawn: Tensor, local_G: Tensor
+    ) -> SampledClasses:
+        is_local_G = local_G >= 0
+        positive = local_G[is_local_G].unique().cpu()
         added = positive[~torch.isin(positive, drawn, assume_unique=True)]
-        class_S, tables = self._stage.enter(drawn, added, next_drawn)
+        class_S, tables = prefetcher.step_rows(drawn, added, next_drawn)
         class_S = class_S.to(local_G.device)
-        # What was drawn is ascending, and so is what the batch added behind it, but not both together.
+        # Drawn and added classes are ascending, but the added ones follow the drawn ones.
         order_S = class_S.argsort()
         found_G = torch.searchsorted(class_S, local_G, sorter=order_S).clamp_max(len(class_S) - 1)
-        place_G = order_S[found_G] if len(class_S) else local_G
-        return SampledClasses(tables, None, class_S, torch.where(here_G, place_G, -1))
+        position_G = order_S[found_G] if len(class_S) else local_G
+        return SampledClasses(tables, None, class_S, torch.where(is_local_G, position_G, -1))

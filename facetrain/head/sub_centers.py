@@ -1,6 +1,6 @@
-"""Sub-centers: which of a class's centers its images choose, and the end of those that noise has chosen."""
+"""Sub-centers: counts of the images nearest to each, and removal of those that are not dominant."""
 
-# G gathered batch   K this rank's classes   N sub-centers of a class
+# G gathered batch   K this rank's classes   N sub-centers of a class   S sampled of K
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ import math
 import torch
 from torch import Tensor
 
-from facetrain.head.target import TargetClass, rows_of
+from facetrain.head.target import TargetClass, target_rows
 
 
 class SubCenters:
-    """Counts the images that were nearest to each sub-center, and drops all but the dominant one.
+    """Counts the images nearest to each sub-center, and drops all but the dominant one from a given step on.
 
     Deng et al., "Sub-center ArcFace" (ECCV 2020, section 3.3): clean images of an identity gather at one
-    sub-center, wrong ones at the others. When the network tells them apart, sub-centers that are not
-    dominant are dropped, and images further than an angle (75° there) from the dominant one are left
-    out. There that makes a cleaned dataset for a second training; here the same training goes on.
+    sub-center, mislabeled ones at the others. When the network can separate them, sub-centers that are not
+    dominant are dropped, and images further than an angle (75° in the paper) from the dominant one are left
+    out of the loss. The paper cleans the dataset that way for a second training; here the same training continues.
     """
 
     def __init__(
         self,
         num_classes: int,
-        count: int,
+        sub_centers: int,
         device: torch.device,
         *,
         drop_from_step: int | None = None,
         drop_angle: float = 180.0,
     ) -> None:
         self._drop_from_step, self._drop_angle = drop_from_step, drop_angle
-        self._hits_KN = torch.zeros(num_classes, count, device=device) if count > 1 else None
-        self._dominant: Tensor | None = None
+        self._hits_KN = torch.zeros(num_classes, sub_centers, device=device) if sub_centers > 1 else None
+        self._dominant_K: Tensor | None = None
         self.least_cos = -1.0
-        """Cosine to the own center below which an image is left out."""
+        """Images with a smaller target cosine are left out of the loss."""
 
     def begin_step(self, step: int) -> None:
-        """Drop what is to be dropped from this step on; a pure function of the step and the counts."""
+        """Drop sub-centers if the step has come. The result depends only on the step and the counts."""
         if self._drop_from_step is None or step < self._drop_from_step:
             return
         self.least_cos = math.cos(math.radians(self._drop_angle))
-        if self._hits_KN is not None and self._dominant is None:
-            self._dominant = self._hits_KN.argmax(1)
+        if self._hits_KN is not None and self._dominant_K is None:
+            self._dominant_K = self._hits_KN.argmax(1)
 
     def dominant_of(self, class_S: Tensor | None) -> Tensor | None:
-        """Return which sub-center is left of these classes (None: of all), int64; None: all are left."""
-        return self._dominant if self._dominant is None or class_S is None else self._dominant[class_S]
+        """Return the remaining sub-center of each class (`class_S` None: of all), int64; None: none was dropped."""
+        return self._dominant_K if self._dominant_K is None or class_S is None else self._dominant_K[class_S]
 
-    def count(self, own: TargetClass, index_S: Tensor | None, finite: Tensor) -> None:
-        """Count each image of this rank's classes at the sub-center it was nearest to."""
-        if self._hits_KN is None or self._dominant is not None:
+    def count(self, target: TargetClass, class_S: Tensor | None, finite: Tensor) -> None:
+        """Count each image of this rank's classes for its nearest sub-center, unless the loss is not finite."""
+        if self._hits_KN is None or self._dominant_K is not None:
             return
-        if not len(self._hits_KN if index_S is None else index_S):
+        if not len(self._hits_KN if class_S is None else class_S):
             return
-        index_G = rows_of(own.place_G, index_S) * self._hits_KN.shape[1] + own.nearest_G
-        # Images of other ranks' classes add 0 to some count.
-        self._hits_KN.view(-1).index_add_(0, index_G, (own.here_G & finite).to(self._hits_KN.dtype))
+        index_G = target_rows(target.position_G, class_S) * self._hits_KN.shape[1] + target.nearest_G
+        # Images of other ranks' classes add 0 to an arbitrary count.
+        self._hits_KN.view(-1).index_add_(0, index_G, (target.is_local_G & finite).to(self._hits_KN.dtype))
 
     def row_state(self) -> dict[str, Tensor]:
         """Return the counts, one row per class, for a checkpoint."""

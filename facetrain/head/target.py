@@ -1,6 +1,6 @@
-"""Each sample's own class: found first, in full precision, and kept out of the chunks of the others."""
+"""Target class of each sample: its center, its cosine in full precision, and the margin on it."""
 
-# G gathered batch   D embedding   K this rank's classes   N sub-centers of a class
+# G gathered batch   D embedding   K this rank's classes   S sampled of K   N sub-centers of a class
 
 from __future__ import annotations
 
@@ -16,64 +16,70 @@ from facetrain.head.margins import Margin, TargetCosine
 
 @dataclass(frozen=True)
 class TargetClass:
-    """What a step needs of the own classes; those of other ranks hold zeros."""
+    """Target classes of the gathered batch; entries of samples whose class is on another rank have no meaning."""
 
-    place_G: Tensor
-    """Row among the classes that take part, or −1: on another rank."""
-    here_G: Tensor
+    position_G: Tensor
+    """Position of the target class among the S classes that take part; −1 if it is on another rank."""
+    is_local_G: Tensor
+    """True if this rank holds the target class."""
     nearest_G: Tensor
-    """Which of the class's sub-centers is nearest; 0 where each class has one."""
+    """Nearest sub-center of the target class; 0 with one center per class."""
     cos_G: Tensor
-    """Before the margin; of all ranks where the margin sees the batch."""
+    """Target cosine before the margin; 0 if it is on another rank, unless the margin needs all of them."""
     center_GD: Tensor
-    """Of unit length."""
-    inverse_G: Tensor
+    """Target center, of unit length; zeros if it is on another rank."""
+    inverse_norm_G: Tensor
     """1 / |w| of that center."""
-    target: TargetCosine
-    """After the margin."""
+    with_margin: TargetCosine
 
     def columns(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Whether the own class lies in [start, stop), and in which column (any, if it does not)."""
-        inside_G = (self.place_G >= start) & (self.place_G < stop)
-        return inside_G, (self.place_G - start).clamp(0, stop - start - 1)
+        """Return whether the target class is in positions [start, stop), and its column there (any, if it is not)."""
+        inside_G = (self.position_G >= start) & (self.position_G < stop)
+        return inside_G, (self.position_G - start).clamp(0, stop - start - 1)
 
 
-def rows_of(place_G: Tensor, index_S: Tensor | None) -> Tensor:
-    """Return the rows of the table where the own classes are; of those on other ranks, any row."""
-    place_G = place_G.clamp_min(0)
-    return place_G if index_S is None else index_S[place_G]
+def target_rows(position_G: Tensor, index_S: Tensor | None) -> Tensor:
+    """Return the table's row of each target class; an arbitrary row for classes on other ranks."""
+    position_G = position_G.clamp_min(0)
+    return position_G if index_S is None else index_S[position_G]
 
 
 def find_target(
     unit_GD: Tensor,
     norm_G: Tensor | None,
-    place_G: Tensor,
+    position_G: Tensor,
     index_S: Tensor | None,
     weight: RowTable,
-    dominant: Tensor | None,
+    dominant_K: Tensor | None,
     margin: Margin,
 ) -> TargetClass:
-    """Compare each embedding with its own class's center, and apply the margin.
+    """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
-    With sub-centers the nearest counts, or the dominant one (`dominant`: (K,) int64) where it is known.
-    Collective where the margin sees the batch: a number per sample then tells all ranks every own cosine.
+    With sub-centers the nearest one is the target center, or the one in `dominant_K` (int64) if that is given.
+    Collective if the margin needs all target cosines: an all-reduce of one number per sample.
     """
-    here_G = place_G >= 0
-    center_GD, inverse_G = torch.zeros_like(unit_GD), unit_GD.new_ones(len(unit_GD))
-    cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(place_G)
+    is_local_G = position_G >= 0
+    center_GD, inverse_norm_G = torch.zeros_like(unit_GD), unit_GD.new_ones(len(unit_GD))
+    cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(position_G)
     if len(weight.data if index_S is None else index_S):
-        rows = rows_of(place_G, index_S)
+        rows = target_rows(position_G, index_S)
         weight_GND = weight.fetch(rows).to(unit_GD.dtype).unflatten(1, (-1, unit_GD.shape[1]))
         inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()
         cos_GN = torch.einsum("gd,gnd->gn", unit_GD, weight_GND) * inverse_GN
-        nearest_G = cos_GN.argmax(1) if dominant is None else dominant[rows]
-        each = torch.arange(len(unit_GD), device=unit_GD.device), nearest_G
-        inverse_G = inverse_GN[each]
-        center_GD = torch.where(here_G[:, None], weight_GND[each] * inverse_G[:, None], 0)
-        cos_G = torch.where(here_G, cos_GN[each].clamp(-1, 1), 0)
+        nearest_G = cos_GN.argmax(1) if dominant_K is None else dominant_K[rows]
+        nearest = torch.arange(len(unit_GD), device=unit_GD.device), nearest_G
+        inverse_norm_G = inverse_GN[nearest]
+        center_GD = torch.where(is_local_G[:, None], weight_GND[nearest] * inverse_norm_G[:, None], 0)
+        cos_G = torch.where(is_local_G, cos_GN[nearest].clamp(-1, 1), 0)
     if margin.needs_all_target_cosines:
         cos_G = collectives.sum_(cos_G)
     margin.update_averages(norm_G, cos_G)
     return TargetClass(
-        place_G, here_G, nearest_G, cos_G, center_GD, inverse_G, target=margin.apply(cos_G, norm_G)
+        position_G,
+        is_local_G,
+        nearest_G,
+        cos_G,
+        center_GD,
+        inverse_norm_G,
+        with_margin=margin.apply(cos_G, norm_G),
     )

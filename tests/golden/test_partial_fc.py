@@ -34,7 +34,7 @@ def test_our_oracle_gives_the_peers_logits(name, threshold):
 class KeepsGradient(MarginHead):
     """A head that keeps its gradient instead of stepping by it."""
 
-    def _update_now(self, rows, gradient, finite):
+    def _update_chunk(self, rows, gradient, finite):
         self.gradient = getattr(self, "gradient", torch.zeros_like(self.weight.data))
         self.gradient[rows] = gradient.to(self.weight.data.dtype)
 

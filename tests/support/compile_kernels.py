@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for GPUs that need not be there, and prints what the machine code uses."""
+"""Compiles the Triton kernels for A100, H100 and H200 without a GPU, and prints what the machine code uses."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from triton.compiler import ASTSource
 from facetrain.head.kernels import margin_softmax as softmax
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
-"""Compute capability -> shared memory of a block: A100, H100 and H200."""
+"""Compute capability -> shared memory of a thread block: A100, then H100 and H200."""
 TYPES = {
-    "parts": "*fp32",
+    "splits": "*fp32",
     "log_total": "*fp32",
-    "inverse": "*fp32",
-    "own": "*i64",
+    "inverse_norm": "*fp32",
+    "target": "*i64",
     "scale": "fp32",
     "limit": "fp32",
 }
@@ -23,7 +23,7 @@ FACTORS = ("slope", "embedding", "center")
 
 
 def compile_for(kernel, capability: int, columns: int) -> dict[str, int]:
-    """Compile a kernel with bfloat16 factors, as a head on that device launches it."""
+    """Compile a kernel with bfloat16 factors and the options with which the head launches it on that device."""
     constants = {"filtered": True, "BG": 128, "BC": columns, "BD": 64}
     names = kernel.arg_names
     types = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.sampling import drawn_classes
+from facetrain.head.sampling import draw_classes
 
 
 def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
@@ -39,7 +39,7 @@ def dense_loss(
 
 def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:
     """Classes of a shard that take part in a step: the batch's (`positive`), and those drawn; ascending."""
-    return torch.cat([drawn_classes(shard, rate, seed=seed, step=step) - shard.start, positive]).unique()
+    return torch.cat([draw_classes(shard, rate, seed=seed, step=step) - shard.start, positive]).unique()
 
 
 MARGINS = {

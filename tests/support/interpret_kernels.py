@@ -1,4 +1,4 @@
-"""Compares the Triton kernels with float64, and prints the errors. Run with TRITON_INTERPRET=1, or on a GPU."""
+"""Compares the Triton kernels with float64 and prints the errors. Run it with TRITON_INTERPRET=1, or on a GPU."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tests.support.dense_head import MARGINS
 from tests.support.heads import make_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# The interpreter multiplies bfloat16 as if its bits were whole numbers; a GPU does not.
+# Triton's interpreter multiplies the bit patterns of bfloat16 numbers as integers; a GPU does not.
 NARROW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 
 
@@ -22,35 +22,35 @@ def on_device(*tensors):
 
 
 def kernel_errors(rows, classes, size, dtype, scale, threshold):
-    """Return the errors of both kernels; sizes are no multiples of the tiles."""
+    """Return the errors of both kernels. Sizes are not multiples of the tiles."""
     torch.manual_seed(rows + classes)
     unit = F.normalize(torch.randn(rows, size)).to(dtype)
     weight = (torch.randn(classes, size) * torch.rand(classes, 1)).to(dtype)
     inverse = 1 / weight.double().norm(dim=1)
-    own = torch.randint(-classes, classes, (rows,)).clamp_min(-1)
+    target = torch.randint(-classes, classes, (rows,)).clamp_min(-1)
     logit = unit.double() @ weight.double().T * inverse * scale
     trusted = logit <= threshold * scale if threshold else torch.ones_like(logit, dtype=torch.bool)
     logit = torch.where(trusted, logit, 0.0)
-    here = own >= 0
-    logit[here, own[here]] = -math.inf
-    # What other chunks had before: nothing for some samples.
+    is_local = target >= 0
+    logit[is_local, target[is_local]] = -math.inf
+    # Statistics of earlier chunks; empty for every third sample.
     before = torch.stack([torch.randn(rows).mul(5), torch.rand(rows)])
     before[:, ::3] = torch.tensor([[-math.inf], [0.0]])
     log_total = torch.logaddexp(torch.logsumexp(logit, 1), before[0].double() + before[1].double().log())
     slope = torch.where(trusted, (logit - log_total[:, None]).exp(), 0.0) * inverse
     options = {"scale": scale, "threshold": threshold}
     given = on_device(unit, weight)
-    options |= dict(zip(("inverse_C", "own_G"), on_device(inverse.float(), own), strict=True))
-    part = add_statistics(before.to(DEVICE), *given, **options)
+    options |= dict(zip(("inverse_norm_C", "target_G"), on_device(inverse.float(), target), strict=True))
+    statistics = add_statistics(before.to(DEVICE), *given, **options)
     found = slopes(log_total.float().to(DEVICE), *given, **options)
     return {
-        "log_total": (part[1].log() + part[0]).cpu().double().sub(log_total).abs().max().item(),
+        "log_total": (statistics[1].log() + statistics[0]).cpu().double().sub(log_total).abs().max().item(),
         "slopes": ((found.cpu().double() - slope).abs().max() / slope.abs().max()).item(),
     }
 
 
 def head_errors(margin, rate):
-    """Return how far training on the kernels is from training without, in float32."""
+    """Return the largest relative differences between training with the kernels and without, in float32."""
     results = []
     for fused in (False, True):
         head = make_head(
@@ -77,14 +77,14 @@ def head_errors(margin, rate):
 
 
 def at_the_end(cosine, scale):
-    """Return log Σ exp of 150 equal logits at an end of the range, and what it must be."""
+    """Return log Σ exp of 150 equal logits at an end of the range of cosines, and its exact value."""
     direction = F.normalize(torch.ones(1, 16))
     unit, weight = direction.expand(20, 16).contiguous(), (cosine * direction).expand(150, 16).contiguous()
-    part = torch.stack([torch.full((20,), -math.inf), torch.zeros(20)])
-    options = {"scale": scale, "threshold": 0.0, "inverse_C": torch.ones(150, device=DEVICE)}
-    given = on_device(part, unit, weight)
-    part = add_statistics(*given, own_G=torch.full((20,), -1, device=DEVICE), **options)
-    return (part[1].log() + part[0])[0].item(), cosine * scale + math.log(150)
+    empty = torch.stack([torch.full((20,), -math.inf), torch.zeros(20)])
+    options = {"scale": scale, "threshold": 0.0, "inverse_norm_C": torch.ones(150, device=DEVICE)}
+    given = on_device(empty, unit, weight)
+    statistics = add_statistics(*given, target_G=torch.full((20,), -1, device=DEVICE), **options)
+    return (statistics[1].log() + statistics[0])[0].item(), cosine * scale + math.log(150)
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Kernels in Triton, imported only where they run."""
+"""Triton kernels of the head, imported only where they run."""

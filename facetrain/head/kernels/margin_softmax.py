@@ -1,12 +1,12 @@
-"""The cosine product with margin-softmax in one kernel: logits live in registers, and never in memory.
+"""Triton kernels that fuse the cosine product with the softmax: logits stay in registers.
 
-Both kernels compute the same tile of logits, z = s·e·w/|w|, by tensor cores with float32 sums. The first
+Both kernels compute the same tile of logits, z = s·e·w/|w|, on tensor cores with float32 sums. The first
 reduces it to each sample's largest logit and Σ exp(z − largest), as online softmax does (Milakov and
-Gimelshein, arXiv 1805.02867); the second turns it into the derivative exp(z − log Σ exp z)/|w|, the factor of
-the two products of the backward pass, which the vendor's matrix library computes.
+Gimelshein, arXiv 1805.02867). The second turns it into the derivative exp(z − log Σ exp z)/|w|, the factor of
+the two matrix products of the backward pass, which cuBLAS computes.
 """
 
-# G gathered batch   D embedding   C a chunk of classes   P splits of the C, each reduced by a program of its own
+# G gathered batch   D embedding   C classes of a chunk   P splits of the C; one program reduces each
 
 from __future__ import annotations
 
@@ -19,58 +19,61 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS, _DEPTH = 128, 64
-"""Of a program's tile: samples, and numbers of an embedding at a time."""
+"""Tile of a program: samples, and numbers of an embedding per product."""
 _WARPS, _STAGES = 8, 3
 
 
 def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels can be built and started: Triton wants a C compiler and Python's headers besides the GPU.
+    """Return whether the kernels can be compiled and launched; warn with the reason if not.
 
-    Says why not, by a warning.
+    Besides a GPU, Triton needs a C compiler and Python's headers, which a container may lack.
     """
     factor_CD = torch.ones(_ROWS, _DEPTH, dtype=dtype, device=device)
-    one_C, own_G = torch.ones(_ROWS, device=device), torch.arange(_ROWS, device=device)
-    options: dict[str, Any] = {"inverse_C": one_C, "own_G": own_G, "scale": 1.0, "threshold": 0.0}
+    one_C, target_G = torch.ones(_ROWS, device=device), torch.arange(_ROWS, device=device)
+    options: dict[str, Any] = {"inverse_norm_C": one_C, "target_G": target_G, "scale": 1.0, "threshold": 0.0}
     try:
         add_statistics(torch.stack([one_C, one_C]), factor_CD, factor_CD, **options)
         slopes(one_C, factor_CD, factor_CD, **options)
-    except Exception as error:  # Triton's own, the compiler's, the driver's
-        said = " ".join(str(error).split())[:200]
-        warnings.warn(f"the head runs without its kernels, and slower: {said}", stacklevel=2)
+    except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
+        reason = " ".join(str(error).split())[:200]
+        warnings.warn(
+            f"the head's Triton kernels cannot run, so it uses slower PyTorch operations: {reason}",
+            stacklevel=2,
+        )
         return False
     return True
 
 
 def add_statistics(
-    part_2G: Tensor,
+    statistics_2G: Tensor,
     factor_GD: Tensor,
     factor_CD: Tensor,
     *,
-    inverse_C: Tensor,
-    own_G: Tensor,
+    inverse_norm_C: Tensor,
+    target_G: Tensor,
     scale: float,
     threshold: float,
 ) -> Tensor:
-    """Return the largest logit and Σ exp(logit − largest) of each sample, this chunk's added; float32 (2, G).
+    """Return each sample's largest logit and Σ exp(logit − largest) with this chunk added; float32 (2, G).
 
-    `own_G` is the column of a sample's own class, which is left out, or −1; int64. A logit above
-    `threshold`·`scale` counts as 0; a threshold of 0 switches that off. Deterministic: each split is reduced
-    in order, and the splits are joined in order.
+    `target_G` (int64) is the column of a sample's target class, which is left out, or −1. A logit above
+    `threshold`·`scale` counts as 0; a threshold of 0 disables that. The result is deterministic: each split is
+    reduced in order, and the splits are joined in order.
     """
     tile = _tile(factor_GD, threshold)
     tiles = triton.cdiv(len(factor_CD), tile["BC"])
     splits = min(tiles, _splits(factor_GD.device, triton.cdiv(len(factor_GD), _ROWS)))
-    parts_P2G = factor_GD.new_empty((splits, 2, len(factor_GD)), dtype=torch.float32)
+    splits_P2G = factor_GD.new_empty((splits, 2, len(factor_GD)), dtype=torch.float32)
     _statistics[(triton.cdiv(len(factor_GD), _ROWS), splits)](
-        parts_P2G,
-        *_inputs(factor_GD, factor_CD, inverse_C, own_G, scale, threshold),
+        splits_P2G,
+        *_inputs(factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold),
         triton.cdiv(tiles, splits),
         **tile,
     )
-    largest_G = torch.maximum(part_2G[0], parts_P2G[:, 0].amax(0))
+    largest_G = torch.maximum(statistics_2G[0], splits_P2G[:, 0].amax(0))
     base_G = largest_G.clamp_min(torch.finfo(torch.float32).min)
-    total_G = part_2G[1] * (part_2G[0] - base_G).exp()
-    total_G += (parts_P2G[:, 1] * (parts_P2G[:, 0] - base_G).exp()).sum(0)
+    total_G = statistics_2G[1] * (statistics_2G[0] - base_G).exp()
+    total_G += (splits_P2G[:, 1] * (splits_P2G[:, 0] - base_G).exp()).sum(0)
     return torch.stack([largest_G, total_G])
 
 
@@ -79,36 +82,41 @@ def slopes(
     factor_GD: Tensor,
     factor_CD: Tensor,
     *,
-    inverse_C: Tensor,
-    own_G: Tensor,
+    inverse_norm_C: Tensor,
+    target_G: Tensor,
     scale: float,
     threshold: float,
 ) -> Tensor:
-    """Return exp(logit − log_total)/|w| of each pair, 0 for own and filtered classes; (G, C), of the factors' dtype."""
+    """Return exp(logit − log_total)/|w| of each pair, 0 for target and filtered classes; (G, C), factors' dtype."""
     slope_GC = factor_GD.new_empty((len(factor_GD), len(factor_CD)))
     tile = _tile(factor_GD, threshold)
     _slopes[triton.cdiv(len(factor_GD), _ROWS), triton.cdiv(len(factor_CD), tile["BC"])](
         slope_GC,
         log_total_G,
-        *_inputs(factor_GD, factor_CD, inverse_C, own_G, scale, threshold),
+        *_inputs(factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold),
         **tile,
     )
     return slope_GC
 
 
 def _inputs(
-    factor_GD: Tensor, factor_CD: Tensor, inverse_C: Tensor, own_G: Tensor, scale: float, threshold: float
+    factor_GD: Tensor,
+    factor_CD: Tensor,
+    inverse_norm_C: Tensor,
+    target_G: Tensor,
+    scale: float,
+    threshold: float,
 ) -> tuple[object, ...]:
     sizes = len(factor_GD), len(factor_CD), factor_GD.shape[1]
     factors = factor_GD.contiguous(), factor_CD.contiguous()
-    return (*factors, inverse_C, own_G, *sizes, scale, threshold * scale)
+    return (*factors, inverse_norm_C, target_G, *sizes, scale, threshold * scale)
 
 
 def _tile(factor_GD: Tensor, threshold: float) -> dict[str, Any]:
     device = factor_GD.device
-    # From Hopper on, four warps together multiply a tile of twice the width.
+    # On Hopper and later, four warps together multiply a tile of twice the width (wgmma).
     wide = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    # A product of fewer than 16 numbers is below what tensor cores take.
+    # Tensor cores need products of at least 16 numbers.
     depth = min(_DEPTH, max(triton.next_power_of_2(factor_GD.shape[1]), 16))
     return {
         "filtered": threshold > 0,
@@ -121,20 +129,20 @@ def _tile(factor_GD: Tensor, threshold: float) -> dict[str, Any]:
 
 
 def _splits(device: torch.device, rows: int) -> int:
-    """Return into how many parts to split the classes, so that every processor of the device has work."""
+    """Return the number of splits of the classes that gives every multiprocessor of the device work."""
     if device.type != "cuda":
         return 2
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(2 * int(processors) // rows, 1)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(2 * int(multiprocessors) // rows, 1)
 
 
 @triton.jit
 def _logits(
-    embedding, center, inverse, own, row, column, G, C, D, scale, limit,
+    embedding, center, inverse_norm, target, row, column, G, C, D, scale, limit,
     filtered: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of logits: −∞ where the class is the sample's own or past the end, 0 where it is filtered."""
-    # Rows of the embeddings and of the chunk, times D, fit into 32 bits: both are smaller than a chunk's logits.
+    """Return a tile of logits: −∞ for the target class and past the end, 0 for a filtered class."""
+    # 32 bits suffice for offsets into the embeddings, which are smaller than a chunk's logits (2^26).
     sums = tl.zeros((BG, BC), dtype=tl.float32)
     for start in range(0, D, BD):
         depth = start + tl.arange(0, BD)
@@ -149,19 +157,19 @@ def _logits(
             other=0.0,
         )
         sums = tl.dot(e, tl.trans(w), sums, input_precision="ieee")
-    inverse_norm = tl.load(inverse + column, mask=column < C, other=0.0)
-    logit = sums * (inverse_norm * scale)[None, :]
+    inverse = tl.load(inverse_norm + column, mask=column < C, other=0.0)
+    logit = sums * (inverse * scale)[None, :]
     trusted = logit <= limit
     if filtered:
         logit = tl.where(trusted, logit, 0.0)
-    own_column = tl.load(own + row, mask=row < G, other=-1)
-    other = (column[None, :] < C) & (column[None, :] != own_column[:, None])
-    return tl.where(other, logit, float("-inf")), trusted, inverse_norm
+    target_column = tl.load(target + row, mask=row < G, other=-1)
+    other = (column[None, :] < C) & (column[None, :] != target_column[:, None])
+    return tl.where(other, logit, float("-inf")), trusted, inverse
 
 
 @triton.jit
 def _statistics(
-    parts, embedding, center, inverse, own, G, C, D, scale, limit, tiles_per_split,
+    splits, embedding, center, inverse_norm, target, G, C, D, scale, limit, tiles_per_split,
     filtered: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BG + tl.arange(0, BG)
@@ -171,30 +179,30 @@ def _statistics(
     for tile in range(split * tiles_per_split, (split + 1) * tiles_per_split):
         column = tile * BC + tl.arange(0, BC)
         logit, _, _ = _logits(
-            embedding, center, inverse, own, row, column, G, C, D, scale, limit, filtered, BG, BC, BD
+            embedding, center, inverse_norm, target, row, column, G, C, D, scale, limit, filtered, BG, BC, BD
         )
         larger = tl.maximum(largest, tl.max(logit, axis=1))
-        # −∞ − −∞ is not a number: where there is no class yet, any base does.
+        # −∞ − −∞ would be NaN: before the first class, any finite base works.
         base = tl.where(larger == float("-inf"), 0.0, larger)
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(logit - base[:, None]), axis=1)
         largest = larger
-    out = parts + split * 2 * G + row
+    out = splits + split * 2 * G + row
     tl.store(out, largest, mask=row < G)
     tl.store(out + G, total, mask=row < G)
 
 
 @triton.jit
 def _slopes(
-    slope, log_total, embedding, center, inverse, own, G, C, D, scale, limit,
+    slope, log_total, embedding, center, inverse_norm, target, G, C, D, scale, limit,
     filtered: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BG + tl.arange(0, BG)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
-    logit, trusted, inverse_norm = _logits(
-        embedding, center, inverse, own, row, column, G, C, D, scale, limit, filtered, BG, BC, BD
+    logit, trusted, inverse = _logits(
+        embedding, center, inverse_norm, target, row, column, G, C, D, scale, limit, filtered, BG, BC, BD
     )
     normalizer = tl.load(log_total + row, mask=row < G, other=0.0)
-    value = tl.exp(logit - normalizer[:, None]) * inverse_norm[None, :]
+    value = tl.exp(logit - normalizer[:, None]) * inverse[None, :]
     if filtered:
         value = tl.where(trusted, value, 0.0)
     tl.store(

@@ -7,7 +7,7 @@ import torch
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.class_shard import ClassShard, shard_classes
 from facetrain.head.margins import CombinedMargin
-from facetrain.head.sampling import drawn_classes
+from facetrain.head.sampling import draw_classes
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.heads import make_head
 
@@ -171,7 +171,7 @@ def test_labels_up_to_two_to_the_31_find_their_own_centers():
 def test_every_class_is_drawn_as_often_as_the_rate_says(rate, block):
     hits, steps = torch.zeros(1000), 2000
     for step in range(steps):
-        drawn = drawn_classes(ClassShard(0, 1000), rate, seed=1, step=step, block=block)
+        drawn = draw_classes(ClassShard(0, 1000), rate, seed=1, step=step, block=block)
         assert (drawn.diff() > 0).all()
         assert len(drawn) == pytest.approx(1000 * rate, abs=2 * block)
         hits[drawn] += 1
@@ -183,9 +183,9 @@ def test_every_class_is_drawn_as_often_as_the_rate_says(rate, block):
 def test_classes_past_two_to_the_31_are_drawn_alike_by_any_number_of_ranks(block):
     start = 2**31 - 1000
     options = {"seed": 4, "step": 7, "block": block}
-    whole = drawn_classes(ClassShard(start, start + 3000), 0.01, **options)
+    whole = draw_classes(ClassShard(start, start + 3000), 0.01, **options)
     edges = [start, start + 997, start + 2005, start + 3000]
-    parts = [drawn_classes(ClassShard(a, b), 0.01, **options) for a, b in itertools.pairwise(edges)]
+    parts = [draw_classes(ClassShard(a, b), 0.01, **options) for a, b in itertools.pairwise(edges)]
     assert torch.equal(torch.cat(parts), whole)
     assert (whole.diff() > 0).all() and 30 - 2 * block <= len(whole) <= 30 + 2 * block
 
@@ -193,7 +193,7 @@ def test_classes_past_two_to_the_31_are_drawn_alike_by_any_number_of_ranks(block
 def test_classes_of_a_block_are_drawn_together_and_not_always_the_same_ones():
     apart = set()
     for step in range(50):
-        drawn = drawn_classes(ClassShard(0, 10_000), 0.01, seed=1, step=step, block=8)
+        drawn = draw_classes(ClassShard(0, 10_000), 0.01, seed=1, step=step, block=8)
         assert (drawn.diff() == 1).float().mean() > 0.8
         apart.update((drawn[:-1][drawn.diff() > 1] % 8).tolist())
     assert apart == set(range(8))

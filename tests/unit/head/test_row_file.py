@@ -32,8 +32,8 @@ def fill(file):
 def test_rows_that_were_written_through_the_mapping_are_taken_by_calls(file):
     content, near = fill(file), tables_like(file, len(INDEX), room=2)
     beyond = {name: table[len(INDEX) :].clone() for name, table in near.items()}
-    file.let_go()
-    file.take(INDEX, near)
+    file.release_pages()
+    file.read_rows(INDEX, near)
     for name, table in near.items():
         assert torch.equal(table[: len(INDEX)], content[name][INDEX])
         assert torch.equal(table[len(INDEX) :], beyond[name])
@@ -42,7 +42,7 @@ def test_rows_that_were_written_through_the_mapping_are_taken_by_calls(file):
 def test_rows_that_were_put_by_calls_are_seen_through_the_mapping(file):
     content, order = fill(file), torch.tensor([1, 2, 3, 0, 5, 4])
     near = tables_like(file, len(INDEX))
-    file.put(INDEX[order], near)
+    file.write_rows(INDEX[order], near)
     for name, table in file.tables.items():
         content[name][INDEX[order]] = near[name]
         assert torch.equal(table, content[name])
@@ -52,33 +52,35 @@ def test_runs_longer_than_a_transfer_are_moved_whole(tmp_path):
     file = RowFile(tmp_path / "rows.bin", 10_000, {"weight": (128, torch.float32)})
     near = {"weight": torch.randn(10_000, 128)}
     every = torch.arange(10_000)
-    file.put(every, near)
+    file.write_rows(every, near)
     again = {"weight": torch.zeros(10_000, 128)}
-    file.take(every, again)
+    file.read_rows(every, again)
     assert torch.equal(again["weight"], near["weight"])
     assert torch.equal(file.tables["weight"], near["weight"])
 
 
 def test_no_rows_are_moved_without_a_word(file):
     content, none = fill(file), torch.empty(0, dtype=torch.int64)
-    file.take(none, tables_like(file, 0))
-    file.put(none, tables_like(file, 0))
+    file.read_rows(none, tables_like(file, 0))
+    file.write_rows(none, tables_like(file, 0))
     assert all(torch.equal(table, content[name]) for name, table in file.tables.items())
 
 
 def test_a_file_that_was_cut_is_an_error_that_names_the_row(file, tmp_path):
     path = tmp_path / "rows.bin"
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(RunError, match=rf"rows.bin: row {ROWS - 1} was moved in part; resume"):
-        file.take(INDEX, tables_like(file, len(INDEX)))
+    with pytest.raises(RunError, match=rf"rows.bin: the transfer at row {ROWS - 1} was incomplete; resume"):
+        file.read_rows(INDEX, tables_like(file, len(INDEX)))
 
 
 def test_a_disk_that_takes_no_rows_is_an_error_that_says_how_to_go_on(file):
     near = tables_like(file, len(INDEX))
-    with files_limited_to(0), pytest.raises(RunError, match=r"rows.bin: .*; mend the disk, then resume"):
-        file.put(INDEX, near)
+    with files_limited_to(0), pytest.raises(RunError, match=r"rows.bin: .*; check the disk, then resume"):
+        file.write_rows(INDEX, near)
 
 
 def test_a_disk_without_room_for_the_centers_is_an_error_before_training(tmp_path):
-    with pytest.raises(RunError, match="cannot reserve .* GiB for centers"):
+    with pytest.raises(
+        RunError, match=r"rows.bin: .*; the class centers need .* GiB on this disk; free space"
+    ):
         RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})

@@ -11,7 +11,7 @@ from facetrain.optim.stepper import Stepper
 class CountingHead:
     """A head with nothing to update, that counts what it was told to do."""
 
-    fused = False
+    update_in_backward = False
 
     def __init__(self):
         self.lr = 0.0

@@ -1,4 +1,4 @@
-"""The kernels under Triton's interpreter, which runs them on the CPU, in a process of its own."""
+"""Kernels of the head under Triton's interpreter, which runs them on the CPU, in a separate process."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ from tests.support.command import ROOT, environment
 
 @pytest.fixture(scope="module")
 def found():
-    """What tests.support.interpret_kernels measured: name of a case -> largest errors."""
-    triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")
+    """Output of tests.support.interpret_kernels: name of a case -> largest errors."""
+    triton = pytest.importorskip("triton", reason="needs Triton")
     if triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of Triton 3.6 does not run on NumPy 2.4")
     done = subprocess.run(
@@ -31,18 +31,18 @@ def test_statistics_and_slopes_equal_a_float64_reference(found):
         assert errors["log_total"] < limit and errors["slopes"] < limit, name
 
 
-def test_a_head_on_the_kernels_equals_one_without(found):
+def test_a_head_with_the_kernels_equals_one_without(found):
     for name, errors in found["head"].items():
         assert max(errors.values()) < 1e-5, (name, errors)
 
 
-def test_nothing_overflows_where_every_cosine_is_near_its_end(found):
+def test_nothing_overflows_if_all_cosines_are_1_or_minus_1(found):
     for name, (log_total, expected) in found["ends"].items():
         assert log_total == pytest.approx(expected, rel=1e-6), name
 
 
 def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_and_h100():
-    pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")
+    pytest.importorskip("triton", reason="needs Triton")
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.compile_kernels"],
         env=environment(), cwd=ROOT, capture_output=True, text=True,
@@ -53,7 +53,9 @@ def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_and_h
         assert found["shared_bytes"] <= found["shared_bytes_of_the_device"], name
 
 
-def test_where_the_kernels_cannot_be_launched_the_head_is_told_why():
-    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="Triton is not installed")
-    with pytest.warns(UserWarning, match="without its kernels, and slower: ."):
+def test_if_the_kernels_cannot_be_launched_a_warning_gives_the_reason():
+    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
+    with pytest.warns(
+        UserWarning, match="Triton kernels cannot run, so it uses slower PyTorch operations: ."
+    ):
         assert not kernels.can_launch(torch.device("cpu"), torch.bfloat16)

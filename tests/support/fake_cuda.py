@@ -1,7 +1,8 @@
-"""A GPU that is not there: tensors with a device, a shape and a dtype, but no content.
+"""Fake CUDA device: tensors with a device, a shape and a dtype, but without content.
 
-What mixes devices fails as on a GPU. So does what asks a tensor for its content, for which the host would wait:
-here there is none. Autograd needs a real device: a function's two halves are called one after the other.
+Operations that mix devices fail as they do on a GPU. Reading a tensor's content, for which the host would wait for
+the GPU, fails too, because there is none. Autograd does not run on the fake device: a test calls the forward and the
+backward method of a function itself.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 class Context:
-    """What autograd hands to the halves of a function."""
+    """Stand-in for the `ctx` that autograd passes to a function."""
 
     saved_tensors: tuple[Tensor | None, ...]
     needs_input_grad = (True, True, True)
@@ -27,46 +28,46 @@ class Context:
         self.saved_tensors = tensors
 
 
-class _Copies(TorchDispatchMode):
-    """Lists the copies between host and GPU for whose end the host waits."""
+class _BlockingCopies(TorchDispatchMode):
+    """Records the copies between host and GPU that block the host."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[str] = []
+        self.found: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _COPIES:
-            there, here = result.device.type, args[func is _COPIES[1]].device.type
-            asked = kwargs.get("non_blocking", len(args) > 2 and args[2])
-            if {there, here} == {"cpu", "cuda"} and not asked:
-                self.waiting.append(f"{func}: {tuple(result.shape)} from {here} to {there}")
+            destination, source = result.device.type, args[func is _COPIES[1]].device.type
+            non_blocking = kwargs.get("non_blocking", len(args) > 2 and args[2])
+            if {destination, source} == {"cpu", "cuda"} and not non_blocking:
+                self.found.append(f"{func}: {tuple(result.shape)} from {source} to {destination}")
         return result
 
 
 @contextmanager
-def made_up_gpu(patch: Any) -> Iterator[list[str]]:
-    """Within, tensors may be made on GPU; what is yielded lists the copies that the host has waited for.
+def fake_cuda(patch: Any) -> Iterator[list[str]]:
+    """Allow tensors on GPU inside the block; yield the list of copies that have blocked the host.
 
-    `patch` is pytest's monkeypatch: the fused optimizers know no tensors without content. The GPU is one that
-    Triton's kernels do not serve.
+    `patch` is pytest's monkeypatch: it replaces the fused optimizer kernels, which reject tensors without content, and
+    sets a compute capability for which the Triton kernels are not used.
     """
     patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     for name in ("_fused_sgd_", "_fused_adamw_"):
-        patch.setattr(torch, name, _step_alike)
-    with FakeTensorMode(allow_non_fake_inputs=True), _Copies() as copies:
-        yield copies.waiting
+        patch.setattr(torch, name, _check_fused_arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True), _BlockingCopies() as copies:
+        yield copies.found
 
 
-def _step_alike(
+def _check_fused_arguments(
     *lists: Any,
     momentum: float = 0.0,
     found_inf: Tensor | None = None,
     grad_scale: Tensor | None = None,
     **_: Any,
 ) -> None:
-    """Ask of tensors what the fused kernels ask on CUDA."""
+    """Check what the fused kernels require of their tensors on CUDA."""
     moments = [each for each in lists[2:] if each and each[0].dim()]
     assert len(moments) == (1 if momentum else 2 if len(lists) > 3 else 0)
     for tensors in zip(*lists[:2], *moments, strict=True):

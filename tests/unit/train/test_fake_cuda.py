@@ -1,4 +1,4 @@
-"""What surrounds the head in a step on CUDA, without a GPU: its devices, and that its host does not wait."""
+"""Augmentation and optimizer on a fake CUDA device: no mixed devices, and no copy that blocks the host."""
 
 import pytest
 import torch
@@ -10,32 +10,32 @@ from facetrain.optim.scaler import LossScale
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
 from facetrain.train.loss_spikes import SpikeDetector
-from tests.support.made_up_gpu import GPU, made_up_gpu
+from tests.support.fake_cuda import GPU, fake_cuda
 
 
-class FusedHead:
-    """A head that the backward pass has updated."""
+class UpdatedHead:
+    """Head whose centers the backward pass has updated."""
 
-    lr, fused = 0.0, True
+    lr, update_in_backward = 0.0, True
 
     def begin_step(self, step):
         pass
 
 
-def test_augmentations_mix_no_devices_and_wait_for_none(monkeypatch):
+def test_augmentations_mix_no_devices_and_never_block_the_host(monkeypatch):
     names = ("blur", "gray", "color", "crop", "erase", "jpeg")
     augment, sample = Augment(1, **dict.fromkeys(names, 1.0)), torch.arange(6)
-    with made_up_gpu(monkeypatch) as waiting:
+    with fake_cuda(monkeypatch) as blocking:
         image = normalize(torch.empty(6, 32, 32, 3, dtype=torch.uint8, device=GPU), sample > 3)
         for _, _, change in augment._others:  # not as a whole: which images they are for is chosen by content
             image = change(image, sample, 0)
     assert image.device == GPU and image.shape == (6, 3, 32, 32)
-    assert not waiting
+    assert not blocking
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_the_end_of_a_step_mixes_no_devices_and_waits_for_none(name, monkeypatch):
-    with made_up_gpu(monkeypatch) as waiting:
+def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(name, monkeypatch):
+    with fake_cuda(monkeypatch) as blocking:
         layers = torch.nn.Conv2d(3, 16, 3, device=GPU), torch.nn.BatchNorm2d(16, device=GPU)
         backbone = torch.nn.Sequential(*layers)
         stepper = Stepper(
@@ -48,14 +48,14 @@ def test_the_end_of_a_step_mixes_no_devices_and_waits_for_none(name, monkeypatch
                 eps=1e-8,
                 weight_decay=0,
             ),
-            FusedHead(),
+            UpdatedHead(),
             LossScale(GPU, enabled=True),
             schedule=lambda step: 0.1,
             clip_grad_norm=5.0,
         )
         spikes, meter = SpikeDetector(5.0, GPU), Meter()
         batch = Batch(0, 0, torch.empty(0), torch.empty(6, dtype=torch.int64, device=GPU), torch.arange(6))
-        waiting.clear()
+        blocking.clear()
         for number in range(2):
             stepper.begin(number)
             for parameter in backbone.parameters():
@@ -64,4 +64,4 @@ def test_the_end_of_a_step_mixes_no_devices_and_waits_for_none(name, monkeypatch
             meter.add("loss", stepped.grad_norm)
             meter.add("spike", spikes.look(number, stepped.grad_norm, stepped.grad_norm, (batch,)))
     assert stepped.grad_norm.device == stepped.skipped.device == GPU
-    assert not waiting
+    assert not blocking

@@ -1,11 +1,11 @@
-"""The head's way on CUDA, without a GPU: its devices, and that its host does not wait."""
+"""Steps of the head on a fake CUDA device: no mixed devices, and no copy that blocks the host."""
 
 import pytest
 import torch
 
-from facetrain.head import sharded_softmax as sweep
+from facetrain.head import sharded_softmax as softmax
+from tests.support.fake_cuda import GPU, Context, fake_cuda
 from tests.support.heads import make_head, make_margin
-from tests.support.made_up_gpu import GPU, Context, made_up_gpu
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
 OPTIONS = {
@@ -13,8 +13,8 @@ OPTIONS = {
     "products in bfloat16": {"product_dtype": torch.bfloat16},
     "no momentum": {"momentum": 0.0},
     "adamw": {"optimizer": "adamw"},
-    "few bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
-    "collected": {"update_in_backward": False},
+    "16 and 8 bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
+    "accumulated": {"update_in_backward": False},
     "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
     "unified": {"loss": "unified", "update_in_backward": False},
 }
@@ -22,7 +22,7 @@ CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for mar
 
 
 class Noise:
-    """A random generator that does without a GPU."""
+    """Replacement for the rounding noise, whose generator needs a real GPU."""
 
     def __init__(self, seed, device):
         self._device = device
@@ -33,12 +33,14 @@ class Noise:
 
 
 def step(head, number, patch):
-    """Go forward and backward through the head, and update it."""
+    """Run one forward and backward pass, and the update."""
     context = Context()
-    patch.setattr(sweep._CrossEntropy, "apply", lambda *given: sweep._CrossEntropy.forward(context, *given))
+    patch.setattr(
+        softmax._CrossEntropy, "apply", lambda *arguments: softmax._CrossEntropy.forward(context, *arguments)
+    )
     head.begin_step(number)
     loss = head(torch.empty(16, 32, device=GPU), torch.empty(16, dtype=torch.int64, device=GPU))
-    gradient = sweep._CrossEntropy.backward(context, torch.empty((), device=GPU))[0]
+    gradient = softmax._CrossEntropy.backward(context, torch.empty((), device=GPU))[0]
     if not head.update_in_backward:
         head.step(torch.full((), 2.0, device=GPU), torch.full((), 0.0, device=GPU))
     return loss, gradient
@@ -46,15 +48,15 @@ def step(head, number, patch):
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # only compared, in RowTable.store
 @pytest.mark.parametrize(("name", "margin"), CASES)
-def test_a_step_mixes_no_devices_and_waits_for_none(name, margin, monkeypatch):
+def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeypatch):
     monkeypatch.setattr("facetrain.head.row_optimizer.Noise", Noise)
-    with made_up_gpu(monkeypatch) as waiting:
+    with fake_cuda(monkeypatch) as blocking:
         head = make_head(
             embedding_size=32, num_classes=500, margin=make_margin(margin), weight_decay=1e-4, device=GPU,
             chunk_size=128, **OPTIONS[name],
         )  # fmt: skip
-        step(head, 0, monkeypatch)  # averages come to the device with it
-        waiting.clear()
+        step(head, 0, monkeypatch)  # the first step moves running averages to the device
+        blocking.clear()
         loss, gradient = step(head, 1, monkeypatch)
     assert loss.device == gradient.device == GPU
-    assert not waiting
+    assert not blocking
