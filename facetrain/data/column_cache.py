@@ -1,8 +1,7 @@
-"""Columns of numbers kept in a file and mapped into memory, so that a large dataset opens at once.
+"""Cache files of large arrays, memory-mapped so that a dataset of millions of images opens at once.
 
-A file is one page of JSON and the columns behind it, each at a multiple of 64 bytes. It belongs to
-the sizes and times of the files that it was made from, and it is checked whole before it is used:
-a stale or damaged one is as good as none.
+A file is one page of JSON, followed by the arrays, each aligned to 64 bytes. It records the sizes and
+modification times of the files that it was computed from, and a checksum. A stale or damaged file is ignored.
 """
 
 from __future__ import annotations
@@ -20,112 +19,113 @@ from typing import Any
 import numpy as np
 
 _VERSION = 1
-_PAGE = 4096
-_ALIGN = 64
-_CHUNK = 1 << 24
+_HEADER_BYTES = 4096
+_ALIGNMENT = 64
+_CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Arrays by name, and a few facts about them that fit into JSON.
+    """Arrays by name, and values about them that JSON can hold.
 
-    Mapped columns travel to another process as the path of their file, not as copies.
+    Pickling sends the path of the cache file, so all processes map the same memory.
     """
 
     arrays: Mapping[str, np.ndarray]
     facts: Mapping[str, Any]
     path: Path | None = None
+    """Cache file; None if the arrays are in the memory of this process only."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the path where there is one: every process maps the same file."""
+        """Pickle as the path, or as the arrays if there is no file."""
         if self.path is not None:
             return _map, (self.path,)
         return Columns, (dict(self.arrays), dict(self.facts))
 
 
-def stamp_of(paths: Sequence[Path]) -> list[list[int] | None]:
-    """Describe files as they are now: size and time of the last change, None where there is no file."""
+def file_stamps(paths: Sequence[Path]) -> list[list[int] | None]:
+    """Return size and modification time (ns) of each file; None for a file that does not exist."""
     return [[p.stat().st_size, p.stat().st_mtime_ns] if p.exists() else None for p in paths]
 
 
-def load_columns(name: Path, sources: Sequence[Path]) -> Columns | None:
-    """Return what was kept for these files in their present state, or None."""
-    for path in _places(name):
+def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
+    """Return the cached columns if they were computed from the input files as they are now; None otherwise."""
+    for path in _cache_paths(name):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if _head(path)["stamp"] == stamp_of(sources) and _is_whole(path):
+            if _read_header(path)["stamp"] == file_stamps(inputs) and _checksum_matches(path):
                 return _map(path)
     return None
 
 
 def save_columns(
-    name: Path, sources: Sequence[Path], arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
+    name: Path, inputs: Sequence[Path], arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> Columns:
-    """Keep columns beside the dataset, or in the user's cache folder where the dataset's cannot be written.
+    """Write a cache file beside the dataset, or in ~/.cache/facetrain if that folder is read-only.
 
-    Where neither can, the columns come back as they are, in memory.
+    If neither can be written, the returned columns are the arrays themselves.
     """
-    layout, position = [], _PAGE
+    layout, position = [], _HEADER_BYTES
     for column, array in arrays.items():
         layout.append([column, array.dtype.str, len(array), position])
-        position += array.nbytes + -array.nbytes % _ALIGN
-    head = {
-        "version": _VERSION, "stamp": stamp_of(sources), "facts": dict(facts), "crc": 0, "columns": layout
+        position += array.nbytes + -array.nbytes % _ALIGNMENT
+    header = {
+        "version": _VERSION, "stamp": file_stamps(inputs), "facts": dict(facts), "crc": 0, "columns": layout
     }  # fmt: skip
-    for path in _places(name):
+    for path in _cache_paths(name):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, head, arrays)
+            _write(path, header, arrays)
             return _map(path)
     return Columns(dict(arrays), dict(facts))
 
 
-def _places(name: Path) -> list[Path]:
-    mark = hashlib.sha256(str(name.resolve()).encode()).hexdigest()[:24]
-    return [name, Path.home() / ".cache" / "facetrain" / f"{mark}{name.suffix}"]
+def _cache_paths(name: Path) -> list[Path]:
+    digest = hashlib.sha256(str(name.resolve()).encode()).hexdigest()[:24]
+    return [name, Path.home() / ".cache" / "facetrain" / f"{digest}{name.suffix}"]
 
 
-def _write(path: Path, head: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with scratch.open("wb") as file:
-            file.seek(_PAGE)
+        with temporary.open("wb") as file:
+            file.seek(_HEADER_BYTES)
             for array in arrays.values():
-                padding = np.zeros(-array.nbytes % _ALIGN, dtype=np.uint8)
+                padding = np.zeros(-array.nbytes % _ALIGNMENT, dtype=np.uint8)
                 for part in (array.view(np.uint8), padding):
-                    for start in range(0, len(part), _CHUNK):
-                        data = part[start : start + _CHUNK].tobytes()
-                        head["crc"] = zlib.crc32(data, head["crc"])
+                    for start in range(0, len(part), _CHUNK_BYTES):
+                        data = part[start : start + _CHUNK_BYTES].tobytes()
+                        header["crc"] = zlib.crc32(data, header["crc"])
                         file.write(data)
             file.seek(0)
-            file.write(json.dumps(head).encode().ljust(_PAGE))
-        os.replace(scratch, path)
+            file.write(json.dumps(header).encode().ljust(_HEADER_BYTES))
+        os.replace(temporary, path)
     finally:
-        scratch.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _head(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        head = json.loads(file.read(_PAGE))
-    if not isinstance(head, dict) or head["version"] != _VERSION:
-        raise ValueError("another version")
-    return head
+        header = json.loads(file.read(_HEADER_BYTES))
+    if not isinstance(header, dict) or header["version"] != _VERSION:
+        raise ValueError("a cache file of another version")
+    return header
 
 
-def _is_whole(path: Path) -> bool:
-    # Read, not mapped: the pages stay the system's and do not count as this process's memory.
+def _checksum_matches(path: Path) -> bool:
+    # Read, not mapped: mapped pages would count as memory of this process.
     crc = 0
     with path.open("rb") as file:
-        file.seek(_PAGE)
-        while chunk := file.read(_CHUNK):
+        file.seek(_HEADER_BYTES)
+        while chunk := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
-    return bool(crc == _head(path)["crc"])
+    return bool(crc == _read_header(path)["crc"])
 
 
 def _map(path: Path) -> Columns:
-    head = _head(path)
+    header = _read_header(path)
     arrays: dict[str, np.ndarray] = {}
-    for name, dtype, length, position in head["columns"]:
-        empty = np.empty(0, dtype=dtype)
-        # As a plain array: taking one number out of a memmap costs ten times as much.
+    for name, dtype, length, position in header["columns"]:
+        empty = np.empty(0, dtype=dtype)  # an empty array cannot be mapped
+        # As a plain array: indexing a np.memmap takes ten times as long.
         arrays[name] = np.asarray(np.memmap(path, dtype, "r", position, (length,))) if length else empty
-    return Columns(arrays, head["facts"], path)
+    return Columns(arrays, header["facts"], path)

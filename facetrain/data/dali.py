@@ -1,4 +1,4 @@
-"""JPEGs decoded by NVIDIA DALI, a batch at once. It comes with `facetrain[dali]`."""
+"""JPEG decoding by NVIDIA DALI, in whole batches; needs `pip install facetrain[dali]`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from facetrain.errors import DataError
 
 
 def require_dali() -> None:
-    """Look whether DALI is installed, without loading it.
+    """Check that DALI is installed, without importing it.
 
     Raises:
-        DataError: it is not.
+        DataError: if it is not installed.
     """
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         raise DataError(
@@ -26,7 +26,11 @@ def require_dali() -> None:
 
 
 class DaliDecoder:
-    """Decodes images that are all of one size: on CUDA with nvJPEG, else on the host's cores."""
+    """Decoder of images of one size: nvJPEG on CUDA, otherwise the CPU.
+
+    Raises:
+        DataError: if DALI is not installed.
+    """
 
     def __init__(self, device: torch.device, *, batch_size: int, threads: int) -> None:
         require_dali()
@@ -38,16 +42,16 @@ class DaliDecoder:
         """Return uint8 (B, H, W, 3), RGB, on the device, for B JPEGs, each uint8 (bytes,) on the host.
 
         Raises:
-            RuntimeError: DALI refuses one of them.
+            RuntimeError: if DALI cannot decode one of them.
         """
-        # A pipeline in which something went wrong cannot be used again: it is let go unless all goes well.
+        # A pipeline cannot be used again after an error: it is kept only if this call succeeds.
         pipeline, self._pipeline = self._pipeline or self._build(), None
-        # As NumPy's arrays: for tensors of the host, too, DALI asks torch for a stream of CUDA. It is given none here
-        # either: only pipelines that run ahead take one. So it has done when this returns.
+        # As NumPy arrays: for torch tensors, DALI asks torch for a CUDA stream, even on the host. Without a stream,
+        # `run` returns when the images are complete.
         (image,) = pipeline.run(jpeg=[each.numpy() for each in encoded])
         image_BHWC = from_dlpack(image.as_tensor()).clone()
         if self._device.type == "cuda":
-            # DALI's own memory is free again when this function is left.
+            # DALI reuses its output memory after this function returns: wait until the clone is complete.
             torch.cuda.current_stream(self._device).synchronize()
         self._pipeline = pipeline
         return image_BHWC
@@ -58,7 +62,7 @@ class DaliDecoder:
 
         on_cuda = self._device.type == "cuda"
         device_id = (self._device.index or 0) if on_cuda else None
-        # One batch at a time: which images the next one has is told only when it is asked for.
+        # No prefetching: the images of the next batch are known only at the next call.
         pipeline = Pipeline(
             **self._size, device_id=device_id, prefetch_queue_depth=1, exec_pipelined=False, exec_async=False
         )

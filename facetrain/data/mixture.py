@@ -1,10 +1,10 @@
-"""Several datasets as one, their identities kept apart, each seen as often as its weight says.
+"""Mixtures: several datasets as one, with separate identities and a weight each, described in a YAML file.
 
 datasets:
   - path: faces_emore          # relative to this file
   - path: glint360k
-    weight: 0.5                # half of its images in every epoch, the other half in the next; 1 if left out
-    identities: keep.txt       # only these identities, one number a line; `without:` leaves some out
+    weight: 0.5                # half of its images in every epoch, the other half in the next; default: 1
+    identities: keep.txt       # only these identities, one number a line; `without:` excludes identities
 """
 
 from __future__ import annotations
@@ -18,104 +18,119 @@ import yaml
 
 from facetrain.data.dataset import FaceDataset, SubsetDataset, prefetch_images
 from facetrain.errors import DataError
+from facetrain.files import error_reason
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
 _KEYS = {"path", "weight", "identities", "without"}
+_MAX_WEIGHT = 1000
 
 
 class MixtureDataset:
-    """Datasets one after the other: images and identities of the second are numbered behind the first's."""
+    """Concatenation of datasets: images and identities of each follow those of the previous one."""
 
-    def __init__(self, sources: Sequence[FaceDataset], weights: Sequence[float]) -> None:
-        self.sources, self.weights = list(sources), list(weights)
-        self.counts = [source.num_images for source in sources]
+    def __init__(self, datasets: Sequence[FaceDataset], weights: Sequence[float]) -> None:
+        self.datasets, self.weights = list(datasets), list(weights)
+        self.counts = [dataset.num_images for dataset in datasets]
         self._ends = np.cumsum(self.counts)
-        offsets = np.cumsum([0, *(source.num_classes for source in sources)])
+        first_label = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
         self.labels = np.concatenate(
             [
-                source.labels.astype(np.int32) + np.int32(o)
-                for source, o in zip(sources, offsets, strict=False)
+                dataset.labels.astype(np.int32) + np.int32(first)
+                for dataset, first in zip(datasets, first_label[:-1], strict=True)
             ]
         )
         self.num_images = len(self.labels)
-        self.num_classes = int(offsets[-1])
+        self.num_classes = int(first_label[-1])
 
-    def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
-        source, inside = self._find(number)
-        return source.read(inside)
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+        dataset, inner = self._find(index)
+        return dataset.read(inner)
 
     def prefetch(self, first: int, count: int) -> None:
-        """Have images fetched by the datasets that they lie in."""
-        last = first + count
-        while first < last:
-            source, inside = self._find(first)
-            length = min(last - first, source.num_images - inside)
-            prefetch_images(source, inside, length)
+        """Announce the range to the datasets that it covers."""
+        end = first + count
+        while first < end:
+            dataset, inner = self._find(first)
+            length = min(end - first, dataset.num_images - inner)
+            prefetch_images(dataset, inner, length)
             first += length
 
-    def location(self, number: int) -> str:
-        """Say where the dataset that it comes from has it."""
-        source, inside = self._find(number)
-        return source.location(inside)
+    def location(self, index: int) -> str:
+        """Return the image's place in its dataset."""
+        dataset, inner = self._find(index)
+        return dataset.location(inner)
 
-    def _find(self, number: int) -> tuple[FaceDataset, int]:
-        part = int(np.searchsorted(self._ends, number, side="right"))
-        return self.sources[part], int(number - self._ends[part] + self.counts[part])
+    def _find(self, index: int) -> tuple[FaceDataset, int]:
+        """Return the dataset of an image, and the image's index in it."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self.datasets[number], int(index - self._ends[number] + self.counts[number])
 
 
 def open_mixture(
     path: Path,
-    open_part: Callable[[Path], FaceDataset],
+    open_dataset: Callable[[Path], FaceDataset],
     drop_small_identities: Callable[[FaceDataset, Path], FaceDataset],
 ) -> MixtureDataset:
-    """Open what a YAML file names; `drop_small_identities` leaves out identities with too few images.
+    """Open the datasets of a YAML file.
 
-    It comes last: the numbers that `identities:` and `without:` list are the dataset's own.
+    Args:
+        path: the YAML file.
+        open_dataset: opens one dataset.
+        drop_small_identities: removes identities with few images; called last, because the numbers in
+            `identities:` and `without:` files are those of the whole dataset.
 
     Raises:
-        DataError: the file is not as described above, or one of its datasets cannot be opened.
+        DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{path}: {' '.join(str(error).split())}") from error
-    parts = content.get("datasets") if isinstance(content, dict) else None
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise DataError(f"{path}: {error_reason(error)}") from error
+    entries = content.get("datasets") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{path}: needs a list `datasets:` of entries with a `path:`")
-    sources, weights = [], []
-    for part in parts:
-        unknown = part.keys() - _KEYS
-        if unknown or not isinstance(part.get("path"), str):
+    datasets, weights = [], []
+    for entry in entries:
+        unknown = entry.keys() - _KEYS
+        if unknown or not isinstance(entry.get("path"), str):
             raise DataError(
-                f"{path}: an entry has {sorted(map(str, part))}; it may have {sorted(_KEYS)}, and needs path"
+                f"{path}: an entry has the keys {sorted(map(str, entry))}; allowed are {sorted(_KEYS)}, and "
+                "path is required"
             )
-        weight = part.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
-            raise DataError(f"{path}: weight of {part['path']} is {weight!r}, not a number above 0")
-        where = path.parent / part["path"]
-        if where.suffix in MIXTURE_SUFFIXES:
-            raise DataError(f"{path}: {part['path']} is a mixture itself; name its datasets here")
-        sources.append(drop_small_identities(_part(open_part(where), part, path), where))
+        weight = entry.get("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _MAX_WEIGHT:
+            raise DataError(
+                f"{path}: weight of {entry['path']} is {weight!r}; expected a number above 0, at most "
+                f"{_MAX_WEIGHT}"
+            )
+        place = path.parent / entry["path"]
+        if place.suffix in MIXTURE_SUFFIXES:
+            raise DataError(f"{path}: {entry['path']} is itself a mixture; list its datasets here")
+        dataset = _select_identities(open_dataset(place), entry, path)
+        datasets.append(drop_small_identities(dataset, place))
         weights.append(float(weight))
-    return MixtureDataset(sources, weights)
+    return MixtureDataset(datasets, weights)
 
 
-def _part(source: FaceDataset, part: dict[str, Any], path: Path) -> FaceDataset:
-    kept = np.arange(source.num_classes)
-    if "identities" in part:
-        kept = np.intersect1d(kept, _listed(path.parent / str(part["identities"])))
-    if "without" in part:
-        kept = np.setdiff1d(kept, _listed(path.parent / str(part["without"])))
-    if len(kept) == source.num_classes:
-        return source
-    if not np.isin(kept, source.labels).any():
-        raise DataError(f"{path}: of {part['path']}, no identity is left")
-    return SubsetDataset(source, kept)
+def _select_identities(dataset: FaceDataset, entry: dict[str, Any], path: Path) -> FaceDataset:
+    """Apply `identities:` and `without:` of an entry."""
+    selected = np.arange(dataset.num_classes)
+    if "identities" in entry:
+        selected = np.intersect1d(selected, _read_identities(path.parent / str(entry["identities"])))
+    if "without" in entry:
+        selected = np.setdiff1d(selected, _read_identities(path.parent / str(entry["without"])))
+    if len(selected) == dataset.num_classes:
+        return dataset
+    if not np.isin(selected, dataset.labels).any():
+        raise DataError(f"{path}: `identities:` and `without:` leave no identity of {entry['path']}")
+    return SubsetDataset(dataset, selected)
 
 
-def _listed(path: Path) -> np.ndarray:
+def _read_identities(path: Path) -> np.ndarray:
     try:
         return np.array(path.read_text(encoding="ascii").split(), dtype=np.int64)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a list of identities, one whole number a line ({error})") from error
+        raise DataError(
+            f"{path}: not a list of identities, one whole number a line ({error_reason(error)})"
+        ) from error

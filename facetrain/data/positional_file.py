@@ -1,4 +1,4 @@
-"""A file that many threads and processes read at once."""
+"""File that many threads and processes read at once."""
 
 from __future__ import annotations
 
@@ -8,44 +8,46 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from facetrain.errors import DataError
+from facetrain.files import error_reason, os_errors_as
 
 
-class File:
-    """Reads at positions that the caller gives: nothing is shared, also after a fork.
+class PositionalFile:
+    """Reads at offsets that the caller gives, without a shared file position.
 
-    Sent to another process, it opens the file there.
+    Pickling sends the path; the receiving process opens the file again.
+
+    Raises:
+        DataError: of the subclass's `error` type, if the file cannot be opened.
     """
 
     error: ClassVar[type[DataError]] = DataError
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with os_errors_as(self.error, path):
             self._file = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise self.error(f"{path}: {error.strerror or error}") from error
         self.close = weakref.finalize(self, os.close, self._file)
-        """Close the file; also done when nobody holds this object any more."""
+        """Close the file; runs by itself when the object is garbage collected."""
         self.size = os.fstat(self._file).st_size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as the path."""
+        """Pickle as the path."""
         return type(self), (self.path,)
 
     def bytes_at(self, offset: int, count: int) -> bytes:
-        """Return up to `count` bytes from an offset on; fewer where the file ends.
+        """Return `count` bytes from an offset on; fewer at the end of the file.
 
         Raises:
-            DataError: the system cannot read there.
+            DataError: if the operating system cannot read them.
         """
         try:
             return os.pread(self._file, count, offset)
         except OSError as error:
             raise self.error(
-                f"{self.path}: reading {count:,} bytes at byte {offset:,} failed: {error.strerror or error}"
+                f"{self.path}: cannot read {count:,} bytes at byte {offset:,}: {error_reason(error)}"
             ) from error
 
     def prefetch_bytes(self, offset: int, count: int) -> None:
-        """Tell the system that a stretch will be read soon, so that it fetches it in one go."""
+        """Ask the operating system to read a range into its cache, in one request."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, offset, count, os.POSIX_FADV_WILLNEED)

@@ -18,7 +18,7 @@ from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.formats.record_index import _build
+from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
@@ -83,7 +83,7 @@ def catalog(data: bytes) -> str:
     index, _, records = data.partition(b"\n\n")
     (_FOLDER / "train.idx").write_bytes(index)
     (_FOLDER / "train.rec").write_bytes(records)
-    return _refusal(RecordError, lambda: _build(_FOLDER / "train.rec", _FOLDER / "train.idx"))
+    return _refusal(RecordError, lambda: build_catalog(_FOLDER / "train.rec", _FOLDER / "train.idx"))
 
 
 def image(data: bytes) -> str:

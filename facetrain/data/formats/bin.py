@@ -113,7 +113,7 @@ def _check_instructions(data: bytes) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name not in _ALLOWED_OPCODES:
             raise ValueError(f"instruction {opcode.name} is not allowed")
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > count:
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > count:
             raise ValueError(f"memo index {argument} after {count} instructions")
 
 

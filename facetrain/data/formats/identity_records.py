@@ -1,7 +1,7 @@
-"""Labels from the identity records at the end of an InsightFace file, without reading every image's header.
+"""Labels from the identity records at the end of an InsightFace file, without reading every image header.
 
-Identity record c says [first key, key past the last] of the images of identity c, in float32: above
-2^24 both are rounded to multiples of 2, 4, …, so an image near such a border is asked itself.
+Identity record c holds [first key, key after the last] of the images of identity c, as float32. Above 2^24 both are
+rounded to multiples of 2, 4, …; near such a boundary, the label is read from the image's own record.
 """
 
 from __future__ import annotations
@@ -11,55 +11,57 @@ import numpy as np
 from facetrain.data.formats.record_headers import read_headers
 from facetrain.data.formats.recordio import RecordReader
 
-_EXACT = 1 << 24
-_ASKED = 512
-_ROWS_AT_ONCE = 1 << 17
-_EDGES_AT_ONCE = 1 << 16
+_EXACT_FLOAT32 = 1 << 24
+_NUM_SAMPLED = 512
+"""Images, and boundaries of identities, whose own label is compared with the ranges."""
+_ROWS_PER_CHUNK = 1 << 17
+_BOUNDARIES_PER_CHUNK = 1 << 16
 
 
 def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:
-    """Return the label, int32, of every image of a file whose record 0 is a header and whose keys ascend.
+    """Return the label of every image, int32 (images,), for a file with ascending keys whose record 0 is a header.
 
-    The images are records 1, 2, … up to the first one without an image. None where the identity
-    records do not tile the images in order, or do not agree with the images that were asked: then
-    every record must be read.
+    The images are the records 1, 2, … before the first record without an image. Returns None if the ranges do not
+    cover the images without gaps, or a sample of images has other labels; every header must then be read.
 
     Raises:
-        RecordError: an offset where no whole record starts.
+        RecordError: if no complete record starts at an offset.
     """
-    past_images = _first_without_image(reader, keys, offsets)
-    ranges = _ranges(reader, keys[past_images:], offsets[past_images:])
-    if ranges is None or past_images == 1:
+    end = _first_without_image(reader, keys, offsets)
+    ranges = _read_ranges(reader, keys[end:], offsets[end:])
+    if ranges is None or end == 1:
         return None
     first, past = ranges
     if not (np.isfinite(first) & np.isfinite(past) & (first >= 0) & (past < 2**53)).all():
         return None
-    image_keys = keys[1:past_images]
-    edges = np.append(first, past[-1])
+    image_keys = keys[1:end]
+    boundaries = np.append(first, past[-1])
     expected = np.array([image_keys[0], image_keys[-1] + 1]).astype(np.float32)
-    if (edges[1:] != past).any() or (np.diff(edges) < 0).any() or (edges[[0, -1]] != expected).any():
+    is_tiling = (boundaries[1:] == past).all() and (np.diff(boundaries) >= 0).all()
+    if not is_tiling or (boundaries[[0, -1]] != expected).any():
         return None
     label = np.empty(len(image_keys), dtype=np.int32)
-    for start in range(0, len(label), _ROWS_AT_ONCE):
-        part = slice(start, start + _ROWS_AT_ONCE)
-        label[part] = np.searchsorted(first, image_keys[part], side="right") - 1
-    if not _ask_near_rounded_edges(reader, keys, offsets, edges, label):
+    for start in range(0, len(label), _ROWS_PER_CHUNK):
+        rows = slice(start, start + _ROWS_PER_CHUNK)
+        label[rows] = np.searchsorted(first, image_keys[rows], side="right") - 1
+    if not _correct_near_rounded_boundaries(reader, keys, offsets, boundaries, label):
         return None
-    asked = np.unique(np.linspace(0, len(label) - 1, _ASKED).astype(np.int64))
-    some = first[:: max(1, len(first) // _ASKED)].astype(np.int64)  # float64 would copy all keys to float64
-    borders = np.searchsorted(image_keys, some)
-    asked = np.union1d(asked, borders.clip(0, len(label) - 1))
-    told = read_headers(reader, offsets[1 + asked], keys[1 + asked])
-    return label if (told.label == label[asked]).all() else None
+    sampled = np.unique(np.linspace(0, len(label) - 1, _NUM_SAMPLED).astype(np.int64))
+    # int64: searchsorted with float64 would convert all image keys to float64.
+    sampled_first = first[:: max(1, len(first) // _NUM_SAMPLED)].astype(np.int64)
+    at_boundaries = np.searchsorted(image_keys, sampled_first)
+    sampled = np.union1d(sampled, at_boundaries.clip(0, len(label) - 1))
+    headers = read_headers(reader, offsets[1 + sampled], keys[1 + sampled])
+    return label if (headers.label == label[sampled]).all() else None
 
 
-def _ranges(
+def _read_ranges(
     reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return what the identity records say, float64 (identities,) each; None if one of them has an image."""
+    """Return first and past key of each identity record, float64 (identities,); None if one of them is an image."""
     first, past = np.empty(len(keys)), np.empty(len(keys))
-    for start in range(0, len(keys), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
+    for start in range(0, len(keys), _ROWS_PER_CHUNK):
+        rows = slice(start, start + _ROWS_PER_CHUNK)
         headers = read_headers(reader, offsets[rows], keys[rows])
         if headers.image_bytes.any():
             return None
@@ -68,7 +70,10 @@ def _ranges(
 
 
 def _first_without_image(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> int:
-    """Bisect for the first record after record 0 that has no image: what record 0 says may be rounded."""
+    """Return the number of the first record after record 0 without an image, by bisection.
+
+    Record 0 names this key too, but rounded to float32.
+    """
     low, high = 1, len(keys)
     while low < high:
         middle = (low + high) // 2
@@ -79,20 +84,21 @@ def _first_without_image(reader: RecordReader, keys: np.ndarray, offsets: np.nda
     return low
 
 
-def _ask_near_rounded_edges(
-    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, edges: np.ndarray, label: np.ndarray
+def _correct_near_rounded_boundaries(
+    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, boundaries: np.ndarray, label: np.ndarray
 ) -> bool:
-    """Correct the labels near borders that float32 has rounded; False where an image's own is no identity."""
-    rounded = np.unique(edges[edges >= _EXACT])
+    """Read the labels near boundaries above 2^24 from the images' records, in place; return False if one is invalid."""
+    rounded = np.unique(boundaries[boundaries >= _EXACT_FLOAT32])
     image_keys = keys[1 : len(label) + 1]
-    for start in range(0, len(rounded), _EDGES_AT_ONCE):
-        edge = rounded[start : start + _EDGES_AT_ONCE]
-        reach = int(np.spacing(np.float32(edge[-1]))) // 2
-        near = (edge[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
+    for start in range(0, len(rounded), _BOUNDARIES_PER_CHUNK):
+        boundary = rounded[start : start + _BOUNDARIES_PER_CHUNK]
+        # Rounding moves a key by up to half the distance of neighboring float32 numbers.
+        reach = int(np.spacing(np.float32(boundary[-1]))) // 2
+        near = (boundary[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
         rows = np.unique(np.searchsorted(image_keys, near))
         rows = rows[rows < len(label)]
-        told = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label
-        if not ((told >= 0) & (told < len(edges) - 1)).all():
+        exact = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label
+        if not ((exact >= 0) & (exact < len(boundaries) - 1)).all():
             return False
-        label[rows] = told
+        label[rows] = exact
     return True

@@ -1,7 +1,8 @@
-"""Parquet shards with an image and an identity in each row. pyarrow comes with `facetrain[parquet]`."""
+"""Parquet shards with an image and an identity in each row; needs `pip install facetrain[parquet]`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,21 @@ from typing import Any
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.files import error_reason
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
-_GROUPS_HELD = 8
-"""Row groups a process keeps. No row can be read alone: take `data.shuffle: blocks`, or pack the dataset."""
+_MAX_LABEL = 2**31
+_ROW_GROUPS_IN_MEMORY = 8
+"""Row groups in memory per process. A single row cannot be read: use `data.shuffle: blocks`, or pack the dataset."""
 
 
 class ParquetDataset:
-    """A folder of .parquet files; the image's column holds bytes, or the {bytes, path} of Hugging Face."""
+    """Images of a folder of .parquet files; the image column has bytes, or Hugging Face's {bytes, path}.
+
+    Raises:
+        DataError: if pyarrow is not installed, a file is damaged, or a column is missing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -36,33 +43,37 @@ class ParquetDataset:
         self._ends = np.cumsum(self._groups[:, 2])
         self.num_images = len(self.labels)
         if not self.num_images:
-            raise DataError(f"{folder}: its .parquet files hold no rows")
+            raise DataError(f"{folder}: the .parquet files contain no rows")
         self.num_classes = int(self.labels.max()) + 1
-        self._group = lru_cache(maxsize=_GROUPS_HELD)(self._read_group)
+        self._group = lru_cache(maxsize=_ROW_GROUPS_IN_MEMORY)(self._read_group)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as the folder."""
+        """Pickle as the folder."""
         return ParquetDataset, (self._folder,)
 
-    def read(self, number: int) -> bytes:
-        """Return an image as it is encoded."""
-        group = int(np.searchsorted(self._ends, number, side="right"))
-        value = self._group(group)[number - int(self._ends[group] - self._groups[group, 2])].as_py()
+    def read(self, index: int) -> bytes:
+        """Return the encoded image.
+
+        Raises:
+            DataError: if the file is damaged, or the row contains no bytes.
+        """
+        group = int(np.searchsorted(self._ends, index, side="right"))
+        value = self._group(group)[index - int(self._ends[group] - self._groups[group, 2])].as_py()
         value = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(value, bytes):
-            raise DataError(f"{self.location(number)}: column {self._column} holds no bytes")
+            raise DataError(f"{self.location(index)}: column {self._column} contains no bytes")
         return value
 
-    def location(self, number: int) -> str:
-        """Name the file, the row group and the row."""
-        group = int(np.searchsorted(self._ends, number, side="right"))
-        file, inside, rows = self._groups[group].tolist()
-        return f"{self._paths[file]}: row group {inside}, row {number - int(self._ends[group]) + rows}"
+    def location(self, index: int) -> str:
+        """Return the file, the row group and the row."""
+        group = int(np.searchsorted(self._ends, index, side="right"))
+        file, row_group, rows = self._groups[group].tolist()
+        return f"{self._paths[file]}: row group {row_group}, row {index - int(self._ends[group]) + rows}"
 
     def _read_group(self, group: int) -> Any:
-        file, inside, _ = self._groups[group].tolist()
+        file, row_group, _ = self._groups[group].tolist()
         path = self._paths[file]
-        return _read(path, lambda: _open(path).read_row_group(inside, [self._column]))[self._column]
+        return _read(path, lambda: _open(path).read_row_group(row_group, [self._column]))[self._column]
 
 
 def _open(path: Path) -> Any:
@@ -79,11 +90,11 @@ def _column_of(file: Any, name: str, path: Path) -> Any:
     return _read(path, lambda: file.read([name]))[name]
 
 
-def _read(path: Path, action: Any) -> Any:
+def _read(path: Path, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
-        raise DataError(f"{path}: {' '.join(str(error).split())}") from error
+    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
+        raise DataError(f"{path}: {error_reason(error)}") from error
 
 
 def _pick(names: list[str], wanted: tuple[str, ...], what: str, path: Path) -> str:
@@ -91,14 +102,16 @@ def _pick(names: list[str], wanted: tuple[str, ...], what: str, path: Path) -> s
         if name in names:
             return name
     raise DataError(
-        f"{path}: no column for the {what}: it has {', '.join(names)}, not one of {', '.join(wanted)}"
+        f"{path}: no column for the {what}: it has {', '.join(names)}; rename one to {' or '.join(wanted)}"
     )
 
 
 def _numbered(labels: np.ndarray, folder: Path) -> np.ndarray:
-    """Keep labels that are whole numbers; number names in their order."""
+    """Return the labels, int32 (N,): whole numbers as they are, or the rank of names in sorted order."""
     if labels.dtype.kind in "iu":
-        if len(labels) and (labels.min() < 0 or labels.max() >= 2**31):
-            raise DataError(f"{folder}: labels go from {labels.min()} to {labels.max()}, not from 0 to 2^31")
+        if len(labels) and (labels.min() < 0 or labels.max() >= _MAX_LABEL):
+            raise DataError(
+                f"{folder}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"
+            )
         return labels.astype(np.int32)
     return np.unique(labels.astype(str), return_inverse=True)[1].astype(np.int32)

@@ -1,4 +1,4 @@
-"""Write a training set in InsightFace's layout: train.rec, train.idx, property."""
+"""Writer of training sets in InsightFace's layout: train.rec, train.idx, property."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 def write_identities(
     folder: Path, counts: Sequence[int], images: Iterable[tuple[int, bytes]], image_size: int
 ) -> None:
-    """Write encoded images, each with its label, into a folder.
+    """Write encoded images with their labels into a folder.
 
     Args:
-        folder: made if it is not there.
-        counts: how many images each identity has; record 0 and the identity records tell them, and stand
-            for images in the order of their labels.
-        images: (label, encoded image), as many as `counts` says, in any order of labels.
-        image_size: goes into `property`.
+        folder: output folder; created if it does not exist.
+        counts: number of images of each identity. The identity records describe images sorted by label.
+        images: (label, encoded image), as many as `counts` announces, in any order.
+        image_size: side of the images in pixels, for `property`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     past = sum(counts) + 1

@@ -1,19 +1,18 @@
-"""MXNet's RecordIO, read and written without MXNet.
+"""MXNet's RecordIO format, read and written without MXNet.
 
-A file is a chain of parts, each padded to four bytes:
+A file is a sequence of parts, each padded to a multiple of four bytes:
 
-    uint32 magic 0xced7230a | uint32: 3 bits place, 29 bits length | payload | padding
+    uint32 magic 0xced7230a | uint32: 3 bits kind, 29 bits length | payload | padding
 
-A payload that holds the magic at a multiple of four is cut there: the parts carry the place 1
-(first), 2 (middle) and 3 (last), and the magic between them is left out. A payload in one part has
-place 0. (dmlc-core, recordio.h.)
+A payload that contains the magic at a multiple of four is split there, and the magic is left out. The kinds of
+the parts are then 1 (first), 2 (middle) and 3 (last); an unsplit payload has kind 0 (dmlc-core, recordio.h).
 
-A payload is a header, little-endian, with `flag` further float32 labels behind it, and an image:
+A payload is a little-endian header, `flag` further labels, and an image:
 
     uint32 flag | float32 label | uint64 id | uint64 id2 | float32 labels[flag] | encoded image
 
-float32 holds labels exactly only to 2^24. Our writer puts the exact one into `id2`, behind a mark in
-its upper 16 bits; MXNet and InsightFace do not look at that field.
+float32 represents whole numbers exactly only up to 2^24. Our writer also stores the exact label in the lower 48
+bits of `id2`, with the tag 0x4654 in the upper 16; MXNet and InsightFace ignore this field.
 """
 
 from __future__ import annotations
@@ -26,26 +25,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from facetrain.data.positional_file import File
+from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import RecordError
 
 MAGIC = 0xCED7230A
-MAX_LENGTH = (1 << 29) - 1
-_MARK = 0x4654
-LABEL_MARK = _MARK << 48
-_LABEL_BITS = (1 << 48) - 1
+KIND_SHIFT = 29
+MAX_LENGTH = (1 << KIND_SHIFT) - 1
+PART_WHOLE, PART_FIRST, PART_MIDDLE, PART_LAST = range(4)
+EXACT_LABEL_SHIFT = 48
+EXACT_LABEL_MASK = (1 << EXACT_LABEL_SHIFT) - 1
+_EXACT_LABEL_TAG = 0x4654
+EXACT_LABEL = _EXACT_LABEL_TAG << EXACT_LABEL_SHIFT
+"""`id2` of label 0; the exact label is added to it."""
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _LABEL = struct.Struct("<f")
 _HEADER = struct.Struct("<IfQQ")
 _FRAME_AND_HEADER = struct.Struct("<IIIfQQ")
-WHOLE, FIRST, MIDDLE, LAST = range(4)
-_GUESS = 1 << 14
+_FIRST_READ_BYTES = 1 << 14
+"""Bytes of the first read of a record; most aligned faces of 112 × 112 have fewer."""
 
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """What stands before an image. `labels` has one number where flag is 0, else `flag` numbers."""
+    """Header of a record. `labels` has one number if `flag` is 0, otherwise `flag` numbers."""
 
     flag: int
     labels: tuple[float, ...]
@@ -54,178 +57,181 @@ class RecordHeader:
 
     @classmethod
     def of_image(cls, label: int, key: int) -> RecordHeader:
-        """Build the header of an image of identity `label`."""
-        return cls(flag=0, labels=(float(label),), id=key, id2=LABEL_MARK | label)
+        """Return the header of an image of identity `label`."""
+        return cls(flag=0, labels=(float(label),), id=key, id2=EXACT_LABEL | label)
 
     @property
     def label(self) -> float:
-        """The identity: exact where our writer kept it, else the float32 that the format has."""
-        if self.id2 >> 48 == _MARK:
-            return self.id2 & _LABEL_BITS
+        """Identity: the exact label if our writer stored it, otherwise the float32 label."""
+        if self.id2 >> EXACT_LABEL_SHIFT == _EXACT_LABEL_TAG:
+            return self.id2 & EXACT_LABEL_MASK
         return self.labels[0]
 
 
 def encode_record(header: RecordHeader, image: bytes) -> bytes:
-    """Put a header before an image."""
+    """Return the payload of a record: header and image."""
     first = 0.0 if header.flag else header.labels[0]
     packed = _HEADER.pack(header.flag, first, header.id, header.id2)
     return packed + struct.pack(f"<{header.flag}f", *(header.labels if header.flag else ())) + image
 
 
-def decode_record(payload: bytes, where: str) -> tuple[RecordHeader, bytes]:
-    """Take a payload apart into its header and the image, which may be empty.
+def decode_record(payload: bytes, location: str) -> tuple[RecordHeader, bytes]:
+    """Split a payload into its header and the image, which may be empty.
 
     Raises:
-        RecordError: the payload is shorter than the header says.
+        RecordError: if the payload is shorter than the header announces; the message begins with `location`.
     """
     if len(payload) < _HEADER.size:
         raise RecordError(
-            f"{where}: {len(payload)} bytes are too few for a record's header of {_HEADER.size}"
+            f"{location}: {len(payload)} bytes are too few for a record header of {_HEADER.size} bytes"
         )
     flag, label, id_, id2 = _HEADER.unpack_from(payload)
     end = _HEADER.size + 4 * flag
     if end > len(payload):
         raise RecordError(
-            f"{where}: the header speaks of {flag:,} labels, the record has {len(payload):,} bytes"
+            f"{location}: the header announces {flag:,} labels, but the record has {len(payload):,} bytes"
         )
     labels = struct.unpack_from(f"<{flag}f", payload, _HEADER.size) if flag else (label,)
     return RecordHeader(flag, labels, id_, id2), payload[end:]
 
 
-class RecordReader(File):
-    """Read records by their offset, or one after the other, from any number of threads and processes."""
+class RecordReader(PositionalFile):
+    """Reader of records by byte offset or in sequence, for any number of threads and processes."""
 
     error = RecordError
 
     def read_at(self, offset: int, key: int | None = None) -> bytes:
-        """Return the payload of the record at a byte offset; `key` is for the message of an error.
+        """Return the payload of the record at a byte offset; `key` appears in error messages only.
+
+        Allocates at most the size of the file, whatever length the record announces.
 
         Raises:
-            RecordError: no whole record stands there. Nothing larger than the file is ever allocated.
+            RecordError: if there is no complete record.
         """
-        # Most records of faces are shorter than the first guess: one call to the system, not two.
-        start = self._guess(offset)
+        # Most records are shorter than the first read: one system call, not two.
+        start = self._read_start(offset)
         if len(start) >= _FRAME.size:
             magic, word = _FRAME.unpack_from(start)
             end = _FRAME.size + (word & MAX_LENGTH)
-            if magic == MAGIC and word >> 29 == WHOLE and end <= len(start):
+            if magic == MAGIC and word >> KIND_SHIFT == PART_WHOLE and end <= len(start):
                 return start[_FRAME.size : end]
-        return self._read(offset, key)[0]
+        return self._read_parts(offset, key)[0]
 
     def image_at(self, offset: int, size: int) -> tuple[float, bytes] | None:
-        """Do what `read_at` and `decode_record` do, where every microsecond counts: return label and image.
+        """Return label and image of a record: the fast path of `read_at` and `decode_record`.
 
-        None where the record is longer than `size` bytes, in several parts, or damaged. A `size` that no
-        ordinary record has, 0 or less among them, is taken for unknown.
+        Returns None if the record is longer than `size` bytes, split into parts, or damaged; `read_at` then
+        reads it or reports the damage. A size of 0 or less means unknown.
         """
-        start = self._guess(offset, size if 0 < size < _GUESS else _GUESS)
+        start = self._read_start(offset, size if 0 < size < _FIRST_READ_BYTES else _FIRST_READ_BYTES)
         if len(start) < _FRAME_AND_HEADER.size:
             return None
         magic, word, flag, label, _, id2 = _FRAME_AND_HEADER.unpack_from(start)
         begin = _FRAME_AND_HEADER.size + 4 * flag
-        # The place of a part stands above its length: such a record ends far behind what was read.
+        # The kind of a split part is in the upper bits of `word`, which puts `end` far beyond `start`.
         end = _FRAME.size + word
         if magic != MAGIC or not begin <= end <= len(start):
             return None
-        if id2 >> 48 == _MARK:
-            label = id2 & _LABEL_BITS
+        if id2 >> EXACT_LABEL_SHIFT == _EXACT_LABEL_TAG:
+            label = id2 & EXACT_LABEL_MASK
         elif flag:
             (label,) = _LABEL.unpack_from(start, _FRAME_AND_HEADER.size)
         return label, start[begin:end]
 
-    def _guess(self, offset: int, size: int = _GUESS) -> bytes:
+    def _read_start(self, offset: int, size: int = _FIRST_READ_BYTES) -> bytes:
         return self.bytes_at(offset, size) if offset >= 0 else b""
 
     def scan(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, payload) of every record from the start, without an index."""
+        """Yield (offset, payload) of every record, in the order of the file."""
         offset = 0
         while offset < self.size:
-            payload, end = self._read(offset, None)
+            payload, end = self._read_parts(offset, None)
             yield offset, payload
             offset = end
 
     def scan_offsets(self) -> Iterator[int]:
-        """Yield the offset of every record, reading no payloads."""
+        """Yield the offset of every record, without reading payloads."""
         offset = 0
         while offset < self.size:
-            start, place = offset, FIRST
-            while place not in (WHOLE, LAST):
-                place, length = self._frame(offset, start, None)
+            start, kind = offset, PART_FIRST
+            while kind not in (PART_WHOLE, PART_LAST):
+                kind, length = self._read_frame(offset, start, None)
                 offset += _FRAME.size + length + -length % 4
             yield start
 
     def location(self, offset: int, key: int | None) -> str:
-        """Name a record, for messages."""
+        """Return file, key and byte offset of a record for error messages."""
         return f"{self.path}: {'record' if key is None else f'key {key}'} at byte {offset:,}"
 
-    def _read(self, offset: int, key: int | None) -> tuple[bytes, int]:
+    def _read_parts(self, offset: int, key: int | None) -> tuple[bytes, int]:
+        """Return the payload of a record, and the offset of the next record."""
         parts: list[bytes] = []
-        start, place = offset, FIRST
-        while place not in (WHOLE, LAST):
-            place, length = self._frame(offset, start, key)
+        start, kind = offset, PART_FIRST
+        while kind not in (PART_WHOLE, PART_LAST):
+            kind, length = self._read_frame(offset, start, key)
             parts.append(self.bytes_at(offset + _FRAME.size, length))
             if len(parts[-1]) < length:
                 raise RecordError(
-                    f"{self.location(start, key)}: the file ends inside the record; it shrank while being read"
+                    f"{self.location(start, key)}: the file ends inside the record; it was changed while it "
+                    "was read"
                 )
             offset += _FRAME.size + length + -length % 4
-        return (parts[0] if place == WHOLE else _MAGIC_BYTES.join(parts)), offset
+        return (parts[0] if kind == PART_WHOLE else _MAGIC_BYTES.join(parts)), offset
 
-    def _frame(self, offset: int, start: int, key: int | None) -> tuple[int, int]:
-        """Return kind and length of the part at `offset` of the record that begins at `start`."""
+    def _read_frame(self, offset: int, start: int, key: int | None) -> tuple[int, int]:
+        """Return kind and length of the part at `offset`, in the record that begins at `start`."""
         frame = self.bytes_at(offset, _FRAME.size) if offset >= 0 else b""
         if len(frame) < _FRAME.size:
             raise RecordError(
                 f"{self.location(start, key)}: byte {offset:,} is past the end of the file, which has "
-                f"{self.size:,}; the file is cut off or the index belongs to another: download it again, or "
-                "remove the .idx"
+                f"{self.size:,} bytes; the file is truncated, or the index belongs to another file: download "
+                "it again, or remove the .idx"
             )
         magic, word = _FRAME.unpack(frame)
-        place, length = word >> 29, word & MAX_LENGTH
+        kind, length = word >> KIND_SHIFT, word & MAX_LENGTH
         if magic != MAGIC:
             raise RecordError(
                 f"{self.location(start, key)}: no record starts at byte {offset:,} (found {magic:#010x}, not "
-                f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the "
-                ".idx to "
-                "have it rebuilt"
+                f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the .idx, "
+                "and it will be rebuilt"
             )
-        if (place in (WHOLE, FIRST)) != (offset == start) or place > LAST:
+        if (kind in (PART_WHOLE, PART_FIRST)) != (offset == start) or kind > PART_LAST:
             raise RecordError(
-                f"{self.location(start, key)}: part of kind {place} at byte {offset:,} is out of order; "
-                "the file is damaged"
+                f"{self.location(start, key)}: a part of kind {kind} at byte {offset:,} is out of order; the "
+                "file is damaged: download it again"
             )
         end = offset + _FRAME.size + length
         if end > self.size:
             raise RecordError(
-                f"{self.location(start, key)}: the record ends at byte {end:,}, the file at {self.size:,}; "
-                "the file is cut off: download it again"
+                f"{self.location(start, key)}: the record ends at byte {end:,}, but the file at byte "
+                f"{self.size:,}; the file is truncated: download it again"
             )
-        return place, length
+        return kind, length
 
 
 class RecordWriter:
-    """Write a .rec and its .idx; they appear under their names when all is written, or not at all."""
+    """Writer of a .rec and its .idx; both appear when all records are written, or not at all."""
 
     def __init__(self, rec_path: Path, idx_path: Path | None = None) -> None:
         self._paths = [rec_path, idx_path or rec_path.with_suffix(".idx")]
-        self._scratch = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._paths]
-        self._rec = self._scratch[0].open("wb")
-        self._idx = self._scratch[1].open("w", encoding="ascii")
+        self._temporary = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._paths]
+        self._rec = self._temporary[0].open("wb")
+        self._idx = self._temporary[1].open("w", encoding="ascii")
 
     def write(self, key: int, header: RecordHeader, image: bytes) -> None:
         """Append a record.
 
         Raises:
-            RecordError: a part is longer than the format can say (512 MiB).
+            RecordError: if a part is longer than the format allows (512 MiB).
         """
         offset = self._rec.tell()
         parts = split_payload(encode_record(header, image))
         for number, part in enumerate(parts):
             if len(part) > MAX_LENGTH:
                 raise RecordError(
-                    f"{self._paths[0]}: key {key}: {len(part):,} bytes are more than a record can hold"
+                    f"{self._paths[0]}: key {key}: {len(part):,} bytes exceed the 512 MiB of a record"
                 )
-            self._rec.write(_FRAME.pack(MAGIC, _place(number, len(parts)) << 29 | len(part)))
+            self._rec.write(_FRAME.pack(MAGIC, _part_kind(number, len(parts)) << KIND_SHIFT | len(part)))
             self._rec.write(part + bytes(-len(part) % 4))
         self._idx.write(f"{key}\t{offset}\n")
 
@@ -240,15 +246,15 @@ class RecordWriter:
                 file.flush()
                 os.fsync(file.fileno())
             file.close()
-        for scratch, path in zip(self._scratch, self._paths, strict=True):
+        for temporary, path in zip(self._temporary, self._paths, strict=True):
             if kind is None:
-                os.replace(scratch, path)
+                os.replace(temporary, path)
             else:
-                scratch.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 def split_payload(payload: bytes) -> list[bytes]:
-    """Cut a payload at every magic that stands at a multiple of four; the magic falls away."""
+    """Split a payload at every magic at a multiple of four; the magic itself is left out."""
     parts, start, found = [], 0, payload.find(_MAGIC_BYTES)
     while found != -1:
         if found % 4 == 0:
@@ -260,7 +266,7 @@ def split_payload(payload: bytes) -> list[bytes]:
     return [*parts, payload[start:]]
 
 
-def _place(number: int, count: int) -> int:
+def _part_kind(number: int, count: int) -> int:
     if count == 1:
-        return WHOLE
-    return FIRST if number == 0 else LAST if number == count - 1 else MIDDLE
+        return PART_WHOLE
+    return PART_FIRST if number == 0 else PART_LAST if number == count - 1 else PART_MIDDLE

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.data.augment import Augment, Room, normalize
+from facetrain.data.augment import Augment, BufferPool, normalize
 from facetrain.data.jpeg_compression import recompress
 from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset
@@ -112,16 +112,16 @@ def test_a_batch_stays_what_it_is_for_as_long_as_it_is_held(source):
     assert all(torch.equal(batch.image_BHWC, image) for batch, image in held.values())
 
 
-def test_room_is_used_again_as_soon_as_nobody_holds_it():
-    room = Room()
-    first = room.array((4, 2), np.float32)
+def test_a_buffer_is_used_again_as_soon_as_nothing_refers_to_it():
+    buffers = BufferPool()
+    first = buffers.array((4, 2), np.float32)
     address = first.ctypes.data
     held = torch.from_numpy(first)[1:]
     del first
-    assert room.array((4, 2), np.float32).ctypes.data != address
+    assert buffers.array((4, 2), np.float32).ctypes.data != address
     del held
-    assert address in {room.array((4, 2), np.float32).ctypes.data for _ in range(2)}
-    assert room.array((2, 4), np.float32).shape == (2, 4)
+    assert address in {buffers.array((4, 2), np.float32).ctypes.data for _ in range(2)}
+    assert buffers.array((2, 4), np.float32).shape == (2, 4)
 
 
 class OneBad:

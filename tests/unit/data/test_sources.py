@@ -48,7 +48,7 @@ def test_tar_shards_tell_identities_by_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("members", "said"),
-    [({"1.png": b"x"}, "no folder that names"), ({"1.png": b"x", "1.json": b"{}"}, "no identity"),
+    [({"1.png": b"x"}, "nor a folder that names"), ({"1.png": b"x", "1.json": b"{}"}, "no identity"),
      ({}, "no images")],
 )  # fmt: skip
 def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, said):
@@ -196,8 +196,8 @@ def test_a_mixed_batch_depends_on_seed_and_step_alone():
     [
         ("datasets: 3", "needs a list"),
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
-        ("datasets: [{path: one, wait: 1}]", "it may have"),
-        ("datasets: [{path: mix.yaml}]", "is a mixture itself"),
+        ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
+        ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
         ("datasets: [{path: one, identities: none.txt}]", "not a list of identities"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),

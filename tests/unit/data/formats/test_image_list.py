@@ -53,11 +53,11 @@ def test_paths_may_begin_in_another_folder(images, tmp_path):
     [
         (b"a/1.png 0\nnonsense\n", "line 2: 'nonsense' does not name an image"),
         (b"a/1.png 0\na/2.png\n", "line 2"),
-        (b"", "names no images"),
+        (b"", "contains no images"),
         (b"a/1.png -1\n", "the identity -1 is not a whole number"),
         (b"a/1.png 0.5\n", "the identity 0.5"),
         (b"a/1.png nan\n", "the identity nan"),
-        (b"\xff\xfe a/1.png 0\n", "line 1: not text"),
+        (b"\xff\xfe a/1.png 0\n", "line 1: the text is not UTF-8"),
     ],
 )
 def test_a_list_that_cannot_be_followed_is_refused(images, text, said):

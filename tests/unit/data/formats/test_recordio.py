@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from facetrain.data.formats.record_index import load_catalog, read_index
 from facetrain.data.formats.recordio import (
-    LABEL_MARK,
+    EXACT_LABEL,
     MAGIC,
     RecordHeader,
     RecordReader,
@@ -94,14 +94,14 @@ def damaged(path, at, data):
     ("damage", "said"),
     [
         (lambda rec, idx: damaged(rec, 56, b"\0\0\0\0"), "no record starts"),
-        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "cut off"),
-        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:70]), "past the end|cut off"),
+        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "truncated"),
+        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:70]), "past the end|truncated"),
         (lambda rec, idx: idx.write_text("0\t0\n1\t99999999\n"), "key 1 at byte 99,999,999"),
         (lambda rec, idx: idx.write_text("0\t0\n1\t-4\n"), "not an index"),
-        (lambda rec, idx: idx.write_text("0\t0\n0\t64\n"), "a key stands more than once"),
+        (lambda rec, idx: idx.write_text("0\t0\n0\t64\n"), "a key occurs more than once"),
         (lambda rec, idx: idx.write_text("0\t0\n1\n"), "not an index"),
         (lambda rec, idx: idx.write_text("0\tzero\n"), "not an index"),
-        (lambda rec, idx: damaged(rec, 4, struct.pack("<I", 1 << 28)), "cut off"),
+        (lambda rec, idx: damaged(rec, 4, struct.pack("<I", 1 << 28)), "truncated"),
         (lambda rec, idx: damaged(rec, 8, struct.pack("<I", 1 << 30)), "labels"),
     ],
 )
@@ -151,7 +151,7 @@ def test_the_short_way_to_a_image_finds_what_the_long_one_does_or_leaves_it_to_i
 ):
     path = tmp_path_factory.mktemp("rec") / "train.rec"
     flag = len(labels) if len(labels) > 1 else 0
-    id2 = 0 if exact is None else LABEL_MARK | exact
+    id2 = 0 if exact is None else EXACT_LABEL | exact
     with RecordWriter(path) as writer:
         writer.write(0, RecordHeader(flag, tuple(map(float, labels)), 0, id2), image)
     path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
