@@ -34,7 +34,7 @@ class IBasicBlock(nn.Module):
         self.prelu = PReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
-        self.downsample: nn.Module | None = None
+        self.downsample: nn.Sequential | None = None
         if stride != 1 or channels_in != channels:
             self.downsample = nn.Sequential(
                 nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
@@ -87,7 +87,7 @@ class IResNet(Backbone):
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
-        for block in self._blocks():
+        for block in self.blocks():
             x = run_block(block, x, again=self._again)
         return self.dropout(self.bn2(x).flatten(1))
 
@@ -98,10 +98,14 @@ class IResNet(Backbone):
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the stem and each block."""
         yield self, "stem"
-        yield from ((block, "forward") for block in self._blocks())
+        yield from ((block, "forward") for block in self.blocks())
 
-    def _blocks(self) -> Iterator[nn.Module]:
-        return (block for number in range(1, 5) for block in self.get_submodule(f"layer{number}").children())
+    def blocks(self) -> Iterator[IBasicBlock]:
+        """Yield the blocks of the four stages in order."""
+        for number in range(1, 5):
+            for block in self.get_submodule(f"layer{number}").children():
+                assert isinstance(block, IBasicBlock)
+                yield block
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map flat features to embeddings (B, D)."""

@@ -1,0 +1,107 @@
+"""Compile the batch norm kernels for GPUs that need not be there, and print what the assembler reports."""
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from facetrain.backbone.kernels import batch_norm
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Compute capability -> shared memory of a block: A100; H100 and H200; B200."""
+ACTIVATIONS = ("x", "y", "grad", "grad_x", "residual")
+SCALARS = {"eps": "fp32", "momentum": "fp32", "share": "fp32"} | dict.fromkeys(
+    ("N", "C", "tiles", "P", "H", "W"), "i32"
+)
+CASES = {
+    "statistics": (batch_norm._statistics, {}),
+    "batch norm": (batch_norm._normalize, {}),
+    "batch norm, PReLU, statistics": (batch_norm._normalize, {"has_slope": True, "has_statistics": True}),
+    "batch norm, shortcut, statistics": (
+        batch_norm._normalize,
+        {"has_residual": True, "has_residual_norm": True, "has_statistics": True},
+    ),
+    "reduce gradient, recompute": (batch_norm._reduce_gradient, {"has_slope": True, "has_result": True}),
+    "apply gradient": (
+        batch_norm._apply_gradient,
+        {"has_slope": True, "has_residual": True, "has_sums": True},
+    ),
+    "border sums": (batch_norm._border_sums, {}),
+    "finish statistics": (batch_norm._finish_statistics, {"has_running": True}),
+}
+_FLAGS = (
+    "has_slope", "has_residual", "has_residual_norm", "has_statistics", "has_result", "has_sums", "has_running",
+)  # fmt: skip
+
+
+def compile_for(kernel, flags: dict[str, bool], capability: int) -> dict[str, int]:
+    """Compile a kernel for bfloat16 activations, as it is launched for an IResNet's channels."""
+    names = kernel.arg_names
+    rows, channels = batch_norm._BLOCK_ROWS, batch_norm._BLOCK_CHANNELS
+    constants = {"BN": rows, "BP": rows, "BC": channels} | dict.fromkeys(_FLAGS, False) | flags
+    constants = {name: value for name, value in constants.items() if name in names}
+    types = {
+        name: "constexpr"
+        if name in constants
+        else "*bf16"
+        if name in ACTIVATIONS
+        else SCALARS.get(name, "*fp32")
+        for name in names
+    }
+    aligned = [name for name in names if types[name].startswith("*") or name == "C"]
+    source = ASTSource(
+        kernel,
+        types,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    target = GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": batch_norm._WARPS})
+    code = compiled.asm["ptx"]
+    return machine_code(code, capability) | {
+        "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4", code)),
+        "shared_bytes": compiled.metadata.shared,
+        "shared_bytes_of_the_device": SHARED_BYTES[capability],
+    }
+
+
+def machine_code(ptx: str, capability: int) -> dict[str, int]:
+    """Assemble PTX by the assembler that comes with Triton."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    newer = tools / "ptxas-blackwell"
+    assembler = newer if capability >= 100 and newer.exists() else tools / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
+        done = subprocess.run(
+            [assembler, "-v", f"-arch={architecture}", source, "-o", Path(folder) / "kernel.cubin"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    (registers,) = re.findall(r"Used (\d+) registers", done.stderr)
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
+    assert spilled, done.stderr
+    return {"registers": int(registers), "spilled_bytes": sum(map(int, spilled))}
+
+
+def main() -> None:
+    print(
+        json.dumps(
+            {
+                f"{name} for sm_{capability}": compile_for(kernel, flags, capability)
+                for name, (kernel, flags) in CASES.items()
+                for capability in SHARED_BYTES
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

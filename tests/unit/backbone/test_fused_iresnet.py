@@ -1,0 +1,108 @@
+"""The fused trunk of an IResNet, under Triton's interpreter, on tensors without content, and compiled for GPUs."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from facetrain.backbone.iresnet import LAYERS, IResNet
+from facetrain.backbone.prelu import use_torchs_backward
+from facetrain.plan.backbone_cost import LiveBytes
+from tests.support.command import ROOT, environment
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")
+OTHER_KERNELS_MOVE_NOTHING = ("new_empty", "empty_like", "device", "detach", "empty", "empty_strided")
+
+
+def report(module: str, **variables: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.support.{module}"],
+        env=environment(**variables), cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="the interpreter of Triton 3.6 does not run on NumPy 2.4",
+)
+def test_results_gradients_and_running_statistics_are_as_exact_as_the_plain_trunks():
+    for case, tensors in report("interpret_fused_iresnet", TRITON_INTERPRET="1").items():
+        rounding = 5e-2 if case == "16 bits" else 5e-3 if "mean" in case else 2e-6
+        assert len(tensors) > 60, case
+        for name, error in tensors.items():
+            assert error["fused"] <= 5 * error["plain"] + rounding, (case, name, error)
+        assert median(error["fused"] / max(error["plain"], 1e-9) for error in tensors.values()) < 1.5, case
+
+
+def test_the_kernels_spill_no_register_and_load_16_bytes_at_a_time_on_each_generation_of_gpus():
+    found = report("compile_batch_norm_kernels")
+    assert len(found) == 24
+    for name, kernel in found.items():
+        assert kernel["spilled_bytes"] == 0 and kernel["registers"] <= 168, (name, kernel)
+        assert kernel["shared_bytes"] <= kernel["shared_bytes_of_the_device"], name
+        assert kernel["wide_loads"] > 0, name
+
+
+class MovedBytes(TorchDispatchMode):
+    """Counts the bytes that PyTorch's own operations read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        # On fake CPU tensors some convolutions return NCHW, which a clone changes; on CUDA they return channels_last.
+        if not func.is_view and name not in (*OTHER_KERNELS_MOVE_NOTHING, "clone"):
+            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
+            # An expanded tensor has one number: only its shape is read.
+            self.bytes[name] += sum(
+                min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors
+            )
+        return result
+
+
+def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
+    """Return what a training step of a trunk in bfloat16 moves and keeps, counted on tensors without content."""
+    from facetrain.backbone.fused_iresnet import FusedTrunk
+    from facetrain.backbone.kernels.batch_norm import shapes_only
+
+    with FakeTensorMode():
+        net = IResNet(LAYERS[name])
+        use_torchs_backward(net)
+        for module in net.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                weight = torch.empty(module.weight.shape).contiguous(memory_format=torch.channels_last)
+                module.weight = torch.nn.Parameter(weight)
+        image = torch.zeros(batch, 3, 112, 112).contiguous(memory_format=torch.channels_last)
+        trunk = FusedTrunk(net) if fused else net.trunk
+        with shapes_only() as kernels, LiveBytes() as live, MovedBytes() as moved:
+            with torch.autocast("cpu", torch.bfloat16):
+                feature = trunk(image)
+            kept = live.now
+            feature.backward(torch.zeros_like(feature))
+    return {"moved": moved.bytes.total() + kernels.bytes, "kept": kept, "launches": kernels.launches}
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("r50", 210), ("r100", 335)])
+def test_a_step_moves_few_bytes_and_keeps_half_of_the_activations(name, megabytes):
+    small, large = (step_cost(name, batch, fused=True) for batch in (64, 128))
+    plain_small, plain_large = (step_cost(name, batch, fused=False) for batch in (64, 128))
+    assert (large["moved"] - small["moved"]) / 64 <= megabytes * 1e6
+    kept, plain_kept = large["kept"] - small["kept"], plain_large["kept"] - plain_small["kept"]
+    assert kept <= 0.5 * plain_kept
+    blocks = sum(LAYERS[name])
+    # Each of 3 norms: 2 kernels for the statistics (1 where they come with the input), 1 forward, 2 backward.
+    assert large["launches"] <= 15 * blocks + 5 * 4 + 5
