@@ -26,10 +26,10 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
-from facetrain.run.build import build_augment, build_state, count_workers, describe
+from facetrain.run.build import build_augment, build_state, count_workers, describe_model
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
-from facetrain.train.profile import RECORDED, Profile, profiled
+from facetrain.train.profile import RECORDED_STEPS, Profile, profiled
 from facetrain.train.state import TrainState
 from facetrain.train.step import TrainStep
 
@@ -170,7 +170,7 @@ def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
     torch.manual_seed(0)
     allocated = _allocated_bytes(world.device)
     batch, side = schedule_steps(config, _ENDLESS, world.size).local_batch_size, config.data.image_size
-    options = describe(config)["backbone"]
+    options = describe_model(config)["backbone"]
     backbone = build_backbone(options.pop("name"), **options)
     step = ArcfaceTorchStep(backbone, num_classes, config.train.precision, world.device)
     image_BHWC = torch.randint(256, (batch, side, side, 3), dtype=torch.uint8)
@@ -243,7 +243,7 @@ def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
     found: list[Profile] = []
     trace = scratch / f"rank_{run.world.rank}.pt.trace.json.gz"
     # One more batch than the profiler records: it stops when it is asked for the next one.
-    some = islice(batches, _WARM_UP_STEPS + RECORDED + 1)
+    some = islice(batches, _WARM_UP_STEPS + RECORDED_STEPS + 1)
     run.take_steps(profiled(some, trace, run.world.device, found.append, warm_up=_WARM_UP_STEPS))
     return found[0]
 

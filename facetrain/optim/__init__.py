@@ -1,1 +1,1 @@
-"""Learning rates, parameter groups, and the step that all ranks take or skip together."""
+"""Optimizer of the backbone, learning rate schedule and loss scale."""

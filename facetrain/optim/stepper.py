@@ -1,21 +1,22 @@
-"""One optimizer step that all ranks take, or all skip."""
+"""Optimizer step that all ranks take or all ranks skip."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from facetrain.distributed import collectives
-from facetrain.optim.fused import Optimizer
-from facetrain.optim.scaler import LossScale
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import fused_step
 
 
 class RowUpdater(Protocol):
-    """What the stepper needs of a head, which updates its own class centers."""
+    """Head that updates its class centers itself (the rows of its weight)."""
 
     lr: float
 
@@ -24,27 +25,27 @@ class RowUpdater(Protocol):
         """Whether the backward pass has already updated the centers."""
 
     def begin_step(self, step: int) -> None:
-        """Choose the step's sample."""
+        """Draw the classes of the step."""
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        """Update the centers by what was accumulated, divided by a scalar; where the scalar `skip` is 1, forget it."""
+        """Update the centers by the accumulated gradient, divided by a scalar; discard it where `skip` is 1."""
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """What came of a step; scalars on the device, so that nobody has to wait for them."""
+class StepResult:
+    """Outcome of an optimizer step, as scalars on the device, so that the host does not wait for them."""
 
     grad_norm: Tensor
     """L2 norm of the backbone's unscaled gradient, before clipping."""
     skipped: Tensor
-    """1 where the gradient was not finite and nothing was changed, else 0."""
+    """1 if the gradient was not finite on some rank and nothing was changed, else 0."""
 
 
 class Stepper:
-    """Unscale, clip, agree that everything is finite, and step backbone and head.
+    """Unscales and clips the gradient, lets the ranks agree that it is finite, and updates backbone and head.
 
-    Unscaling, clipping and skipping all happen inside the fused optimizer's own kernel: it divides
-    by a factor and reads a flag, both on the device, so the host never waits.
+    The fused optimizer kernels unscale, clip and skip: they divide by a factor and read a flag, both of which are
+    scalars on the device. The host never waits for the GPU.
     """
 
     def __init__(
@@ -57,6 +58,11 @@ class Stepper:
         schedule: Callable[[int], float],
         clip_grad_norm: float | None,
     ) -> None:
+        """Take the optimizer of the backbone's parameters, and the head, which updates its own.
+
+        `schedule` returns the learning rate of a step. `clip_grad_norm` bounds the L2 norm of the backbone's
+        gradient (None: no bound).
+        """
         self.optimizer = optimizer
         self.scale = scale
         self._parameters = [p for p in backbone.parameters() if p.requires_grad]
@@ -65,7 +71,7 @@ class Stepper:
         self._clip = clip_grad_norm
 
     def begin(self, step: int) -> float:
-        """Set every learning rate for a step, and return the schedule's."""
+        """Prepare a step: set the learning rates and draw the classes. Return the scheduled learning rate."""
         lr = self._schedule(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
@@ -73,22 +79,16 @@ class Stepper:
         self._head.begin_step(step)
         return lr
 
-    def finish(self) -> Stepped:
-        """Step by the gradients that the backward passes left, and clear them. Collective."""
-        norm = _total_norm(p.grad for p in self._parameters if p.grad is not None) / self.scale.value
+    def finish(self) -> StepResult:
+        """Update the weights by the gradients of the backward passes, and clear the gradients. Collective."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients) / self.scale.value
+        # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.
         skipped = collectives.max_((~torch.isfinite(norm)).float())
-        self._step_backbone(norm, skipped)
+        clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
+        fused_step(self.optimizer, grad_scale=self.scale.value * clip_factor, skip=skipped)
+        self.optimizer.zero_grad(set_to_none=True)
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         self.scale.update(skipped)
-        return Stepped(grad_norm=norm, skipped=skipped)
-
-    def _step_backbone(self, norm: Tensor, skipped: Tensor) -> None:
-        shrink = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
-        self.optimizer.step(grad_scale=self.scale.value * shrink, skip=skipped)
-        for parameter in self._parameters:
-            parameter.grad = None
-
-
-def _total_norm(gradients: Iterable[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(list(gradients))).float().norm()
+        return StepResult(grad_norm=norm, skipped=skipped)

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its config: the network, the head, the optimizers."""
+"""Construction of a run's parts from its config: network, head, optimizer, loader."""
 
 from __future__ import annotations
 
@@ -6,64 +6,105 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.augment import Augment, normalize
+from facetrain.data.augment import Augment
 from facetrain.data.dali import require_dali
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.sampler import build_sampler
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
+from facetrain.head.margin_head import MarginHead
 from facetrain.models.initialize_from import initialize_backbone, initialize_centers
 from facetrain.models.model_file import describe_backbone
-from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
-from facetrain.optim.scaler import LossScale
-from facetrain.optim.schedule import polynomial
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import build_optimizer, freeze, parameter_groups, polynomial_lr
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build_head import build_head
+from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import StepSchedule
 from facetrain.train.loss_spikes import SpikeDetector
 from facetrain.train.precision import InPrecision, memory_format_for
 from facetrain.train.state import TrainState
 
+_MAX_AUTO_WORKERS = 16
+# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5 and 6.
+_AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
 
-def build_augment(config: Config) -> Augment:
-    """Return what is done to each image on the device."""
-    return Augment(key_of(config.seed, 3), **config.data.augment.model_dump())
+
+def count_workers(config: Config, world: World) -> int:
+    """Return the number of reading processes of this rank."""
+    if config.data.workers != "auto":
+        return config.data.workers
+    return min(max(usable_cores() // world.local_size, 1), _MAX_AUTO_WORKERS)
 
 
-def check_decode(config: Config, world: World) -> None:
-    """Refuse to decode images on a device that cannot, or with a library that is not there.
+def check_decoder(config: Config, world: World) -> None:
+    """Check that the decoder of the config can run on this machine.
 
     Raises:
-        ConfigError: the device is none of CUDA.
+        ConfigError: it needs CUDA, and the run is on another device.
         DataError: DALI is not installed.
     """
     if config.data.decode == "gpu" and world.device.type != "cuda":
         raise ConfigError(
-            f"data.decode: gpu is for CUDA, and this run is on {world.device.type}; set it to cpu"
+            f"data.decode: gpu needs CUDA, and this run is on {world.device.type}; set data.decode to cpu"
         )
     if config.data.decode == "dali":
         require_dali()
 
 
-def count_workers(config: Config, world: World) -> int:
-    """Return how many processes of this rank read and decode images."""
-    if config.data.workers != "auto":
-        return config.data.workers
-    return min(max(usable_cores() // world.local_size, 1), 16)
+def build_augment(config: Config) -> Augment:
+    """Build the augmentation of image batches on the device."""
+    return Augment(key_of(config.seed, _AUGMENT_STREAM), **config.data.augment.model_dump())
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """Return what a model file of this run says of its network, and of how it was trained."""
+def build_loader(
+    config: Config,
+    world: World,
+    source: FaceDataset,
+    schedule: StepSchedule,
+    *,
+    workers: int,
+    start_step: int,
+) -> Loader:
+    """Build the loader of this rank's batches; it begins to read at once."""
+    sampler = build_sampler(
+        source,
+        seed=config.seed,
+        global_batch_size=schedule.global_batch_size,
+        mode=config.data.shuffle,
+    )
+    settings = LoaderSettings(
+        local_batch_size=schedule.local_batch_size,
+        accumulate=config.optim.accumulate,
+        image_size=config.data.image_size,
+        workers=workers,
+        bad_records=config.data.bad_records,
+        decode=config.data.decode,
+    )
+    return Loader(
+        source,
+        sampler,
+        settings,
+        rank=world.rank,
+        world_size=world.size,
+        device=world.device,
+        start_step=start_step,
+        stop_step=schedule.total_steps,
+    )
+
+
+def describe_model(config: Config) -> dict[str, Any]:
+    """Return the metadata of a model file: the network and its input, and the config that it was trained with."""
     described = describe_backbone(
         config.model.backbone,
         **({"layers": config.model.layers, "widths": config.model.widths} if config.model.layers else {}),
@@ -74,27 +115,21 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def build_state(
-    config: Config, world: World, num_classes: int, schedule: StepSchedule, folder: Path, source: FaceDataset
+    config: Config,
+    world: World,
+    num_classes: int,
+    schedule: StepSchedule,
+    folder: Path,
+    source: FaceDataset,
 ) -> TrainState:
-    """Build network, head and optimizers on this rank's device, the same on every rank."""
-    torch.manual_seed(config.seed)  # the same weights on every rank
-    options = describe(config)["backbone"]
-    backbone = build_backbone(
-        options.pop("name"),
-        **options,
-        dropout=config.model.dropout,
-        checkpoint_activations=config.model.checkpoint_activations,
-    )
-    if config.model.init_from:
-        faces = partial(some_faces, source, config.data.image_size)
-        initialize_backbone(backbone, Path(config.model.init_from), faces)
-    freeze(backbone, config.model.freeze)
+    """Build network, head and optimizers on this rank's device.
+
+    The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
+    """
+    backbone = _build_backbone(config, source)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
-    sync = config.model.batch_norm == "sync" or (
-        config.model.batch_norm == "auto" and config.train.global_batch_size is not None
-    )
-    if sync:
+    if _is_batch_norm_synced(config):
         use_sync_batch_norm(backbone, world.device)
     network = InPrecision(
         backbone,
@@ -104,30 +139,68 @@ def build_state(
         compile=config.train.compile,
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
+    # The backward pass can update the centers itself only if its gradient is complete (no accumulation) and need not
+    # be divided by a loss scale.
+    update_in_backward = config.optim.accumulate == 1 and not scale.enabled
     head = build_head(
         config,
         world,
         num_classes,
         folder,
-        update_in_backward=config.optim.accumulate == 1 and not scale.enabled,
+        update_in_backward=update_in_backward,
         steps_per_epoch=schedule.steps_per_epoch,
     )
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
-    stepper = Stepper(
+    stepper = _build_stepper(config, backbone, head, scale, schedule)
+    # From here on, random numbers may differ between ranks: each has a dropout of its own.
+    torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
+    tolerance = config.train.loss_spike
+    detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
+    return TrainState(world, network, head, stepper, detector)
+
+
+def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
+    torch.manual_seed(config.seed)  # the same weights on every rank
+    options = describe_model(config)["backbone"]
+    backbone = build_backbone(
+        options.pop("name"),
+        **options,
+        dropout=config.model.dropout,
+        checkpoint_activations=config.model.checkpoint_activations,
+    )
+    if config.model.init_from:
+        images = partial(evenly_spread_images, source, config.data.image_size)
+        initialize_backbone(backbone, Path(config.model.init_from), images)
+    freeze(backbone, config.model.freeze)
+    return backbone
+
+
+def _is_batch_norm_synced(config: Config) -> bool:
+    if config.model.batch_norm == "auto":
+        # A global batch size promises a result that does not depend on the number of ranks.
+        return config.train.global_batch_size is not None
+    return config.model.batch_norm == "sync"
+
+
+def _build_stepper(
+    config: Config, backbone: Backbone, head: MarginHead, scale: LossScale, schedule: StepSchedule
+) -> Stepper:
+    optimizer = build_optimizer(
+        parameter_groups(backbone, config.model.lr_factors),
+        config.optim.name,
+        momentum=config.optim.momentum,
+        betas=config.optim.betas,
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+    )
+    return Stepper(
         backbone,
-        build_optimizer(
-            parameter_groups(backbone, config.model.lr_factors),
-            config.optim.name,
-            momentum=config.optim.momentum,
-            betas=config.optim.betas,
-            eps=config.optim.eps,
-            weight_decay=config.optim.weight_decay,
-        ),
+        optimizer,
         head,
         scale,
-        schedule=lambda step: polynomial(
-            step,
+        schedule=partial(
+            polynomial_lr,
             base=config.optim.lr,
             warmup_steps=schedule.warmup_steps,
             total_steps=schedule.total_steps,
@@ -135,24 +208,3 @@ def build_state(
         ),
         clip_grad_norm=config.optim.clip_grad_norm,
     )
-    torch.manual_seed(key_of(config.seed, 4, world.rank) & (2**63 - 1))  # dropout differs from rank to rank
-    tolerance = config.train.loss_spike
-    spikes = None if tolerance is None else SpikeDetector(tolerance, world.device)
-    return TrainState(world, network, head, stepper, spikes)
-
-
-_FACES = 128
-
-
-def some_faces(source: FaceDataset, image_size: int) -> Tensor:
-    """Return images of a dataset, evenly spread: float32 (B, 3, H, W) from −1 to 1.
-
-    Raises:
-        ImageError: one of them cannot be decoded.
-    """
-    step = max(source.num_images // _FACES, 1)
-    images = [
-        resize_square(decode_rgb(source.read(number), location=source.location(number)), image_size)
-        for number in range(0, source.num_images, step)[:_FACES]
-    ]
-    return normalize(torch.from_numpy(np.stack(images)))

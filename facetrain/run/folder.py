@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and what stands in it beside the checkpoints."""
+"""Run folder: creation, reuse after a restart, and the files that describe the run."""
 
 from __future__ import annotations
 
@@ -23,57 +23,61 @@ from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.files import write_atomically
+from facetrain.files import error_reason, os_errors_as, write_atomically
 
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 
 
-def claim_folder(world: World, *, given: Path | None, default: Path) -> tuple[Path, bool]:
-    """Return the folder for a new run, and whether to go on in it because this run was started again.
+def create_run_folder(world: World, *, given: Path | None, default: Path) -> tuple[Path, bool]:
+    """Return the folder of a new run, and whether the run was restarted and has to continue in it. Collective.
 
-    An elastic agent starts its workers again after a failure; the folder remembers its launchers. A
-    folder that was not given by name gets a number if there is one already, and is made at once: of runs
-    that start together, each has its own. `leave_unused` takes it away again. Collective.
+    torch's elastic launcher restarts its workers after a failure. The folder lists the launchers that have used it,
+    so restarted workers find their folder again.
+
+    A folder that the user names (`given`) may exist, if it holds no run. The `default` folder gets a number appended
+    if it exists, and is created at once, so that runs that start at the same time get different folders.
+    `remove_if_empty` removes it again if the run fails before it writes anything.
 
     Raises:
-        UsageError: the folder that was given holds another run's checkpoints, or cannot be made.
+        UsageError: the given folder holds the checkpoints of another run, or the folder cannot be created.
     """
     launchers = _launchers_of(world)
-    folder, again = decide_on_leader(world, lambda: _claim(world, launchers, given, default))
-    return Path(folder), again
+    folder, restarted = decide_on_leader(world, lambda: _create(world, launchers, given, default))
+    return Path(folder), restarted
 
 
-def leave_unused(folder: Path, world: World) -> None:
-    """Remove the folder of a run that ended before anything was written there."""
+def remove_if_empty(folder: Path, world: World) -> None:
+    """Remove the folder of a run that ended before it wrote anything."""
     if world.is_leader:
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # it is not empty
             folder.rmdir()
 
 
-def opened_before(folder: Path, world: World) -> bool:
-    """Whether this command has opened the folder before, and its workers were started again. Collective."""
-    return bool(collectives.broadcast_json(_started_by(folder, _launchers_of(world))))
+def is_restart(folder: Path, world: World) -> bool:
+    """Return whether the launcher of this process has used the folder before, and restarted its workers. Collective."""
+    return bool(collectives.broadcast_json(_was_used_by(folder, _launchers_of(world))))
 
 
-def open_folder(folder: Path, world: World, config_text: str) -> None:
-    """Make the folder, and write down the config and what the run runs on. The leader alone calls it.
+def write_run_files(folder: Path, world: World, config_text: str) -> None:
+    """Write the config and a description of the environment. To be called by the leader only.
 
     Raises:
-        RunError: the folder cannot be written.
+        RunError: the folder cannot be written to.
     """
-    try:
+    with os_errors_as(RunError, folder):
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder / "checkpoints")
         write_atomically(folder / "config.yaml", config_text)
         write_atomically(
             folder / "environment.json", json.dumps(_environment(folder, world), indent=1) + "\n"
         )
-    except OSError as error:
-        raise RunError(f"{error.filename or folder}: {error.strerror or error}") from error
 
 
-def set_aside_later(folder: Path, step: int) -> None:
-    """Take checkpoints after a step out of the way of a run that goes on from it; they are kept, renamed."""
+def rename_later_checkpoints(folder: Path, step: int) -> None:
+    """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step.
+
+    They belong to a course of training that the run leaves. They are kept, but no longer count as its checkpoints.
+    """
     for later in complete_steps(folder / "checkpoints"):
         if later > step:
             path = step_folder(folder / "checkpoints", later)
@@ -86,27 +90,43 @@ def set_aside_later(folder: Path, step: int) -> None:
     point_latest(folder / "checkpoints")
 
 
-def _claim(world: World, launchers: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
-    _require_room(given or default)
-    folder = given or _own(default, launchers)
-    again = _holds_run(folder) and (world.restarts > 0 or _started_by(folder, launchers))
-    if given and _holds_run(folder) and not again:
+def _create(world: World, launchers: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
+    _check_creatable(given or default)
+    folder = given or _create_numbered(default, launchers)
+    has_run = bool(complete_steps(folder / "checkpoints"))
+    restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
+    if given and has_run and not restarted:
         steps = complete_steps(folder / "checkpoints")
         raise UsageError(
-            f"{folder}: holds a run already, at step {steps[-1]}: `facetrain resume {folder}` goes on with it; "
-            "for a new run give another --run-dir"
+            f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {folder}`, or "
+            "give another --run-dir"
         )
-    return str(folder), again
+    return str(folder), restarted
 
 
-def _require_room(folder: Path) -> None:
-    """Refuse a folder that could not be made, before dataset and network are built."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+def _check_creatable(folder: Path) -> None:
+    """Raise UsageError if the folder cannot be created; called before dataset and network are loaded."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     advice = "give another --run-dir or run.dir"
-    if not there.is_dir():
-        raise UsageError(f"{folder}: cannot hold a run, {there} is a file; {advice}")
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"{folder}: cannot hold a run, {there} may not be written to; {advice}")
+    if not existing.is_dir():
+        raise UsageError(f"{folder}: cannot be created, because {existing} is a file; {advice}")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{folder}: cannot be created, because {existing} is not writable; {advice}")
+
+
+def _create_numbered(default: Path, launchers: list[str]) -> Path:
+    """Return the folder that these launchers have used, or create a new one."""
+    folder, number = default, 1
+    while not _was_used_by(folder, launchers):
+        try:
+            folder.mkdir(parents=True)  # atomic: of two runs that start together, only one succeeds
+            break
+        except FileExistsError:
+            number += 1
+            folder = default.with_name(f"{default.name}_{number}")
+        except OSError as error:
+            raise UsageError(f"{folder}: {error_reason(error)}; give another run.dir") from error
+    return folder
 
 
 def _environment(folder: Path, world: World) -> dict[str, Any]:
@@ -119,7 +139,7 @@ def _environment(folder: Path, world: World) -> dict[str, Any]:
         "world_size": world.size,
         "device": f"{world.device.type} {device}".strip(),
         "threads": torch.get_num_threads(),
-        "launchers": [*_launchers(folder), world.launcher_id],
+        "launchers": [*_launchers_in(folder), world.launcher_id],
     }
 
 
@@ -134,31 +154,13 @@ def _launchers_of(world: World) -> list[str]:
     return sorted({name for name in collectives.gather_json(world.launcher_id) if name})
 
 
-def _launchers(folder: Path) -> list[str]:
+def _launchers_in(folder: Path) -> list[str]:
+    """Return the launchers that a folder lists."""
     try:
         return [str(name) for name in json.loads((folder / "environment.json").read_text())["launchers"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def _started_by(folder: Path, launchers: list[str]) -> bool:
-    return bool(set(_launchers(folder)) & set(launchers))
-
-
-def _holds_run(folder: Path) -> bool:
-    return bool(complete_steps(folder / "checkpoints"))
-
-
-def _own(default: Path, launchers: list[str]) -> Path:
-    """Return the folder in which these launchers have run, or make one."""
-    folder, number = default, 1
-    while not _started_by(folder, launchers):
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            number += 1
-            folder = default.with_name(f"{default.name}_{number}")
-        except OSError as error:
-            raise UsageError(f"{folder}: {error.strerror or error}; give another run.dir") from error
-    return folder
+def _was_used_by(folder: Path, launchers: list[str]) -> bool:
+    return bool(set(_launchers_in(folder)) & set(launchers))

@@ -1,4 +1,8 @@
-"""Opens the data of a run from its config; what is to be drawn is there at once, and written while the run trains."""
+"""Training data and verification sets of a run, opened or generated from its config.
+
+A synthetic dataset that does not exist yet is available at once: the reading processes generate its images on demand,
+and the run writes the dataset to the disk while it trains.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +10,101 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from facetrain.config.schema import Config
+from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.loader import Batch
 from facetrain.data.open_dataset import check_counts, drop_small_identities, open_dataset
 from facetrain.verify.pair_set import PairSet, load_pair_sets
 
+_SPREAD_IMAGES = 128
 
-def is_to_be_drawn(config: Config) -> bool:
-    """Whether the config wants synthetic data, and it is not there yet."""
+
+def must_generate(config: Config) -> bool:
+    """Return whether the config asks for a synthetic dataset that does not exist yet."""
     return config.data.synthetic is not None and not Path(config.data.train).exists()
 
 
 def open_data(config: Config, *, workers: int) -> tuple[FaceDataset, list[PairSet]]:
-    """Open the training set and the verification sets; `workers` processes draw those that are to be drawn.
+    """Open the training data and the verification sets.
+
+    `workers` processes generate the verification pairs of a synthetic dataset that does not exist yet.
 
     Raises:
-        DataError: one of them cannot be read, or is not what the config says.
+        DataError: a dataset or set cannot be read, or does not agree with the config.
     """
-    folder, least = Path(config.data.train), config.data.min_images_per_identity
-    if is_to_be_drawn(config):
-        source, drawn = (
-            drop_small_identities(_drawn_source(config), folder, least),
-            _drawn_pairs(config, workers),
-        )
+    folder, min_images = Path(config.data.train), config.data.min_images_per_identity
+    generated: list[PairSet] = []
+    if must_generate(config):
+        source = drop_small_identities(_synthetic_source(config), folder, min_images)
+        generated = _synthetic_pairs(config, workers)
     else:
-        source, drawn = open_dataset(folder, min_images_per_identity=least), []
+        source = open_dataset(folder, min_images_per_identity=min_images)
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
-    return source, load_pair_sets(config.eval.targets, Path(config.eval_dir), drawn)
+    return source, load_pair_sets(config.eval.targets, Path(config.eval_dir), generated)
 
 
-def written_meanwhile(
+def write_while_training(
     config: Config, source: FaceDataset, batches: Iterable[tuple[Batch, ...]]
 ) -> Iterator[tuple[Batch, ...]]:
-    """Pass the batches on, and have the drawn dataset written from the second to the last of them."""
+    """Yield the batches, and write the synthetic dataset in other processes from the second one to the last."""
     from facetrain.data.synthetic.lazy_dataset import LazyDataset, write_in_background
 
-    wanted = config.data.synthetic
-    assert wanted is not None and isinstance(source, LazyDataset), "nothing is to be drawn"
+    synthetic = config.data.synthetic
+    assert synthetic is not None and isinstance(source, LazyDataset), "the dataset is not generated"
     folder, image_size = Path(config.data.train), config.data.image_size
     batches = iter(batches)
-    yield from islice(batches, 1)  # the first step has the machine to itself
-    with write_in_background(source, folder, image_size=image_size, **wanted.model_dump()) as wait:
+    yield from islice(batches, 1)  # the first step has all cores to itself: it shows soon that training works
+    with write_in_background(source, folder, image_size=image_size, **synthetic.model_dump()) as wait:
         yield from batches
         wait()
 
 
-def _drawn_source(config: Config) -> FaceDataset:
+def evenly_spread_images(source: FaceDataset, image_size: int) -> Tensor:
+    """Return up to 128 images at equal distances in a dataset: float32 (B, 3, H, W) in [−1, 1].
+
+    Raises:
+        ImageError: one of them cannot be decoded.
+    """
+    step = max(source.num_images // _SPREAD_IMAGES, 1)
+    images = [
+        resize_square(decode_rgb(source.read(number), location=source.location(number)), image_size)
+        for number in range(0, source.num_images, step)[:_SPREAD_IMAGES]
+    ]
+    return normalize(torch.from_numpy(np.stack(images)))
+
+
+def _synthetic_source(config: Config) -> FaceDataset:
     from facetrain.data.synthetic.lazy_dataset import LazyDataset
 
-    wanted = config.data.synthetic
-    assert wanted is not None, "nothing is to be drawn"
+    synthetic = config.data.synthetic
+    assert synthetic is not None, "the dataset is not generated"
     return LazyDataset(
         Path(config.data.train),
-        identities=wanted.identities,
-        images_per_identity=wanted.images_per_identity,
+        identities=synthetic.identities,
+        images_per_identity=synthetic.images_per_identity,
         image_size=config.data.image_size,
-        seed=wanted.seed,
+        seed=synthetic.seed,
     )
 
 
-def _drawn_pairs(config: Config, workers: int) -> list[PairSet]:
+def _synthetic_pairs(config: Config, workers: int) -> list[PairSet]:
     from facetrain.data.synthetic.dataset_writer import EVAL_SET_NAME, render_eval_pairs
 
-    wanted = config.data.synthetic
-    assert wanted is not None, "nothing is to be drawn"
+    synthetic = config.data.synthetic
+    assert synthetic is not None, "the dataset is not generated"
     if EVAL_SET_NAME not in config.eval.targets or Path(config.eval_dir) != Path(config.data.train):
         return []
     images, same = render_eval_pairs(
-        eval_identities=wanted.eval_identities,
-        eval_pairs=wanted.eval_pairs,
+        eval_identities=synthetic.eval_identities,
+        eval_pairs=synthetic.eval_pairs,
         image_size=config.data.image_size,
-        seed=wanted.seed,
+        seed=synthetic.seed,
         workers=max(workers, 1),
     )
     return [PairSet(EVAL_SET_NAME, images, same)]

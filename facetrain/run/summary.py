@@ -1,4 +1,4 @@
-"""What a finished run has learned, and what to try next."""
+"""Summary of a finished run: loss, accuracy, a plot of both, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from facetrain.telemetry.jsonl import read_jsonl
 
 
-def summary(
+def summarize(
     folder: Path,
     targets: Sequence[str],
     eval_dir: str,
@@ -19,12 +19,13 @@ def summary(
     skipped: list[str],
     seconds: float,
 ) -> str:
-    """Tell a run from its metrics: loss and accuracy from first to last, and the next commands.
+    """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
 
-    `ended_by` is the key of the config that ended the run.
+    `ended_by` is the config key that set the last step. `skipped` lists the images that could not be read. `seconds`
+    is the duration of the command.
     """
     records = read_jsonl(folder / "metrics.jsonl")
-    lines = ["", f"{folder}: finished; this command took {seconds:.0f} s"]
+    lines = ["", f"{folder}: finished in {seconds:.0f} s"]
     losses = [record for record in records if "loss" in record]
     if losses:
         first, last = losses[0], losses[-1]
@@ -33,17 +34,17 @@ def summary(
         )
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
-            _course(name.removesuffix("/accuracy"), [record for record in records if name in record])
+            _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
         )
     if skipped:
         lines.append(
-            f"  {len(skipped)} images could not be read and gave way to others, listed in "
-            f"{folder / 'skipped_images.txt'}; the first: {skipped[0]}"
+            f"  {len(skipped)} images could not be read and were replaced by others; "
+            f"{folder / 'skipped_images.txt'} lists them; the first: {skipped[0]}"
         )
     return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
 
 
-def _course(name: str, records: list[dict[str, Any]]) -> str:
+def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
     first, last = records[0], records[-1]
     before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
     line = f"  {name:9} accuracy {before:.2%} at step {first['step']} → {after:.2%}"
@@ -68,7 +69,10 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
 
 
 def plot_curves(metrics: Path, output: Path) -> bool:
-    """Draw a metrics.jsonl as a PNG; return whether it could be done: it needs matplotlib (facetrain[plot])."""
+    """Plot the loss and the accuracies of a metrics.jsonl as a PNG file.
+
+    Returns False, and writes nothing, if matplotlib is not installed (`pip install facetrain[plot]`).
+    """
     try:
         import matplotlib
     except ImportError:
@@ -86,8 +90,8 @@ def plot_curves(metrics: Path, output: Path) -> bool:
     left.set_ylabel("loss")
     right = left.twinx()
     for name in names:
-        course = [(record["step"], 100 * record[name]) for record in records if name in record]
-        right.plot(*zip(*course, strict=True), marker="o", label=f"{name.removesuffix('/accuracy')} accuracy")
+        points = [(record["step"], 100 * record[name]) for record in records if name in record]
+        right.plot(*zip(*points, strict=True), marker="o", label=f"{name.removesuffix('/accuracy')} accuracy")
     right.set_ylabel("verification accuracy (%)")
     right.set_ylim(45, 101)
     figure.legend(loc="center right", bbox_to_anchor=(0.9, 0.5))

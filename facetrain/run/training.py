@@ -1,4 +1,8 @@
-"""The composition root: has every part of a run built from its config, and hands them to the loop."""
+"""Training runs: `train` starts a new run, `resume` continues one.
+
+This module puts a run together. It builds every part from the config, loads the checkpoint of a resumed run, and hands
+the parts to the training loop (`facetrain.train.loop.fit`).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loader import Batch, Loader, LoaderSettings
-from facetrain.data.sampler import build_sampler, epoch_size
+from facetrain.data.loader import Batch, Loader
+from facetrain.data.sampler import epoch_size
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures, fail_together, only_leader_reports
 from facetrain.distributed.ddp import wrap_in_ddp
@@ -28,24 +32,34 @@ from facetrain.files import write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
     build_augment,
+    build_loader,
     build_state,
-    check_decode,
+    check_decoder,
     count_workers,
-    describe,
+    describe_model,
 )
-from facetrain.run.callbacks import RunHooks
+from facetrain.run.callbacks.checkpointing import Checkpointing
+from facetrain.run.callbacks.evaluation import Evaluation
+from facetrain.run.callbacks.logging import Logging
+from facetrain.run.callbacks.stopping import Stopping
 from facetrain.run.compatibility import check_compatibility
-from facetrain.run.folder import claim_folder, leave_unused, open_folder, opened_before, set_aside_later
-from facetrain.run.open_data import is_to_be_drawn, open_data, written_meanwhile
+from facetrain.run.folder import (
+    create_run_folder,
+    is_restart,
+    remove_if_empty,
+    rename_later_checkpoints,
+    write_run_files,
+)
+from facetrain.run.open_data import must_generate, open_data, write_while_training
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
-from facetrain.run.summary import plot_curves, summary
+from facetrain.run.summary import plot_curves, summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.recorder import Recorder, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
-from facetrain.train.loop import fit
-from facetrain.train.profile import RECORDED, WARM_UP, Profile, profiled
+from facetrain.train.loop import Callbacks, Intervals, fit
+from facetrain.train.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 from facetrain.train.state import TrainState, averaged_state
 from facetrain.train.step import TrainStep
 from facetrain.verify.pair_set import PairSet
@@ -55,29 +69,31 @@ from facetrain.verify.verifier import Verifier
 def train(config: Config, run_dir: Path | None = None, *, profile: bool = False) -> int:
     """Train a new run on this rank; return the exit code. Collective.
 
-    Where an elastic agent has started the workers again, the run goes on from its newest checkpoint.
-    `profile` records some steps in the run's folder.
+    If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint. `profile`
+    records a few steps in the run folder.
     """
-    with _joined(config) as world:
-        folder, again = claim_folder(world, given=run_dir, default=Path(config.run.dir) / config.run.name)
+    with _joined_world(config) as world:
+        default = Path(config.run.dir) / config.run.name
+        folder, restarted = create_run_folder(world, given=run_dir, default=default)
         try:
-            return _run(config, world, folder, open_on_all_ranks(world, folder) if again else None, profile)
+            checkpoint = open_on_all_ranks(world, folder) if restarted else None
+            return _run(config, world, folder, checkpoint, profile)
         finally:
             if run_dir is None:
-                leave_unused(folder, world)
+                remove_if_empty(folder, world)
 
 
 def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: bool = False) -> int:
-    """Go on with a run from a checkpoint, the newest by default; return the exit code. Collective."""
-    with _joined(config) as world:
-        # Workers that were started again have newer checkpoints than the one first asked for.
-        again = opened_before(run_dir, world)
-        checkpoint = open_on_all_ranks(world, run_dir, None if again else step)
-        return _run(config, world, run_dir, checkpoint, profile)
+    """Continue a run from the checkpoint of a step, by default the newest; return the exit code. Collective."""
+    with _joined_world(config) as world:
+        # After a restart, the run has newer checkpoints than the one that the command line asks for.
+        requested = None if is_restart(run_dir, world) else step
+        return _run(config, world, run_dir, open_on_all_ranks(world, run_dir, requested), profile)
 
 
 @contextmanager
-def _joined(config: Config) -> Iterator[World]:
+def _joined_world(config: Config) -> Iterator[World]:
+    """Join the process group for the duration of the context."""
     timeout_s = config.train.timeout_s
     joining = join(config.train.device, timeout_s=timeout_s, keep_freed=config.train.keep_freed_memory)
     with joining as world, explain_failures(world, timeout_s):
@@ -86,7 +102,7 @@ def _joined(config: Config) -> Iterator[World]:
 
 @dataclass(frozen=True)
 class _Run:
-    """What the parts of a run are built from."""
+    """Parts of a run that its other parts are built from."""
 
     config: Config
     world: World
@@ -95,17 +111,22 @@ class _Run:
     sets: list[PairSet]
     schedule: StepSchedule
     state: TrainState
-    since: float
-    """When the command began, on the clock of time.perf_counter."""
+    workers: int
+    """Reading processes of this rank."""
+    resumed: bool
+    """Whether the state comes from a checkpoint."""
+    started_at: float
+    """Start of the command, by time.perf_counter."""
     profile: bool
-    """Whether to record some steps."""
+    """Whether to record a few steps."""
 
 
 def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None, profile: bool) -> int:
-    since = time.perf_counter()
+    started_at = time.perf_counter()
+    workers = count_workers(config, world)
     with fail_together(world):
-        check_decode(config, world)
-        source, sets = open_data(config, workers=count_workers(config, world))
+        check_decoder(config, world)
+        source, sets = open_data(config, workers=workers)
         schedule = schedule_steps(config, epoch_size(source), world.size)
         if checkpoint is not None:
             check_compatibility(checkpoint, config, schedule)
@@ -118,210 +139,197 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         if checkpoint is not None:
             state.restore(checkpoint)
         if world.is_leader:
-            # Only now: where the config does not fit the checkpoint, the folder stays as it was.
+            # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
-                set_aside_later(folder, checkpoint.step)
-            open_folder(folder, world, dump_config(config))
+                rename_later_checkpoints(folder, checkpoint.step)
+            write_run_files(folder, world, dump_config(config))
     log = log_to(folder / "log.txt", world.rank)
     try:
-        run = _Run(config, world, folder, source, sets, schedule, state, since, profile)
-        return _train(run, network, resumed=checkpoint is not None)
+        resumed = checkpoint is not None
+        run = _Run(
+            config, world, folder, source, sets, schedule, state, workers, resumed, started_at, profile
+        )
+        return _train(run, network)
     finally:
         stop_logging(log)
 
 
-def _train(run: _Run, network: nn.Module, *, resumed: bool) -> int:
+def _train(run: _Run, network: nn.Module) -> int:
+    """Train, and write the results; return the exit code."""
     config, state, schedule = run.config, run.state, run.schedule
-    recorder, console = _open_recorder(run, resumed=resumed)
-    spikes = _open_spikes(run, resumed=resumed)
-    say = console.print if console else logger.info
+    first_step = state.step
+    recorder, console = _open_recorder(run)
+    spike_recorder = _open_spike_recorder(run)
+    print_message = (
+        console.print if console else logger.info
+    )  # the leader has a console, other ranks their log
     if console:
-        _announce(console, run)
-    workers, started_at = count_workers(config, run.world), state.step
-    loader = _build_loader(run, workers)
-    augment = build_augment(config)
-    step = TrainStep(network, augment, max_skipped_steps=config.train.max_skipped_steps)
-    with StopRequest() as stop:
-        hooks = _build_hooks(run, recorder, spikes, step, loader, stop, say, workers)
+        console.print(_opening_line(run))
+    loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
+    step = TrainStep(network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
+    with StopRequest() as stop_request:
+        stopping = Stopping(stop_request, print_message)
+        checkpointing = _build_checkpointing(run, recorder, print_message)
+        callbacks = Callbacks(
+            logging=Logging(
+                recorder,
+                spike_recorder,
+                step,
+                loader,
+                print_message,
+                total_steps=schedule.total_steps,
+                max_skipped_images=config.data.max_skipped,
+            ),
+            evaluation=Evaluation(_build_verifier(run, stop_request), recorder),
+            checkpointing=checkpointing,
+            stopping=stopping,
+        )
+        intervals = Intervals(
+            log=config.log.every_steps,
+            verify=config.eval.every_steps,
+            save=config.checkpoint.every_steps,
+            total_steps=schedule.total_steps,
+        )
         try:
-            hooks.begin(state, resumed=resumed)
-            if not hooks.stopping(state):
-                fit(state, _batches(run, loader, say), step, hooks)
-            due = state.step == schedule.total_steps and state.step % config.checkpoint.every_steps
-            if due and state.step > started_at:
-                hooks.save_now(state)
-            hooks.finish()
-            if state.step == schedule.total_steps and state.step > started_at:
-                hooks.insist(state)
+            fit(state, _batches(run, loader, print_message), step, callbacks, intervals, resumed=run.resumed)
+            checkpointing.finish()
+            if state.step == schedule.total_steps and state.step > first_step:
+                checkpointing.require_saved(state)
         except (CheckpointError, DivergedError, SkippedError) as error:
-            hooks.finish()  # all ranks are here: the checkpoint in flight is from before
-            _list_skipped(run, loader)
+            # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
+            checkpointing.finish()
+            _write_skipped_images(run, loader)
             if isinstance(error, DivergedError) and run.world.is_leader:
-                with suppress(OSError):  # a full disk must not hide why the run ended
+                with suppress(OSError):  # a full disk must not hide the reason why the run ended
                     write_atomically(run.folder / "diverged.json", json.dumps(error.report) + "\n")
             raise only_leader_reports(run.world, error) from error
         finally:
             loader.close()
             recorder.close()
-            spikes.close()
-    skipped = _list_skipped(run, loader)
-    if hooks.signal:
-        say(
-            f"stopped at step {state.step}; `facetrain resume {run.folder}` goes on from step {hooks.last_saved}"
+            spike_recorder.close()
+    skipped = _write_skipped_images(run, loader)
+    if stopping.signal:
+        print_message(
+            f"stopped at step {state.step}; `facetrain resume {run.folder}` continues from step "
+            f"{checkpointing.last_saved}"
         )
-        return 128 + hooks.signal
-    _conclude(run, skipped)
+        return 128 + stopping.signal  # as a shell reports a process that a signal has ended
+    _write_results(run, skipped)
     return 0
 
 
-def _list_skipped(run: _Run, loader: Loader) -> list[str]:
-    """Write down which images gave way to others on any rank, and return them. Collective."""
+def _write_skipped_images(run: _Run, loader: Loader) -> list[str]:
+    """Write the list of images that any rank could not read, and return it. Collective."""
     skipped = sorted({message for each in collectives.gather_json(loader.skipped) for message in each})
     if skipped and run.world.is_leader:
         write_atomically(run.folder / "skipped_images.txt", "\n".join(skipped) + "\n")
     return skipped
 
 
-def _conclude(run: _Run, skipped: list[str]) -> None:
+def _write_results(run: _Run, skipped: list[str]) -> None:
+    """Write the model file and the plot, and print the summary. Collective."""
     weights = averaged_state(run.state.backbone)
     if not run.world.is_leader:
         return
-    save_model(run.folder / "model.safetensors", weights, describe(run.config))
+    save_model(run.folder / "model.safetensors", weights, describe_model(run.config))
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
-    whole_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
-    told = summary(
+    steps_of_all_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
+    summary = summarize(
         run.folder,
         run.config.eval.targets,
         run.config.eval_dir,
-        ended_by="train.max_steps" if run.schedule.total_steps < whole_epochs else "train.epochs",
+        ended_by="train.max_steps" if run.schedule.total_steps < steps_of_all_epochs else "train.epochs",
         skipped=skipped,
-        seconds=time.perf_counter() - run.since,
+        seconds=time.perf_counter() - run.started_at,
     )
-    print(told)
+    print(summary)
 
 
-def _build_loader(run: _Run, workers: int) -> Loader:
-    config, schedule = run.config, run.schedule
-    order = build_sampler(
-        run.source, seed=config.seed, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle
-    )
-    settings = LoaderSettings(
-        local_batch_size=schedule.local_batch_size,
-        accumulate=config.optim.accumulate,
-        image_size=config.data.image_size,
-        workers=workers,
-        bad_records=config.data.bad_records,
-        decode=config.data.decode,
-    )
-    return Loader(
-        run.source,
-        order,
-        settings,
-        rank=run.world.rank,
-        world_size=run.world.size,
-        device=run.world.device,
-        start_step=run.state.step,
-        stop_step=schedule.total_steps,
-    )
+def _batches(run: _Run, loader: Loader, print_message: Callable[[str], None]) -> Iterable[tuple[Batch, ...]]:
+    """Return the batches; while they are consumed, a synthetic dataset is written and a profile recorded."""
+    generates = run.world.is_leader and must_generate(run.config)
+    batches = write_while_training(run.config, run.source, loader) if generates else loader
+    return _profiled_batches(run, batches, print_message) if run.profile else batches
 
 
-def _batches(run: _Run, loader: Loader, say: Callable[[str], None]) -> Iterable[tuple[Batch, ...]]:
-    """Return the batches, with what is to be done beside them."""
-    drawing = run.world.is_leader and is_to_be_drawn(run.config)
-    batches = written_meanwhile(run.config, run.source, loader) if drawing else loader
-    return _recorded(run, batches, say) if run.profile else batches
-
-
-def _recorded(
-    run: _Run, batches: Iterable[tuple[Batch, ...]], say: Callable[[str], None]
+def _profiled_batches(
+    run: _Run, batches: Iterable[tuple[Batch, ...]], print_message: Callable[[str], None]
 ) -> Iterator[tuple[Batch, ...]]:
-    """Pass the batches on, and leave a profile of some steps in the run's folder."""
-    folder, written = run.folder / "profile", False
+    """Yield the batches, and write a profile of a few steps to the run folder."""
+    folder, has_profile = run.folder / "profile", False
 
-    def tell(profile: Profile) -> None:
-        nonlocal written
-        written = True
+    def write(profile: Profile) -> None:
+        nonlocal has_profile
+        has_profile = True
         if run.world.is_leader:
-            write_atomically(folder / "summary.txt", profile.told() + "\n")
-            say(
-                f"{profile.told()}\nwritten to {folder}: for ui.perfetto.dev, or tensorboard --logdir {folder}"
+            summary = profile.format_summary()
+            write_atomically(folder / "summary.txt", summary + "\n")
+            print_message(
+                f"{summary}\nprofile written to {folder}; open it in ui.perfetto.dev or with "
+                f"tensorboard --logdir {folder}"
             )
 
     name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
-    yield from profiled(batches, folder / name, run.world.device, tell)
-    if not written:
-        say(f"nothing was profiled: that takes {WARM_UP + RECORDED + 1} steps")
+    yield from profiled(batches, folder / name, run.world.device, write)
+    if not has_profile:
+        print_message(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
 
 
-def _build_hooks(
-    run: _Run,
-    recorder: Recorder,
-    spikes: Recorder,
-    step: TrainStep,
-    loader: Loader,
-    stop: StopRequest,
-    say: Callable[[str], None],
-    workers: int,
-) -> RunHooks:
-    config = run.config
-    verifier = Verifier(
+def _build_verifier(run: _Run, stop_request: StopRequest) -> Verifier:
+    return Verifier(
         run.sets,
-        image_size=config.data.image_size,
-        batch_size=config.eval.batch_size,
+        image_size=run.config.data.image_size,
+        batch_size=run.config.eval.batch_size,
         device=run.world.device,
-        workers=workers,
-        check_stop=stop.raise_if_requested,
+        workers=run.workers,
+        check_stop=stop_request.raise_if_requested,
     )
+
+
+def _build_checkpointing(
+    run: _Run, recorder: Recorder, print_message: Callable[[str], None]
+) -> Checkpointing:
+    config = run.config
     writer = CheckpointWriter(
         run.folder / "checkpoints",
         keep=config.checkpoint.keep,
         asynchronous=config.checkpoint.asynchronous,
         best_metric=config.checkpoint.best_metric,
     )
-    meta = {"model": describe(config), "config": dump_config(config), "schedule": vars(run.schedule)}
-    return RunHooks(
-        recorder=recorder,
-        spikes=spikes,
-        step=step,
-        loader=loader,
-        verifier=verifier,
-        writer=writer,
-        stop=stop,
-        meta=lambda _: meta,
-        say=say,
-        max_skipped=config.data.max_skipped,
-        total_steps=run.schedule.total_steps,
-        log_every=config.log.every_steps,
-        verify_every=config.eval.every_steps,
-        save_every=config.checkpoint.every_steps,
-        save_every_minutes=config.checkpoint.every_minutes,
-    )
+    meta = {
+        "model": describe_model(config),
+        "config": dump_config(config),
+        "schedule": vars(run.schedule),
+    }
+    return Checkpointing(writer, recorder, meta, print_message, every_minutes=config.checkpoint.every_minutes)
 
 
-def _open_recorder(run: _Run, *, resumed: bool) -> tuple[Recorder, Console | None]:
+def _open_recorder(run: _Run) -> tuple[Recorder, Console | None]:
+    """Open the outputs of the metrics, on the leader only: metrics.jsonl, the terminal, TensorBoard."""
     if not run.world.is_leader:
         return Recorder(), None
     step = run.state.step
-    resume_at = step if resumed else None
+    resume_at = step if run.resumed else None
     console = Console(total_steps=run.schedule.total_steps, start_step=step)
     sinks: list[Sink] = [JsonLines(run.folder / "metrics.jsonl", resume_at=resume_at), console]
-    wanted = run.config.log.tensorboard
-    board = TensorBoard(run.folder / "tensorboard", resume_at=resume_at) if wanted else None
+    board = (
+        TensorBoard(run.folder / "tensorboard", resume_at=resume_at) if run.config.log.tensorboard else None
+    )
     return Recorder(sinks, board), console
 
 
-def _open_spikes(run: _Run, *, resumed: bool) -> Recorder:
-    if run.state.spikes is None or not run.world.is_leader:
+def _open_spike_recorder(run: _Run) -> Recorder:
+    if run.state.spike_detector is None or not run.world.is_leader:
         return Recorder()
-    resume_at = run.state.step if resumed else None
+    resume_at = run.state.step if run.resumed else None
     return Recorder([JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at)])
 
 
-def _announce(console: Console, run: _Run) -> None:
+def _opening_line(run: _Run) -> str:
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
-    console.print(
+    return (
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
         f"{config.model.backbone}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
-        + (f"; going on from step {step:,}" if step else "")
+        + (f"; resuming from step {step:,}" if step else "")
     )

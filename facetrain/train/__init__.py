@@ -1,1 +1,1 @@
-"""The training state, one step, and the loop."""
+"""Training loop, training step, and the state that a checkpoint holds."""

@@ -1,4 +1,4 @@
-"""Regions of a network as compiled code, where that can be made."""
+"""Compilation of a network's regions with `torch.compile`."""
 
 from __future__ import annotations
 
@@ -14,59 +14,57 @@ from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import keep_compiled_code
 from facetrain.telemetry.log import logger
 
-_MOST_VARIANTS = 64
-"""Of one method's code: each combination of shapes and attributes is one. An IResNet's blocks are of eight."""
+_RECOMPILE_LIMIT = 64
+"""Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
+blocks have exactly that many."""
+# Dropout draws the same random numbers as without the compiler.
 _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {"fallback_random": True}
-"""Dropout draws what it would draw without the compiler."""
 
 
 def compile_regions(backbone: Backbone) -> None:
-    """Have each region of a backbone run as compiled code while it trains, and as it is elsewhere.
+    """Replace each region of a backbone by compiled code for training.
 
-    Regions of the same kind and shapes share their code, so that a network of a hundred layers is compiled as fast
-    as one of eighteen; the code is kept for the next run. The first step of each region compiles it.
+    Regions of the same kind and shapes share their code, so a network of a hundred layers compiles as fast as one of
+    eighteen. The first step of each region compiles it; a cache on disk keeps the code for the next run. In evaluation
+    mode, and if the compiler fails, the regions run uncompiled.
     """
-    import torch._dynamo.config
+    import torch.compiler.config
 
     keep_compiled_code()
-    torch._dynamo.config.recompile_limit = _MOST_VARIANTS
+    torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
     for module, method in backbone.regions():
         setattr(module, method, _Region(module, getattr(module, method)))
 
 
 class _Region:
-    """A method of a module, compiled where it trains; as it is where the compiler fails, which is said once."""
+    """Method of a module, compiled for training."""
 
     def __init__(self, module: nn.Module, method: Callable[[Tensor], Tensor]) -> None:
-        self._module, self._plain = module, method
+        self._module, self._uncompiled = module, method
         self._compiled: Callable[[Tensor], Tensor] | None = torch.compile(
             method, dynamic=False, options=_OPTIONS
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map (B, …) to (B, …)."""
-        # Verification has batches of its own, for which nothing is compiled.
+        # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
         if self._compiled is None or not (self._module.training and torch.is_grad_enabled()):
-            return self._plain(x)
+            return self._uncompiled(x)
         try:
             return self._compiled(x)
-        except _compiler_errors() as error:
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # among them all errors of torch's compiler
+            output = self._uncompiled(x)  # raises the same error if the network is at fault
             self._compiled = None
-            first = str(error).strip().splitlines()[0]
-            _say_once(f"{type(error).__name__}: {first}")
-            return self._plain(x)
-
-
-def _compiler_errors() -> tuple[type[Exception], ...]:
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import InductorError
-
-    return TorchDynamoException, InductorError
+            first_line = str(error).strip().splitlines()[0]
+            _warn_once(f"{type(error).__name__}: {first_line}")
+            return output
 
 
 @cache
-def _say_once(what: str) -> None:
-    line = f"train.compile: the network runs as it is, for the compiler failed ({what})"
+def _warn_once(reason: str) -> None:
+    line = f"train.compile: the compiler failed, the network runs uncompiled ({reason})"
     logger.warning(line)
     if collectives.rank() == 0:
         print(line, file=sys.stderr)

@@ -1,38 +1,149 @@
-"""The training loop, and nothing else."""
+"""Training loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from facetrain.data.loader import Batch
 from facetrain.train.state import TrainState
 from facetrain.train.step import TrainStep
 
 
-class Hooks(Protocol):
-    """What happens between steps. Each method is called by all ranks after the same step."""
+class Agreement(NamedTuple):
+    """Decision that all ranks took together after a step."""
 
-    def log(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
-        """Report, where a report is due."""
+    stop: bool
+    """A signal reached one of the ranks: save a checkpoint and end the run."""
+    save: bool
+    """The time since the last checkpoint is over on one of the ranks."""
+
+
+class Logging(Protocol):
+    """Reports of the training metrics."""
+
+    def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Report the metrics since the last report. Collective."""
+
+    def report_spikes(self, state: TrainState) -> None:
+        """Report the loss spikes since the last call. Collective."""
+
+
+class Evaluation(Protocol):
+    """Verification of the network."""
 
     def verify(self, state: TrainState) -> None:
-        """Verify, where that is due."""
+        """Score the network on every verification set. Collective."""
+
+    def draw(self, state: TrainState) -> None:
+        """Draw the figures of the verifications since the last call."""
+
+
+class Checkpointing(Protocol):
+    """Checkpoints of the run."""
+
+    def is_overdue(self) -> bool:
+        """Return whether this rank's clock asks for a checkpoint."""
 
     def save(self, state: TrainState) -> None:
-        """Save, where that is due; see to the save in flight."""
+        """Begin to save a checkpoint. Collective."""
 
-    def stopping(self, state: TrainState) -> bool:
-        """Whether the ranks have agreed to stop here."""
+    def poll(self, state: TrainState) -> None:
+        """Commit the checkpoint in flight once every rank has written its part. Collective."""
 
 
-def fit(state: TrainState, batches: Iterable[tuple[Batch, ...]], step: TrainStep, hooks: Hooks) -> None:
-    """Train until the batches end or a stop is asked for. Collective."""
-    for batch in batches:  # already positioned at state.step
-        step(state, batch)
+class Stopping(Protocol):
+    """Agreement of the ranks on ending the run early."""
+
+    def agree(self, state: TrainState, *, save: bool) -> Agreement:
+        """Return what the ranks decide together; `save` is this rank's wish for a checkpoint. Collective."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Everything that happens between two steps. All ranks call the same methods after the same step."""
+
+    logging: Logging
+    evaluation: Evaluation
+    checkpointing: Checkpointing
+    stopping: Stopping
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Number of steps between two reports, two verifications and two checkpoints."""
+
+    log: int
+    verify: int
+    save: int
+    total_steps: int
+    """Last step of the run, after which all three are due."""
+
+
+def due(step: int, every: int) -> bool:
+    """Return whether something that happens every so many steps happens after this step."""
+    return step % every == 0
+
+
+def fit(
+    state: TrainState,
+    batches: Iterable[tuple[Batch, ...]],
+    step: TrainStep,
+    callbacks: Callbacks,
+    every: Intervals,
+    *,
+    resumed: bool,
+) -> None:
+    """Train until the batches end or the ranks agree to stop. Collective.
+
+    `batches` yields the micro-batches of each step and begins at `state.step`. `resumed` is true if the state comes
+    from a checkpoint.
+    """
+    log, evaluation = callbacks.logging, callbacks.evaluation
+    checkpoints, stopping = callbacks.checkpointing, callbacks.stopping
+
+    # Verify the initial network: a verification set that cannot be used ends the run now and not after hours.
+    # A resumed run was verified already, unless a signal interrupted that verification.
+    if (not resumed or state.unverified) and _verify_first(state, callbacks, resumed=resumed):
+        return
+
+    for micro_batches in batches:
+        step(state, micro_batches)
         state.step += 1
-        hooks.log(state, batch)
-        hooks.verify(state)
-        hooks.save(state)
-        if hooks.stopping(state):
+        is_last = state.step == every.total_steps
+
+        # First of all, because it raises if the loss or the data has become too bad to continue: such a state
+        # must be neither verified nor saved.
+        if is_last or due(state.step, every.log):
+            log.report(state, micro_batches)
+
+        if is_last or due(state.step, every.verify):
+            evaluation.verify(state)
+        # Here and not after the first verification, so that the first step does not wait for matplotlib.
+        evaluation.draw(state)
+
+        # One reduction per step. Signals and clocks differ between ranks, and all ranks must take the
+        # same branch below.
+        agreed = stopping.agree(state, save=checkpoints.is_overdue())
+        if is_last or due(state.step, every.save) or agreed.save or agreed.stop:
+            log.report_spikes(state)  # a run that resumes from this checkpoint does not have them anymore
+            checkpoints.save(state)
+        else:
+            checkpoints.poll(state)
+        if agreed.stop:
             return
+
+
+def _verify_first(state: TrainState, callbacks: Callbacks, *, resumed: bool) -> bool:
+    """Verify the network before the first step; return whether the ranks agreed to stop. Collective."""
+    callbacks.evaluation.verify(state)
+    if state.unverified:  # a signal interrupted the verification
+        agreed = callbacks.stopping.agree(state, save=False)
+        callbacks.checkpointing.save(state)
+        return agreed.stop
+    if resumed:
+        # Save that the verification is done: a further resume from this step must not repeat it.
+        callbacks.evaluation.draw(state)
+        callbacks.checkpointing.save(state)
+    return False

@@ -1,4 +1,4 @@
-"""The number formats of a network, put around it from outside."""
+"""Mixed precision and memory layout of a network, applied from outside the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Return what to call for a context in which layers compute in a precision: fp32, bf16 or fp16."""
+    """Return a function that makes the autocast context of a precision: fp32, bf16 or fp16."""
     if precision == "fp32":
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=_DTYPES[precision])
@@ -24,10 +24,10 @@ def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractC
 def memory_format_for(
     network: nn.Module, device: torch.device, *, channels_last: bool
 ) -> torch.memory_format:
-    """Return the layout of weights and images, `channels_last` where that is asked for and safe.
+    """Return the memory layout of weights and images: channels_last if it is requested and safe.
 
-    On CPU, oneDNN's strided 1 × 1 convolution of fewer than 16 channels writes past its memory in that
-    layout (torch 2.13, AVX-512, backward pass): networks that have one stay in the other.
+    Not safe on a CPU for networks that have a strided 1 × 1 convolution with fewer than 16 input channels: in this
+    layout, its backward pass in oneDNN writes outside of its memory (torch 2.13, AVX-512).
     """
     strided = [
         module
@@ -45,9 +45,10 @@ def memory_format_for(
 
 
 class InPrecision(nn.Module):
-    """Run a backbone's trunk in 16 bits and its neck in float32.
+    """Backbone whose trunk runs in the given precision and whose neck runs in float32.
 
-    The state of the backbone keeps its own names: this is never saved.
+    The neck sums tens of thousands of features, which 16 bits would round. Checkpoints hold the state of `backbone`,
+    not of this wrapper, so the names of the weights do not depend on it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Records some steps of a run as they are, and says where their time went."""
+"""Profile of a few training steps: a trace, and the time by part of the step."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from facetrain.telemetry.memory import peak_gib
-from facetrain.train.trace_timeline import seconds_by_part
+from facetrain.train.trace_timeline import seconds_by_range
 
-WARM_UP = 5
-"""Steps before the first that is recorded: the allocator, the compiler and the readers have settled by then."""
-RECORDED = 5
-_SHOWN = 12
-"""Operations in the summary."""
+WARM_UP_STEPS = 5
+"""Steps before the first recorded one, in which allocator, compiler and reading processes reach a steady state."""
+RECORDED_STEPS = 5
+_LISTED_OPERATIONS = 12
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of some steps went on one rank."""
+    """Time of the recorded steps on one rank."""
 
     steps: int
     device: str
     seconds: dict[str, float]
-    """Of all these steps, by part; `idle` is what belongs to none."""
+    """Seconds over all recorded steps, by profiler range; `idle` is the time outside of all ranges."""
     operations: list[tuple[str, float, int]]
-    """Name, seconds of its own, calls; the longest first."""
+    """Name, seconds without the operations that it calls, number of calls; the longest first."""
     peak_gib: float
 
     @property
     def step_s(self) -> float:
-        """Seconds of one step."""
+        """Seconds per step."""
         return sum(self.seconds.values()) / self.steps
 
     def shares(self) -> dict[str, float]:
-        """Return the share of the time by part; they add up to 1."""
+        """Return the fraction of the time by range. The fractions sum to 1."""
         total = sum(self.seconds.values())
         return {name: seconds / total for name, seconds in self.seconds.items()}
 
-    def told(self) -> str:
-        """Tell it in lines."""
+    def format_summary(self) -> str:
+        """Return the summary as lines of text."""
         shares = self.shares()
         parts = [
             f"  {name:12}{seconds / self.steps * 1e3:10.2f} ms{shares[name]:7.1%}"
@@ -60,9 +59,9 @@ class Profile:
         return "\n".join(
             [
                 f"{self.steps} steps on {self.device}, {self.step_s * 1e3:.1f} ms each; "
-                f"{self.peak_gib:.2f} GiB at most",
+                f"peak memory {self.peak_gib:.2f} GiB",
                 *parts,
-                "the longest operations of a step, what they call left aside:",
+                "longest operations of a step (time without the operations that they call):",
                 *operations,
             ]
         )
@@ -72,33 +71,34 @@ def profiled(
     batches: Iterable[T],
     trace: Path,
     device: torch.device,
-    done: Callable[[Profile], None],
+    on_profile: Callable[[Profile], None],
     *,
-    warm_up: int = WARM_UP,
-    steps: int = RECORDED,
+    warm_up: int = WARM_UP_STEPS,
+    steps: int = RECORDED_STEPS,
 ) -> Iterator[T]:
-    """Pass the batches on; record what is done with some of them, and with the wait for each.
+    """Yield the batches, and profile the steps that the caller takes with some of them.
 
-    The trace is Chrome's (`*.pt.trace.json.gz`), for Perfetto and TensorBoard. `done` is called once, when it
-    is written; never where the batches end before.
+    Writes `trace` in Chrome's format (`*.pt.trace.json.gz`), for Perfetto and TensorBoard, then calls `on_profile`
+    once. Does neither if the batches end before the last recorded step.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     recorder = profile(
         activities=activities,
         schedule=schedule(wait=warm_up - 1, warmup=1, active=steps, repeat=1),
-        on_trace_ready=lambda recorder: done(_written(recorder, trace, device, steps)),
+        on_trace_ready=lambda recorder: on_profile(_write_trace(recorder, trace, device, steps)),
         acc_events=True,
     )
     with recorder:
         for number, batch in enumerate(batches):
             if number:
                 if device.type == "cuda" and number in (warm_up, warm_up + steps):
-                    torch.cuda.synchronize(device)  # or kernels of the steps around would count
+                    # Otherwise kernels of the steps before and after would count.
+                    torch.cuda.synchronize(device)
                 recorder.step()
             yield batch
 
 
-def _written(recorder: profile, trace: Path, device: torch.device, steps: int) -> Profile:
+def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: int) -> Profile:
     trace.parent.mkdir(parents=True, exist_ok=True)
     recorder.export_chrome_trace(str(trace))
     with gzip.open(trace, "rt") as file:
@@ -106,17 +106,17 @@ def _written(recorder: profile, trace: Path, device: torch.device, steps: int) -
     return Profile(
         steps=steps,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        seconds=seconds_by_part(events),
-        operations=_longest(recorder, device),
+        seconds=seconds_by_range(events),
+        operations=_longest_operations(recorder, device),
         peak_gib=peak_gib(device),
     )
 
 
-def _longest(recorder: profile, device: torch.device) -> list[tuple[str, float, int]]:
-    own = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+def _longest_operations(recorder: profile, device: torch.device) -> list[tuple[str, float, int]]:
+    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     found = [
-        (average.key, getattr(average, own) / 1e6, average.count)
+        (average.key, getattr(average, attribute) / 1e6, average.count)
         for average in recorder.key_averages()
         if average.device_type.name.lower() == device.type and not average.is_user_annotation
     ]
-    return sorted(found, key=lambda operation: -operation[1])[:_SHOWN]
+    return sorted(found, key=lambda operation: -operation[1])[:_LISTED_OPERATIONS]

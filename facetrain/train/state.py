@@ -1,4 +1,4 @@
-"""Everything that a run consists of at a step, to be saved and to go on from."""
+"""State of a run after a number of steps, and its conversion to and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ from facetrain.train.precision import InPrecision
 
 @dataclass
 class TrainState:
-    """What changes while training, after `step` steps."""
+    """Everything that training changes: weights, optimizer states, and what else a resumed run needs."""
 
     world: World
     network: InPrecision
     head: MarginHead
     stepper: Stepper
-    spikes: SpikeDetector | None = None
+    spike_detector: SpikeDetector | None = None
     meter: Meter = field(default_factory=Meter)
     step: int = 0
+    """Number of steps taken."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The newest verification, as `set/number`."""
+    """Metrics of the newest verification, named `set/metric`."""
     unverified: bool = False
-    """Whether the verification of this step was left for a signal, and is still to be done."""
+    """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
 
     @property
     def backbone(self) -> Backbone:
-        """The network that is trained, under its own names."""
+        """Network without the precision wrapper, whose names checkpoints use."""
         return self.network.backbone
 
     def snapshot(self, meta: dict[str, Any]) -> Snapshot:
-        """Return the state as a checkpoint holds it. Collective: buffers are averaged over the ranks."""
+        """Return the state to be saved, with `meta`. Collective: batch norm buffers are averaged over the ranks."""
         replicated = {
             **_prefixed("backbone.", averaged_state(self.backbone)),
             **_prefixed("optimizer.", self._optimizer_state()),
             **_prefixed("scale.", self.stepper.scale.state()),
             **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
-            **_prefixed("spikes.", self.spikes.state() if self.spikes else {}),
+            **_prefixed("spikes.", self.spike_detector.state() if self.spike_detector else {}),
         }
         return Snapshot(
             step=self.step,
@@ -67,19 +68,22 @@ class TrainState:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of any number of ranks; of the same number, exactly as before.
+        """Load a checkpoint, written by any number of ranks.
+
+        If the number of ranks is the same, training continues bit for bit as if it had not been interrupted.
 
         Raises:
-            CheckpointError: it belongs to another network or another set of identities, or holds what no run saves.
+            CheckpointError: it has another network or another number of identities, or does not come from a run.
         """
         manifest = checkpoint.manifest
         if manifest.num_classes != self.head.num_classes:
             raise CheckpointError(
-                f"{checkpoint.folder}: has {manifest.num_classes:,} identities, the dataset {self.head.num_classes:,}; "
-                "give the dataset it was trained on, or start anew with model.init_from"
+                f"{checkpoint.folder}: has {manifest.num_classes:,} identities, but the dataset has "
+                f"{self.head.num_classes:,}; set data.train to the dataset of the checkpoint, or start a new run with "
+                "model.init_from"
             )
         try:
-            self._take_over(checkpoint)
+            self._load(checkpoint)
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{checkpoint.folder}: belongs to another network, or was not written by a run "
@@ -88,13 +92,13 @@ class TrainState:
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
         self.unverified = checkpoint.meta.get("unverified") is True
 
-    def _take_over(self, checkpoint: Checkpoint) -> None:
+    def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
         self._load_optimizer(checkpoint.replicated("optimizer."))
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
-        if self.spikes:
-            self.spikes.load_state(checkpoint.replicated("spikes."))
+        if self.spike_detector:
+            self.spike_detector.load_state(checkpoint.replicated("spikes."))
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
         if checkpoint.manifest.world_size == self.world.size:
@@ -113,10 +117,15 @@ class TrainState:
         for name, value in saved.items():
             parameter_name, _, key = name.rpartition(".")
             parameter = parameters[parameter_name]
+            if parameter not in self.stepper.optimizer.state:
+                raise ValueError(
+                    f"optimizer state {name} belongs to a parameter that is not trained (model.freeze)"
+                )
             if value.dim() and value.shape != parameter.shape:
                 raise ValueError(f"optimizer state {name} has the shape {list(value.shape)}")
             if value.dim():
-                # Laid out as the parameter is: fused kernels walk through both in the order of memory.
+                # In the parameter's memory layout (channels_last), because the fused kernels walk through the
+                # memory of parameter and moment side by side and do not look at strides.
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             self.stepper.optimizer.state[parameter][key] = value.to(parameter.device)
 
@@ -124,7 +133,7 @@ class TrainState:
         state = {"random.cpu": torch.get_rng_state()}
         if self.world.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.world.device)
-        # Batch norm keeps statistics of its own on each rank; averaged ones would not go on exactly.
+        # Each rank has batch norm statistics of its own, and only with those it continues bit for bit.
         return state | _prefixed("buffer.", dict(self.backbone.named_buffers()))
 
     def _load_rank_state(self, state: dict[str, Tensor]) -> None:
@@ -136,7 +145,7 @@ class TrainState:
 
 
 def averaged_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a module with its buffers averaged over the ranks. Collective."""
+    """Return the `state_dict` of a module, with the buffers averaged over the ranks. Collective."""
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in state}
     collectives.mean_all_(buffers.values())
@@ -145,14 +154,14 @@ def averaged_state(module: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def averaged_buffers(module: nn.Module) -> Iterator[None]:
-    """Within, the buffers are those of `averaged_state`, so that all ranks verify one network. Collective."""
-    own = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    """Replace the buffers by their averages over the ranks for the duration of the context. Collective."""
+    local = {name: buffer.clone() for name, buffer in module.named_buffers()}
     collectives.mean_all_(buffer for _, buffer in module.named_buffers())
     try:
         yield
     finally:
         for name, buffer in module.named_buffers():
-            buffer.copy_(own[name])
+            buffer.copy_(local[name])
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""One step: forward, loss, backward, update."""
+"""Training step: augmentation, forward, loss, backward, update."""
 
 from __future__ import annotations
 
@@ -12,56 +12,74 @@ from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
-from facetrain.optim.stepper import Stepped
+from facetrain.optim.stepper import StepResult
 from facetrain.profiling import profiler_range
 from facetrain.train.state import TrainState
 
 
 class TrainStep:
-    """Train on one global batch, in as many micro-batches as come.
+    """One step of training on a global batch, in one or more micro-batches.
 
-    The host never waits for the device here, but where it is the device.
+    Never synchronizes with the GPU: losses, norms and the decision to skip a step stay on the device as scalar
+    tensors, so the host can prepare the next steps while the GPU works. `check_divergence`, which does wait, is
+    called only with the reports.
     """
 
     def __init__(self, network: nn.Module, augment: Augment, *, max_skipped_steps: int) -> None:
+        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps."""
         self._network, self._augment = network, augment
         self._max_skipped = max_skipped_steps
-        self._streak: Tensor | None = None
+        self._consecutive_skips: Tensor | None = None
         self._loss: Tensor | float
-        self._last: Stepped
+        self._result: StepResult
 
     def __call__(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
-        """Take the step `state.step`. Collective.
+        """Take the step number `state.step`. Collective.
 
         Raises:
-            DivergedError: the loss or the gradient was not finite in too many steps running.
+            DivergedError: on a CPU, if the loss or the gradient was not finite in too many consecutive steps.
         """
+        # Set the learning rates and draw the classes of the step (sampling), both from the step number alone, so
+        # that a resumed run repeats them.
         lr = state.stepper.begin(state.step)
-        total: Tensor | float = 0.0
+
+        # Forward and backward. Gradients add up over the micro-batches, and DDP exchanges them with the last one.
+        loss: Tensor | float = 0.0
         for number, batch in enumerate(batches, start=1):
-            with self._reduction(last=number == len(batches)):
-                total = total + self._accumulate(state, batch, len(batches))
+            with self._gradient_exchange(enabled=number == len(batches)):
+                loss = loss + self._forward_backward(state, batch, len(batches))
+
+        # Clip, agree among the ranks that the gradient is finite, update backbone and class centers.
         with profiler_range("optimizer"):
-            stepped = state.stepper.finish()
-        self._loss, self._last = total, stepped
-        state.meter.add("loss", total)
-        state.meter.add("grad_norm", stepped.grad_norm)
-        state.meter.add("skipped", stepped.skipped)
+            result = state.stepper.finish()
+
+        # Metrics: sums on the device, read by the host when a report is due.
+        self._loss, self._result = loss, result
+        state.meter.add("loss", loss)
+        state.meter.add("grad_norm", result.grad_norm)
+        state.meter.add("skipped", result.skipped)
         state.meter.add("lr", lr)
-        if state.spikes:
-            spike = state.spikes.look(state.step + 1, torch.as_tensor(total), stepped.grad_norm, batches)
+        if state.spike_detector:
+            spike = state.spike_detector.observe(
+                state.step + 1, torch.as_tensor(loss), result.grad_norm, batches
+            )
             state.meter.add("loss_spike", spike)
         state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
-        self._streak = stepped.skipped if self._streak is None else (self._streak + 1) * stepped.skipped
-        if state.world.device.type == "cpu":
-            self.check(state, batches)
+        previous = self._consecutive_skips
+        self._consecutive_skips = result.skipped if previous is None else (previous + 1) * result.skipped
+        if state.world.device.type == "cpu":  # nothing to wait for: check every step
+            self.check_divergence(state, batches)
 
-    def check(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
-        """Stop a run whose steps are skipped again and again. Waits for the device; all ranks decide alike."""
-        if self._streak is None or self._streak.item() < self._max_skipped:
+    def check_divergence(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Raise an error if too many consecutive steps were skipped. Waits for the device; all ranks decide the same.
+
+        Raises:
+            DivergedError: with a report that lists the images of this step.
+        """
+        if self._consecutive_skips is None or self._consecutive_skips.item() < self._max_skipped:
             return
-        norm, skipped = float(self._last.grad_norm), int(self._streak.item())
-        mine = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
+        norm, skipped = float(self._result.grad_norm), int(self._consecutive_skips.item())
+        local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
             "step": state.step,
             "epoch": batches[-1].epoch,
@@ -69,28 +87,32 @@ class TrainStep:
             "loss": str(float(self._loss)),
             "grad_norm": str(norm),
             "loss_scale": float(state.stepper.scale.value),
-            "images_and_labels_by_rank": collectives.gather_json(mine),
+            "images_and_labels_by_rank": collectives.gather_json(local_images),
         }
         raise DivergedError(
-            f"the loss or the gradient was not finite in {skipped} steps running, the last of them step "
+            f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step "
             f"{state.step} (loss {float(self._loss):g}, gradient norm {norm:g}; diverged.json lists its images); "
-            "lower optim.lr, warm up for longer, or use precision fp32; the last checkpoint is as it was",
+            "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32, and resume from the last "
+            "checkpoint",
             report,
         )
 
-    def _accumulate(self, state: TrainState, batch: Batch, parts: int) -> Tensor:
+    def _forward_backward(self, state: TrainState, batch: Batch, num_micro_batches: int) -> Tensor:
+        """Add the gradient of one micro-batch; return its share of the loss, a scalar on the device."""
         with profiler_range("data"):
             image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
         with profiler_range("forward"):
             embedding_BD = self._network(image_BCHW)
         with profiler_range("head"):
-            loss = state.head(embedding_BD, batch.label_B) / parts
+            # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
+            loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
         with profiler_range("backward"):
+            # Scaled so that small fp16 gradients do not vanish; the optimizer divides by the scale again.
             (loss * state.stepper.scale.value).backward()
         return loss.detach()
 
-    def _reduction(self, *, last: bool) -> AbstractContextManager[None]:
-        # Gradients travel once per step, with the last micro-batch.
-        if last or not isinstance(self._network, DistributedDataParallel):
+    def _gradient_exchange(self, *, enabled: bool) -> AbstractContextManager[None]:
+        """Return a context in which DDP exchanges gradients only if enabled."""
+        if enabled or not isinstance(self._network, DistributedDataParallel):
             return nullcontext()
         return self._network.no_sync()

@@ -12,7 +12,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.head.class_shard import shard_classes
-from facetrain.run.folder import claim_folder
+from facetrain.run.folder import create_run_folder
 from tests.support.faults import files_limited_to
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
@@ -60,7 +60,7 @@ def open_where_machines_differ(folder):
             found.append(open_on_all_ranks(world, path).step)
         except RunError as error:
             found.append(str(error))
-    claimed, again = claim_folder(world, given=Path("seen_by_one"), default=Path("runs"))
+    claimed, again = create_run_folder(world, given=Path("seen_by_one"), default=Path("runs"))
     return [*found, str(claimed), again]
 
 

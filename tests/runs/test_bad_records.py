@@ -35,12 +35,12 @@ def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tm
         assert sum(f"key {number + 1} at byte" in line for line in listed) == 1
     last = [one for one in read_jsonl(tmp_path / "runs" / "tiny" / "metrics.jsonl") if "loss" in one][-1]
     assert last["step"] == 12 and last["skipped_images"] >= 3
-    assert "3 images could not be read and gave way to others" in process.stdout
+    assert "3 images could not be read and were replaced by others" in process.stdout
 
 
 def test_a_run_stops_on_all_ranks_where_more_are_skipped_than_allowed(damaged, tmp_path):
     allowed = ("--set", "data.bad_records=skip", "--set", "data.max_skipped=2")
     process = torchrun(2, "train", "--config", damaged, *allowed)
     assert process.returncode == 1
-    assert "images could not be read, and data.max_skipped is 2" in process.stderr
+    assert "images could not be read, more than data.max_skipped (2) allows" in process.stderr
     assert (tmp_path / "runs" / "tiny" / "skipped_images.txt").read_text().count("\n") == 3

@@ -106,7 +106,7 @@ def test_a_rank_that_dies_is_started_again_and_the_run_records_what_it_would_hav
     wait_for_checkpoint(folder)
     kill([before[-1]])
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 0 and "going on from step" in said, said
+    assert process.returncode == 0 and "resuming from step" in said, said
     assert metrics(folder) == metrics(whole)
     assert not wait_until_gone(before, 5)
 

@@ -223,7 +223,7 @@ def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describ
         "--set", "train.max_steps=60", "--set", "train.epochs=60", "--nproc-per-node", ranks,
     )  # fmt: skip
     assert process.returncode == 1
-    assert "error: the loss or the gradient was not finite in 3 steps running" in process.stderr
+    assert "error: the loss or the gradient was not finite in 3 consecutive steps" in process.stderr
     assert process.stderr.count("error:") == 1 and "Traceback" not in process.stderr
     report = json.loads((tmp_path / "wild" / "diverged.json").read_text())
     assert f"step {report['step']} (loss {report['loss']}, gradient norm nan" in process.stderr

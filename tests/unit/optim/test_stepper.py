@@ -3,13 +3,13 @@ import torch
 from torch import nn
 
 from facetrain.errors import ConfigError
-from facetrain.optim.groups import build_optimizer, freeze, parameter_groups
-from facetrain.optim.scaler import LossScale
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import build_optimizer, freeze, fused_step, parameter_groups
 from facetrain.optim.stepper import Stepper
 
 
 class CountingHead:
-    """A head with nothing to update, that counts what it was told to do."""
+    """A head with nothing to update, that records its calls."""
 
     update_in_backward = False
 
@@ -92,7 +92,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
     theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
     rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {"eps": 1e-6})
     optimizer = build_optimizer(
-        [{"params": ours}],
+        [{"params": ours, "lr_factor": 1.0}],
         name,
         **{"momentum": 0.0, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.01} | rules,
     )
@@ -107,7 +107,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
             other.grad = one.grad.clone()
         reference.grad_scale = torch.tensor(4.0)
         reference.found_inf = torch.tensor(float(step == 2))
-        optimizer.step(reference.grad_scale, reference.found_inf)
+        fused_step(optimizer, grad_scale=reference.grad_scale, skip=reference.found_inf)
         reference.step()
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one, other)
@@ -124,7 +124,7 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_streak():
     assert seen == [4, 4, 4, 8, 8, 4, 4]
 
 
-def test_the_loss_scale_goes_on_from_its_saved_state():
+def test_the_loss_scale_continues_from_its_saved_state():
     first = LossScale(torch.device("cpu"), enabled=True, start=8.0, growth_interval=3)
     first.update(torch.tensor(0.0))
     second = LossScale(torch.device("cpu"), enabled=True, start=1.0, growth_interval=3)
@@ -135,7 +135,7 @@ def test_the_loss_scale_goes_on_from_its_saved_state():
     assert first.value == second.value == 16
 
 
-def test_the_head_is_told_the_rate_the_step_and_the_factor_on_its_gradient():
+def test_the_head_gets_the_learning_rate_the_step_and_the_scale_of_its_gradient():
     net = nn.Linear(2, 2)
     stepper = make_stepper(net, enabled=True)
     assert stepper.begin(7) == 0.1

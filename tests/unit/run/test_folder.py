@@ -5,7 +5,7 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.errors import UsageError
-from facetrain.run.folder import claim_folder, leave_unused
+from facetrain.run.folder import create_run_folder, remove_if_empty
 
 
 def world(launcher_id):
@@ -15,7 +15,7 @@ def world(launcher_id):
 
 
 def claimed(default, launcher_id):
-    return claim_folder(world(launcher_id), given=None, default=default)
+    return create_run_folder(world(launcher_id), given=None, default=default)
 
 
 def test_runs_that_start_together_each_have_a_folder_of_their_own(tmp_path):
@@ -33,11 +33,11 @@ def test_workers_that_their_agent_starts_again_find_their_folder(tmp_path):
 
 def test_the_folder_of_a_run_that_wrote_nothing_goes_and_any_other_stays(tmp_path):
     first, _ = claimed(tmp_path / "name", "a")
-    leave_unused(first, world("a"))
+    remove_if_empty(first, world("a"))
     assert not first.exists()
     second, _ = claimed(tmp_path / "name", "b")
     (second / "log.txt").touch()
-    leave_unused(second, world("b"))
+    remove_if_empty(second, world("b"))
     assert second.exists()
 
 

@@ -7,7 +7,7 @@ from torch._dynamo.utils import counters
 
 from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.iresnet import IBasicBlock
-from facetrain.train.compile import _say_once
+from facetrain.train.compile import _warn_once
 from facetrain.train.precision import InPrecision
 
 # torch's compiler imports what torch itself has deprecated, and looks at gradients where there are none.
@@ -61,7 +61,7 @@ def afresh(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
     torch._dynamo.reset()
     counters.clear()
-    _say_once.cache_clear()
+    _warn_once.cache_clear()
     yield
     torch._dynamo.reset()
 
@@ -94,12 +94,12 @@ def test_in_16_bits_a_compiled_network_stays_as_near_as_rounding_allows():
     assert compiled == pytest.approx(plain, rel=0.02) and counters["stats"]["unique_graphs"] == 1
 
 
-def test_without_a_working_compiler_the_network_trains_as_it_is_and_says_so_once(monkeypatch, capfd):
+def test_without_a_working_compiler_the_network_trains_uncompiled_with_one_warning(monkeypatch, capfd):
     torch.manual_seed(0)
     net = TwoBlocks()
     plain, _ = trained(net, "fp32", compile=False)
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
     compiled, _ = trained(net, "fp32", compile=True)
     assert compiled == plain
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.compile:")]
-    assert len(said) == 1 and "runs as it is" in said[0]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.compile:")]
+    assert len(lines) == 1 and "runs uncompiled" in lines[0]

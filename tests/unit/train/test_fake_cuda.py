@@ -5,8 +5,8 @@ import torch
 
 from facetrain.data.augment import Augment, normalize
 from facetrain.data.loader import Batch
-from facetrain.optim.groups import build_optimizer, parameter_groups
-from facetrain.optim.scaler import LossScale
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
 from facetrain.train.loss_spikes import SpikeDetector
@@ -62,6 +62,6 @@ def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(name, mon
                 parameter.grad = torch.empty_like(parameter)
             stepped = stepper.finish()
             meter.add("loss", stepped.grad_norm)
-            meter.add("spike", spikes.look(number, stepped.grad_norm, stepped.grad_norm, (batch,)))
+            meter.add("spike", spikes.observe(number, stepped.grad_norm, stepped.grad_norm, (batch,)))
     assert stepped.grad_norm.device == stepped.skipped.device == GPU
     assert not blocking

@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.train.trace_timeline import seconds_by_part
+from facetrain.train.trace_timeline import seconds_by_range
 
 TRAINS, AUTOGRAD, SENDS = 1, 2, 3
 
@@ -29,7 +29,7 @@ def launched(number, at, kernel, start, stop, thread=TRAINS):
 
 
 def test_on_the_cpu_each_moment_belongs_to_the_innermost_range():
-    seconds = seconds_by_part(
+    seconds = seconds_by_range(
         [
             noted("ProfilerStep#5", 0, 10),
             noted("facetrain:data", 0, 1),
@@ -48,7 +48,7 @@ def test_on_the_cpu_each_moment_belongs_to_the_innermost_range():
 
 
 def test_on_the_cpu_a_collective_counts_only_where_the_thread_that_trains_waits_for_it():
-    seconds = seconds_by_part(
+    seconds = seconds_by_range(
         [
             noted("ProfilerStep#5", 0, 10),
             noted("facetrain:backward", 0, 8),
@@ -60,7 +60,7 @@ def test_on_the_cpu_a_collective_counts_only_where_the_thread_that_trains_waits_
 
 
 def test_on_cuda_a_kernel_belongs_to_the_range_that_launched_it_not_to_the_one_it_runs_in():
-    seconds = seconds_by_part(
+    seconds = seconds_by_range(
         [
             noted("ProfilerStep#5", 0, 10),
             noted("facetrain:forward", 0, 1),
@@ -78,7 +78,7 @@ def test_on_cuda_a_kernel_belongs_to_the_range_that_launched_it_not_to_the_one_i
 
 
 def test_on_cuda_a_collective_counts_where_no_other_kernel_runs():
-    seconds = seconds_by_part(
+    seconds = seconds_by_range(
         [
             noted("ProfilerStep#5", 0, 10),
             noted("facetrain:backward", 0, 1),
@@ -90,7 +90,7 @@ def test_on_cuda_a_collective_counts_where_no_other_kernel_runs():
 
 
 def test_steps_in_a_row_are_one_window():
-    seconds = seconds_by_part(
+    seconds = seconds_by_range(
         [noted("ProfilerStep#5", 0, 2), noted("ProfilerStep#6", 2, 5), noted("facetrain:forward", 1, 4)]
     )
     assert seconds["forward"] == 3 and sum(seconds.values()) == 5

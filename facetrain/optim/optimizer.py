@@ -1,0 +1,113 @@
+"""Optimizer of the backbone: parameter groups, SGD or AdamW, and the learning rate schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from facetrain.errors import ConfigError
+
+ParameterGroup = dict[str, Any]
+"""Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
+
+
+def freeze(module: nn.Module, prefixes: Iterable[str]) -> None:
+    """Exclude every parameter from training whose name starts with one of the prefixes.
+
+    Raises:
+        ConfigError: no parameter's name starts with a prefix.
+    """
+    for prefix in prefixes:
+        matched = [parameter for name, parameter in module.named_parameters() if name.startswith(prefix)]
+        if not matched:
+            modules = ", ".join(sorted({name.split(".")[0] for name, _ in module.named_parameters()}))
+            raise ConfigError(
+                f"model.freeze: no parameter's name starts with {prefix!r}; names start with one of: {modules}"
+            )
+        for parameter in matched:
+            parameter.requires_grad_(False)
+
+
+def parameter_groups(module: nn.Module, lr_factors: Mapping[str, float]) -> list[ParameterGroup]:
+    """Group the trained parameters of a module by learning rate factor.
+
+    `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
+    none does.
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            matching = [prefix for prefix in lr_factors if name.startswith(prefix)]
+            factor = lr_factors[max(matching, key=len)] if matching else 1.0
+            groups.setdefault(factor, []).append(parameter)
+    return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
+
+
+def build_optimizer(
+    groups: list[ParameterGroup],
+    name: str,
+    *,
+    momentum: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> Optimizer:
+    """Build a fused SGD or AdamW, which can unscale, clip and skip a step on the device (`fused_step`).
+
+    Weight decay applies to every parameter, as in the published recipes. The learning rate of each group is 0 until
+    the stepper sets it.
+    """
+    optimizer: Optimizer
+    if name == "adamw":
+        optimizer = AdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+    else:
+        optimizer = SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=True)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = _initial_state(parameter, name, momentum)
+    return optimizer
+
+
+def fused_step(optimizer: Optimizer, *, grad_scale: Tensor, skip: Tensor) -> None:
+    """Take an optimizer step with the gradients divided by `grad_scale`, or none where `skip` is 1.
+
+    Both are float32 scalars on the device of the parameters. The fused kernels read them there, so the host does not
+    wait for the GPU. They are passed as `torch.amp.GradScaler` passes them to a fused optimizer.
+    """
+    optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
+    optimizer.found_inf = skip  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def polynomial_lr(step: int, *, base: float, warmup_steps: int, total_steps: int, power: float) -> float:
+    """Return the learning rate of a step (counted from 0): linear warm-up, then a polynomial down to 0.
+
+    With the step t, w warm-up steps and T steps in total, the rate is base · t/w for t < w, then
+    base · (1 − (t − w)/(T − w))^power, and 0 from T on. arcface_torch's published results used power 2, its present
+    code uses power 1 (insightface, recognition/arcface_torch/lr_scheduler.py).
+    """
+    if step < warmup_steps:
+        # Step 0 uses the rate of step 1: with a rate of 0 it would change nothing.
+        return base * max(step, 1) / warmup_steps
+    if step >= total_steps:
+        return 0.0
+    return base * (1 - (step - warmup_steps) / (total_steps - warmup_steps)) ** power
+
+
+def _initial_state(parameter: Tensor, name: str, momentum: float) -> dict[str, Tensor]:
+    """Return the optimizer state of one parameter before the first step.
+
+    Set explicitly, because the fused SGD would allocate an uninitialized momentum buffer in its first step and leave
+    it so if that step is skipped. Zeros give the same first step as no buffer.
+    """
+    if name == "adamw":
+        return {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return {"momentum_buffer": torch.zeros_like(parameter)} if momentum else {}

@@ -1,0 +1,1 @@
+"""Callbacks of the training loop: reports, verification, checkpoints and early stopping."""

@@ -1,0 +1,85 @@
+"""Checkpoints of a run, saved while it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
+from facetrain.errors import CheckpointError
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.recorder import Recorder
+from facetrain.train.state import TrainState
+
+
+class Checkpointing:
+    """Begins checkpoints, commits them when all ranks have written them, and reports failures.
+
+    A checkpoint that cannot be written does not end the run: training continues, with a warning, and the metric
+    `save_failed` is recorded. Only the last checkpoint of a run must succeed (`require_saved`).
+    """
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        recorder: Recorder,
+        meta: dict[str, Any],
+        print_message: Callable[[str], None],
+        *,
+        every_minutes: float | None,
+    ) -> None:
+        """Take the writer and the time between two checkpoints in minutes (None: no limit).
+
+        `meta` is stored in every checkpoint.
+        """
+        self._writer, self._recorder, self._meta, self._print = writer, recorder, meta, print_message
+        self._every_s = (every_minutes or float("inf")) * 60
+        self._began_at = time.monotonic()
+        self._failure = ""
+        self.last_saved: int | None = None
+        """Step of the newest checkpoint that is complete."""
+
+    def is_overdue(self) -> bool:
+        """Return whether `every_minutes` have passed on this rank since the last checkpoint began."""
+        return time.monotonic() - self._began_at > self._every_s
+
+    def save(self, state: TrainState) -> None:
+        """Begin to save a checkpoint, after the one in flight has ended. Collective."""
+        self._began_at = time.monotonic()
+        self._record(self._writer.save(state.snapshot(self._meta)))
+
+    def poll(self, state: TrainState) -> None:
+        """Commit the checkpoint in flight once every rank has written its part. Collective."""
+        if self._writer.in_flight:
+            self._record(self._writer.poll())
+        elif not self._writer.is_prepared:
+            # After the first step, because from then on every tensor exists that is ever saved.
+            self._writer.prepare(state.snapshot({}))
+
+    def finish(self) -> None:
+        """Wait for the checkpoint in flight and commit it. Collective."""
+        self._record(self._writer.finish())
+
+    def require_saved(self, state: TrainState) -> None:
+        """Check that the checkpoint of the present step is complete. All ranks decide the same.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self.last_saved != state.step:
+            raise CheckpointError(
+                f"the last checkpoint was not saved ({self._failure}); free space on the disk, then "
+                "`facetrain resume` continues from the previous checkpoint"
+            )
+
+    def _record(self, outcome: Saved | SaveFailed | None) -> None:
+        if isinstance(outcome, SaveFailed):
+            self._failure = outcome.reason
+            line = f"checkpoint of step {outcome.step} was not saved: {outcome.reason}; training continues"
+            logger.warning(line)
+            self._print(f"warning: {line}")
+            self._recorder.write(outcome.step, {"save_failed": 1.0})
+        elif outcome is not None:
+            self.last_saved = outcome.step
+            logger.info("saved the checkpoint of step %d", outcome.step)

@@ -1,0 +1,57 @@
+"""Verification of the network while it trains."""
+
+from __future__ import annotations
+
+from facetrain.distributed.stop_request import Stopped
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.recorder import Recorder
+from facetrain.train.state import TrainState, averaged_buffers
+from facetrain.verify.figures import figure_images
+from facetrain.verify.result import Result
+from facetrain.verify.verifier import Verifier
+
+
+class Evaluation:
+    """Scores the network on the verification sets, records the metrics and draws the figures."""
+
+    def __init__(self, verifier: Verifier, recorder: Recorder) -> None:
+        self._verifier, self._recorder = verifier, recorder
+        self._undrawn: list[tuple[int, dict[str, Result]]] = []
+
+    def verify(self, state: TrainState) -> None:
+        """Score the network on every verification set. Collective.
+
+        If a signal arrives in the meantime, all ranks leave the verification, and `state.unverified` is set, so
+        that a resumed run repeats it: the grace period after a signal is short, and a checkpoint matters more.
+        """
+        try:
+            # Each rank has batch norm statistics of its own; all must score the same network.
+            with averaged_buffers(state.backbone):
+                results = dict(self._verifier(state.network))
+        except Stopped:
+            state.unverified = True
+            return
+        state.unverified = False
+        if results:
+            state.metrics = {
+                f"{name}/{metric}": value
+                for name, result in results.items()
+                for metric, value in result.available_metrics.items()
+            }
+            self._recorder.write(state.step, state.metrics)
+            self._undrawn.append((state.step, results))
+        state.meter.restart_clock()  # images per second are those of training alone
+
+    def draw(self, state: TrainState) -> None:
+        """Draw the figures of the verifications since the last call, if a sink shows images."""
+        undrawn, self._undrawn = self._undrawn, []
+        if not undrawn or not self._recorder.has_board:
+            return
+        for step, results in undrawn:
+            try:
+                for name, result in results.items():
+                    images = figure_images(result)
+                    self._recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in images.items()})
+            except Exception:  # any error of a plotting library: it must not end days of training
+                logger.warning("the figures of step %d were not drawn", step, exc_info=True)
+        state.meter.restart_clock()

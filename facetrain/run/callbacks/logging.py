@@ -1,0 +1,90 @@
+"""Reports of the training metrics, and the checks that come with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from facetrain.data.loader import Batch, Loader
+from facetrain.distributed import collectives
+from facetrain.errors import SkippedError
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.memory import peak_gib
+from facetrain.telemetry.recorder import Recorder
+from facetrain.train.state import TrainState
+from facetrain.train.step import TrainStep
+
+
+class Logging:
+    """Reports loss, rates and loss spikes, and ends a run that diverges or whose data is too bad.
+
+    The host waits for the GPU here, and only here: everything that needs a value of the device is done together.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        spike_recorder: Recorder,
+        step: TrainStep,
+        loader: Loader,
+        print_message: Callable[[str], None],
+        *,
+        total_steps: int,
+        max_skipped_images: int | None,
+    ) -> None:
+        """Take the recorders of metrics and of loss spikes, and what they report on.
+
+        `max_skipped_images` is the largest number of unreadable images on all ranks together (None: no limit).
+        """
+        self._recorder, self._spike_recorder = recorder, spike_recorder
+        self._step, self._loader, self._print = step, loader, print_message
+        self._total_steps, self._max_skipped = total_steps, max_skipped_images
+
+    def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Report the mean of every metric since the last report. Collective; waits for the device.
+
+        Raises:
+            DivergedError: the loss or the gradient was not finite in too many consecutive steps.
+            SkippedError: more images could not be read than the config allows.
+        """
+        self._step.check_divergence(state, batches)
+        self.report_spikes(state)
+        skipped = int(collectives.sum_(torch.tensor(len(self._loader.skipped))))
+        values = state.meter.report()
+        images_left = (self._total_steps - state.step) * _global_batch_size(state, batches)
+        values |= {
+            "epoch": float(batches[-1].epoch),
+            "left_s": images_left / max(values["images_per_s"], 1e-9),
+            "wait_s": self._loader.wait_s,
+            "memory_gib": peak_gib(state.world.device),
+            "skipped_images": float(skipped),
+        }
+        self._recorder.write(state.step, values)
+        self._check_skipped(state, skipped)
+
+    def report_spikes(self, state: TrainState) -> None:
+        """Report the loss spikes since the last call. Collective; waits for the device."""
+        for spike in state.spike_detector.report() if state.spike_detector else []:
+            line = (
+                f"loss spike at step {spike['step']}: {spike['loss']:.4g}, where the median is "
+                f"{spike['median']:.4g} (gradient norm {spike['grad_norm']:.3g}); loss_spikes.jsonl lists its images"
+            )
+            logger.warning(line)
+            self._print(f"warning: {line}")
+            self._spike_recorder.write(spike["step"], spike)
+
+    def _check_skipped(self, state: TrainState, skipped: int) -> None:
+        """Raise SkippedError on all ranks if all of them together have skipped too many images."""
+        if self._max_skipped is None or skipped <= self._max_skipped:
+            return
+        local = self._loader.skipped
+        example = f" (rank {state.world.rank}: {local[-1]})" if local else ""
+        raise SkippedError(
+            f"step {state.step}: {skipped:,} images could not be read, more than data.max_skipped "
+            f"({self._max_skipped:,}) allows{example}; `facetrain data check --repair` writes a dataset without them"
+        )
+
+
+def _global_batch_size(state: TrainState, batches: tuple[Batch, ...]) -> int:
+    return sum(len(batch.label_B) for batch in batches) * state.world.size
