@@ -1,4 +1,4 @@
-"""`facetrain config …`: see, describe and convert run descriptions."""
+"""`facetrain config …`: list, show, describe and convert configs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,42 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="See what a config says, which keys there are, and convert arcface_torch's.", no_args_is_help=True
+    help="List the presets, show a config or the schema, convert a config of arcface_torch.",
+    no_args_is_help=True,
 )
+
+
+@app.command("list")
+def list_() -> None:
+    """List the configs that come with facetrain, with dataset, backbone, GPUs, and images per step."""
+    from facetrain.config.loading import load_config
+    from facetrain.config.presets import presets
+    from facetrain.run.step_schedule import local_batch_size
+
+    rows = [("name", "dataset", "backbone", "GPUs", "images per step")]
+    for preset in presets():
+        config = load_config(preset.path)
+        gpus = preset.gpus or 1
+        images = local_batch_size(config, gpus) * gpus * config.optim.accumulate
+        dataset = Path(config.data.train).name
+        rows.append((preset.name, dataset, config.model.backbone, str(preset.gpus or "any"), f"{images:,}"))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo("\nTo train one of them: facetrain train --config NAME --set data.train=FOLDER")
 
 
 @app.command()
 def show(
-    config: Annotated[Path, typer.Argument(help="Run description, YAML.")],
+    config: Annotated[Path, typer.Argument(help="Config: a YAML file, or the name of a preset.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a value of the config; can be given several times."
+        ),
     ] = None,
 ) -> None:
-    """Print every key with its value, after the recipe, `extends` and --set."""
+    """Print all keys with their values, after recipe, `extends` and --set."""
     from facetrain.config.loading import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, set_ or ())), nl=False)
@@ -28,7 +52,7 @@ def show(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of run descriptions, with what each key means."""
+    """Print the JSON schema of the config, with a description of every key."""
     from facetrain.config.schema import Config
 
     typer.echo(json.dumps(Config.model_json_schema(), indent=1, ensure_ascii=False))
@@ -36,9 +60,11 @@ def schema() -> None:
 
 @app.command()
 def convert(
-    config: Annotated[Path, typer.Argument(help="A config of arcface_torch, Python; it is read, never run.")],
+    config: Annotated[
+        Path, typer.Argument(help="Config of arcface_torch, a Python file. It is parsed, not executed.")
+    ],
 ) -> None:
-    """Print one of arcface_torch's configs as a run description."""
+    """Convert a config of arcface_torch, and print the result as YAML."""
     from facetrain.config.arcface_torch import convert as converted
 
     typer.echo(converted(config), nl=False)

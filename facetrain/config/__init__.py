@@ -1,1 +1,1 @@
-"""What a run description may say, and how one is read."""
+"""Run configs: schema, loading, presets, and conversion from arcface_torch."""

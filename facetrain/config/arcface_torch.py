@@ -1,4 +1,4 @@
-"""arcface_torch's config files, which are Python, read as syntax and never run."""
+"""Conversion of arcface_torch's config files, which are Python code: they are parsed, never executed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 
 from facetrain.config.loading import build_config
 from facetrain.errors import ConfigError
+from facetrain.files import error_reason
 
 DEFAULTS: dict[str, Any] = {
     "margin_list": (1.0, 0.5, 0.0),
@@ -32,16 +33,16 @@ DEFAULTS: dict[str, Any] = {
     "warmup_epoch": 0,
     "val_targets": [],
 }
-"""What the peer's configs/base.py says, for configs that stand without it."""
+"""Values of arcface_torch's configs/base.py, for configs that come without that file."""
 
 _WITHOUT_EQUIVALENT = {
-    "resume": "`facetrain resume` goes on with a run",
+    "resume": "`facetrain resume` continues a run",
     "save_all_states": "every checkpoint holds everything",
-    "momentum": "the peer's code ignores it and takes 0.9",
+    "momentum": "arcface_torch ignores it and uses 0.9",
     "num_workers": "data.workers is set to auto",
-    "dali": "facetrain's own reader is used",
-    "dali_aug": "written as data.augment",
-    "output": "run.dir and run.name say where a run lies",
+    "dali": "facetrain's reader is used",
+    "dali_aug": "converted to data.augment",
+    "output": "run.dir and run.name give the run folder",
 }
 _TRANSLATED = DEFAULTS.keys() | {"rec", "num_classes", "num_image"}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -54,11 +55,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def convert(path: Path) -> str:
-    """Return the YAML of the run that a config of arcface_torch describes, in the recipe of the peer's present code.
+    """Return a config of arcface_torch as YAML, with the recipe of arcface_torch's present code.
 
     Raises:
-        ConfigError: the file does more than assign plain values to `config` (the message names the line), or a value
-            is none that arcface_torch takes.
+        ConfigError: the file does more than assign plain values to `config` (the message gives the line), or a value
+            has a type that arcface_torch does not accept.
     """
     base = path.parent / "base.py"
     values = (
@@ -67,15 +68,17 @@ def convert(path: Path) -> str:
         | read_assignments(path)
     )
     if "rec" not in values:
-        raise ConfigError(f"{path}: says no config.rec, the folder of the dataset")
+        raise ConfigError(f"{path}: config.rec, the folder of the dataset, is missing")
     try:
         described = _translate(values, path)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise ConfigError(f"{path}: a value is not of the kind that arcface_torch takes ({error})") from error
-    build_config(described, str(path))  # what comes out must be a config that facetrain takes
+        raise ConfigError(
+            f"{path}: a value has a type that arcface_torch does not accept ({error})"
+        ) from error
+    build_config(described, str(path))  # check the result
     notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
     unknown = values.keys() - _TRANSLATED - _WITHOUT_EQUIVALENT.keys()
-    notes += [f"# {name}: nothing here corresponds to it" for name in sorted(unknown)]
+    notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
     return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False)])
 
@@ -84,14 +87,16 @@ def read_assignments(path: Path) -> dict[str, Any]:
     """Return the values that a file assigns to attributes of `config`.
 
     Raises:
-        ConfigError: it cannot be read, or assigns something that is not plain.
+        ConfigError: the file cannot be read, or assigns something else than numbers, text, lists and sums of them.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"{path}: {error_reason(error)}") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{path}, line {getattr(error, 'lineno', '?')}: is not Python ({error})") from error
+        raise ConfigError(
+            f"{path}, line {getattr(error, 'lineno', '?')}: is not valid Python ({error})"
+        ) from error
     values: dict[str, Any] = {}
     for statement in tree.body:
         target = (
@@ -101,19 +106,19 @@ def read_assignments(path: Path) -> dict[str, Any]:
         )
         if isinstance(statement, ast.Assign) and isinstance(target, ast.Attribute):
             values[target.attr] = _plain(statement.value, values, path)
-        elif not _harmless(statement):
+        elif not _is_ignorable(statement):
             raise ConfigError(
-                f"{path}, line {statement.lineno}: only `config.name = value` is understood here"
+                f"{path}, line {statement.lineno}: only lines of the form `config.name = value` are supported"
             )
     return values
 
 
-def _harmless(statement: ast.stmt) -> bool:
+def _is_ignorable(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return True
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return True
-    # config = edict()
+    # `config = edict()`
     return (
         isinstance(statement, ast.Assign)
         and isinstance(statement.value, ast.Call)
@@ -134,7 +139,7 @@ def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
         return known[node.attr]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _plain(node.left, known, path), _plain(node.right, known, path)
-        # Numbers alone: "a" * 10**9 would be a gigabyte.
+        # Numbers only: "a" * 10**9 would need a gigabyte.
         if all(isinstance(value, int | float) for value in (left, right)):
             try:
                 return _OPERATORS[type(node.op)](left, right)
@@ -189,5 +194,5 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _backbone(network: str) -> str:
-    # vit_t_dp005_mask0 and its like: drop path 0.05 is ours too, and the masking was off.
+    # For example vit_t_dp005_mask0: facetrain's ViTs have the drop path of 0.05 too, and the masking was off.
     return "_".join(network.split("_")[:2]) if network.startswith("vit_") else network

@@ -1,4 +1,7 @@
-"""Every key that a run description may have, with its bounds and its default."""
+"""Schema of the run config: all keys with type, bounds, default and description.
+
+The docstrings of the keys become the descriptions of `facetrain config schema` and of docs/config.md.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 BackboneName = Literal[
     "r18", "r34", "r50", "r100", "r200", "r2060",
     "mbf_small", "mbf", "mbf_large",
@@ -20,7 +24,7 @@ BackboneName = Literal[
 
 
 class Section(BaseModel):
-    """A part of a run description: unknown keys are refused, and nothing changes once it is read."""
+    """Section of the config: rejects unknown keys, and cannot be changed after it is read."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -33,118 +37,125 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
-    """Where a run keeps what it makes."""
+    """Name and place of the run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
-    """The run's folder is `dir/name`."""
+    name: Annotated[str, Field(pattern=NAME_PATTERN)] = "run"
+    """Name of the run. The run folder is `dir`/`name`; if it exists, a number is appended."""
     dir: str = "runs"
-    """The folder of all runs."""
+    """Folder that holds the run folders."""
 
 
 class AugmentConfig(Section):
-    """How likely an image is changed in which way, each drawn for itself."""
+    """Image augmentations, as probabilities from 0 to 1. Each is drawn independently for each image."""
 
     flip: Probability = 0.5
-    """Mirror left and right."""
+    """Probability of a horizontal flip."""
     low_resolution: Probability = 0.0
-    """Shrink to 50–80 % and back."""
+    """Probability of shrinking the image to 50–80 % of its size and enlarging it again."""
     blur: Probability = 0.0
-    """Gaussian blur."""
+    """Probability of a Gaussian blur."""
     gray: Probability = 0.0
-    """Take the color away."""
+    """Probability of a conversion to grayscale."""
     color: Probability = 0.0
-    """Change brightness, contrast and saturation."""
+    """Probability of a change of brightness, contrast and saturation."""
     crop: Probability = 0.0
-    """Cut out a part and enlarge it."""
+    """Probability of a random crop, enlarged to the full size."""
     erase: Probability = 0.0
-    """Cover a rectangle."""
+    """Probability of covering a random rectangle."""
     jpeg: Probability = 0.0
-    """Save at a low quality and open again."""
+    """Probability of a JPEG compression with a low quality."""
 
 
 class SyntheticConfig(Section):
-    """The dataset of people who do not exist, drawn where `data.train` is not there yet."""
+    """Synthetic dataset of rendered faces, generated if the folder `data.train` does not exist."""
 
     identities: Positive = 400
-    """People to train on."""
+    """Number of identities to train on."""
     images_per_identity: Positive = 20
-    """Images of each of them."""
+    """Number of images of each identity."""
     eval_identities: Annotated[int, Field(ge=2)] = 100
-    """Further people, whom training never sees, for the verification set."""
+    """Number of further identities for the verification set, which are not in the training data."""
     eval_pairs: Annotated[int, Field(ge=20, multiple_of=20)] = 1000
-    """Pairs in the verification set, half of them of the same person."""
+    """Number of pairs in the verification set `synth`, half of them of the same identity; a multiple of 20."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Another seed draws other people."""
+    """Seed of the generator; another seed generates other identities."""
 
 
 class DataConfig(Section):
-    """What is learned from."""
+    """Training data."""
 
     train: str
-    """A folder with train.rec, one folder per identity, tar or Parquet shards; a list file; or a mixture's YAML."""
+    """Path of the training data: a folder with train.rec, with one folder per identity, or with tar or Parquet
+    shards; a list file; or the YAML file of a mixture of datasets."""
     image_size: Annotated[int, Field(ge=16, le=1024)] = 112
-    """Width and height in pixels that the network sees."""
+    """Width and height of the network input, in pixels."""
     num_classes: Positive | None = None
-    """Read from the data; if given, it must agree."""
+    """Expected number of identities; a run with other data is refused. null: no check."""
     num_images: Positive | None = None
-    """Read from the data; if given, it must agree."""
+    """Expected number of images; a run with other data is refused. null: no check."""
     min_images_per_identity: Positive = 1
-    """Leave out identities with fewer images."""
+    """Smallest number of images of an identity; identities with fewer images are left out."""
     workers: NotNegative | Literal["auto"] = "auto"
-    """Processes that read and decode, on each rank; auto takes the cores that the rank has; 0 reads in between."""
+    """Number of processes per rank that read and decode images. auto: the usable CPU cores divided by the ranks on
+    the machine, at most 16. 0: no processes, the training process reads."""
     shuffle: Literal["full", "blocks"] = "full"
-    """full: any image may follow any other. blocks: for slow disks, read in stretches, shuffle within a window."""
+    """Order of the images. full: a random permutation of all images. blocks: images are read in contiguous blocks
+    and shuffled within a window, for slow disks."""
     bad_records: Literal["error", "skip"] = "error"
-    """What to do with an image that cannot be decoded."""
+    """Action for an image that cannot be decoded. error: end the run. skip: use the next image instead."""
     decode: Literal["cpu", "gpu", "dali"] = "cpu"
-    """gpu: nvJPEG decodes, on CUDA; its pixels differ by rounding. dali: NVIDIA DALI does, where it is installed."""
+    """Decoder of the images. cpu: OpenCV. gpu: nvJPEG on CUDA, whose pixels may differ by rounding. dali: NVIDIA
+    DALI, if it is installed."""
     max_skipped: NotNegative | None = None
-    """With bad_records skip: stop when all ranks together have skipped more images."""
+    """Largest number of images that all ranks together may skip with `bad_records: skip`; the run ends if there are
+    more. null: no limit."""
     augment: AugmentConfig = AugmentConfig()
     synthetic: SyntheticConfig | None = None
+    """Synthetic dataset to generate if `train` does not exist. null: `train` must exist."""
 
 
 class ModelConfig(Section):
-    """The network that turns a face into an embedding."""
+    """Backbone network, which maps an image to an embedding."""
 
     backbone: BackboneName = "r50"
-    """r18 r34 r50 r100 r200, mbf_small mbf mbf_large, vit_t …, torchvision's resnet18 …, or iresnet with layers and
-    widths."""
+    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…), or ResNet of
+    torchvision (resnet…); iresnet takes `layers` and `widths`."""
     embedding_size: Positive = 512
-    """Length of an embedding."""
+    """Number of elements of an embedding."""
     layers: tuple[Positive, ...] | None = None
-    """For iresnet: blocks in each stage."""
+    """Number of blocks in each of the four stages; only for backbone iresnet, and required there."""
     widths: tuple[Positive, ...] | None = None
-    """For iresnet: channels in each stage."""
+    """Number of channels in each of the four stages; only for backbone iresnet, and required there."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of features dropped before the last layer."""
+    """Probability of dropping a feature before the last layer."""
     checkpoint_activations: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third slower."""
+    """Recompute activations in the backward pass instead of storing them: needs less memory, and takes about a third
+    longer."""
     batch_norm: Literal["auto", "local", "sync"] = "auto"
-    """Statistics of each rank, or of all; auto: of all where global_batch_size is given, so that the result does not
-    depend on the number of ranks; of each where batch_size is, as the published recipes have it."""
+    """Batch norm statistics. local: of each rank. sync: over all ranks. auto: sync if `train.global_batch_size` is
+    given, so that the result does not depend on the number of ranks; otherwise local, as in the published recipes."""
     init_from: str | None = None
-    """Weights to start from: a run's folder, a checkpoint, .safetensors, arcface_torch's .pt, MXNet's -symbol.json,
-    or .onnx."""
+    """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's .pt, MXNet's
+    -symbol.json, or an .onnx file. null: random weights."""
     freeze: tuple[str, ...] = ()
-    """Parameters whose name starts with one of these are not trained."""
+    """Prefixes of parameter names; the parameters that match are not trained."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = {}
-    """Prefix of parameter names → factor on the learning rate."""
+    """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts."""
 
     @model_validator(mode="after")
-    def _layers_and_widths_are_for_iresnet(self) -> Self:
-        own = self.backbone == "iresnet"
-        if own and (self.layers is None or self.widths is None):
-            raise ValueError("backbone iresnet needs layers and widths, four numbers each")
-        if own and not len(self.layers or ()) == len(self.widths or ()) == 4:
-            raise ValueError("layers and widths are four numbers each")
-        if not own and (self.layers or self.widths):
-            raise ValueError(f"layers and widths are for backbone iresnet; {self.backbone} has its own")
+    def _check_layers_and_widths(self) -> Self:
+        is_iresnet = self.backbone == "iresnet"
+        if is_iresnet and (self.layers is None or self.widths is None):
+            raise ValueError("backbone iresnet needs layers and widths, with four numbers each")
+        if is_iresnet and not len(self.layers or ()) == len(self.widths or ()) == 4:
+            raise ValueError("layers and widths must have four numbers each")
+        if not is_iresnet and (self.layers or self.widths):
+            raise ValueError(f"layers and widths are only for backbone iresnet, not {self.backbone}")
         return self
 
 
 class MarginConfig(Section):
-    """What makes the softmax demand more than being right."""
+    """Margin of the softmax loss."""
 
     type: Literal[
         "arcface",
@@ -157,185 +168,216 @@ class MarginConfig(Section):
         "elastic_arcface",
         "elastic_cosface",
     ] = "arcface"
-    """arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3. softmax: no margin. adaface: by the
-    image's quality, m2. magface: by the embedding's norm, `norms` and `margins`. curricularface: arcface with hard
-    negatives that count more and more. elastic_arcface, elastic_cosface: m2 or m3 drawn anew for every image."""
+    """Formula of the target logit. arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3.
+    softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: m2 by the norm of the embedding, see
+    `norms` and `margins`. curricularface: arcface with a growing weight on hard negatives. elastic_arcface,
+    elastic_cosface: m2 or m3 drawn at random for each image."""
     scale: Annotated[float, Field(gt=0)] = 64.0
-    """s, by which cosines are multiplied."""
+    """Factor s on the cosines."""
     m1: Annotated[float, Field(ge=1)] = 1.0
-    """Multiplies the angle (SphereFace)."""
+    """Factor on the target angle (SphereFace); only for type combined."""
     m2: Annotated[float, Field(ge=0)] | None = None
-    """Added to the angle, in radians; null: as published (0.5; adaface 0.4)."""
+    """Margin added to the target angle, in radians. null: the published value (0.5; adaface 0.4)."""
     m3: Annotated[float, Field(ge=0)] | None = None
-    """Subtracted from the cosine; null: as published (cosface 0.4, elastic_cosface 0.35, combined 0)."""
+    """Margin subtracted from the target cosine. null: the published value (cosface 0.4, elastic_cosface 0.35,
+    combined 0)."""
     h: Annotated[float, Field(gt=0)] = 0.333
-    """adaface: how widely qualities are spread over [-1, 1]."""
+    """Width to which image qualities are scaled within [−1, 1]; only for type adaface."""
     average: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """adaface, curricularface: how far running averages move toward each batch."""
+    """Weight of each batch in the running averages; only for types adaface and curricularface."""
     sigma: Annotated[float, Field(ge=0)] = 0.0125
-    """elastic_arcface, elastic_cosface: standard deviation of the margin."""
+    """Standard deviation of the random margin; only for types elastic_arcface and elastic_cosface."""
     norms: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (10.0, 110.0)
-    """magface: the least and the greatest norm, between which the margin rises."""
+    """Smallest and largest norm of the embedding, between which the margin grows; only for type magface."""
     margins: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.45, 0.8)
-    """magface: the margins at these norms."""
+    """Margins at the two norms, in radians; only for type magface."""
     norm_weight: Annotated[float, Field(ge=0)] = 35.0
-    """magface: weight of the regularizer that rewards long embeddings."""
+    """Weight of the regularizer that rewards large norms; only for type magface."""
     gradient: Literal["exact", "straight_through"] = "exact"
-    """straight_through: arcface_torch's present code, which does not differentiate the margin."""
+    """Gradient of the margin. exact: the derivative of the formula. straight_through: as in arcface_torch's present
+    code, which does not differentiate the margin."""
     beyond_pi: Literal["none", "linear"] = "linear"
-    """Where θ + m2 > π: go on with cos(θ + m2), or with cos θ − m2·sin m2, as the paper's code does."""
+    """Target logit where θ + m2 > π. none: cos(θ + m2), which grows again. linear: cos θ − m2·sin m2, as in the code
+    of the ArcFace paper."""
     filter_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Negatives with a cosine above this are taken for label noise and count as 0; 0 switches it off."""
+    """Cosine above which a negative class counts as label noise; its logit is set to 0. 0: no filter."""
 
     @model_validator(mode="after")
-    def _margins_belong_to_the_type(self) -> Self:
+    def _check_margins(self) -> Self:
         if self.type == "cosface" and self.m3 == 0:
-            raise ValueError("cosface needs m3 > 0 (0.4 in the published configs)")
+            raise ValueError("m3 must be greater than 0 for cosface (published: 0.4)")
         if self.type != "combined" and self.m1 != 1:
             raise ValueError(
-                f"{self.type} does not multiply the angle: with m1 {self.m1:g}, take type combined"
+                f"m1 must be 1 for {self.type}, not {self.m1:g}; use type combined for another m1"
             )
         if self.type == "curricularface" and self.filter_threshold:
-            raise ValueError("filter_threshold and curricularface both change hard negatives; take one")
+            raise ValueError(
+                "filter_threshold cannot be used with curricularface: both change the hard negatives"
+            )
         if self.norms[0] >= self.norms[1]:
-            raise ValueError("norms: the first must be below the second")
+            raise ValueError("norms must be in increasing order")
         return self
 
 
 class HeadConfig(Section):
-    """The class centers, split over the ranks."""
+    """Class centers, divided among the ranks, and their loss."""
 
     init_from: Literal["reinit", "keep", "extend"] = "reinit"
-    """With model.init_from. keep: its centers, of the same identities; extend: its centers, and new ones behind them
-    for the identities that the dataset has more; reinit: all are drawn anew."""
+    """Class centers of a run with `model.init_from`. reinit: random centers. keep: the centers of that model, which
+    must have the same identities. extend: the centers of that model, and random ones for the further identities of
+    the dataset."""
     margin: MarginConfig = MarginConfig()
     loss: Literal["softmax", "unified"] = "softmax"
-    """unified: one learned threshold parts own classes from others (UniFace; with margin cosface, m3 0.4)."""
+    """Loss function. softmax: cross-entropy over the classes. unified: UniFace, with one learned threshold between
+    positive and negative cosines; published with margin cosface and m3 0.4."""
     negative_weight: Annotated[float, Field(gt=0)] = 1.0
-    """unified: weight of the other classes' part of the loss."""
+    """Weight of the negative classes in the loss; only for loss unified."""
     sub_centers: Positive = 1
-    """Centers per identity, of which the nearest counts (Sub-center ArcFace, 3 there); each takes memory and time."""
+    """Number of centers per identity, of which the nearest one counts (Sub-center ArcFace, published with 3). Memory
+    and time grow with it."""
     drop_sub_centers_epoch: Annotated[float, Field(ge=0)] | None = None
-    """From this epoch on only the dominant sub-center counts, and images far from it are left out."""
+    """Epoch from which only the dominant sub-center of each identity is used, and images far from it are left out;
+    may be a fraction. null: never."""
     drop_angle: Annotated[float, Field(gt=0, le=180)] = 75.0
-    """In degrees: images further than this from the dominant sub-center are taken for label noise."""
+    """Angle to the dominant sub-center, in degrees, beyond which an image is left out as label noise; with
+    `drop_sub_centers_epoch`."""
     sample_rate: Probability = 1.0
-    """Share of the classes that take part in a step (Partial FC); 1: all; 0: only those in the batch."""
+    """Fraction of the classes that take part in a step (Partial FC). 1: all classes. 0: only the classes of the
+    batch."""
     sample_block: Positive | Literal["auto"] = "auto"
-    """Consecutive classes that are drawn together; auto: 8 on disk, which reads them as one, else 1."""
+    """Number of consecutive classes that are sampled together. auto: 8 with placement disk, where they are read at
+    once; otherwise 1."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How centers are stored."""
+    """Data type in which centers are stored."""
     momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
-    """How their momentum is stored; int8 in blocks of 128 with a scale each, for sgd."""
+    """Data type in which the momentum of the centers is stored. int8: in blocks of 128 values with one scale each;
+    only for sgd."""
     placement: Literal["device", "host", "disk"] = "device"
-    """Where centers and momentum live; only the sampled rows come to the device."""
+    """Memory that holds centers and momentum: of the GPU (device), of the host, or a file on disk. With host and
+    disk, only the sampled rows are copied to the GPU."""
     chunk_size: Positive | Literal["auto"] = "auto"
-    """Classes whose logits exist at a time."""
+    """Number of classes whose logits are in memory at the same time. auto: chosen by the size of the batch."""
 
     @model_validator(mode="after")
-    def _sub_centers_are_there_to_be_dropped(self) -> Self:
+    def _check_sub_centers(self) -> Self:
         if self.drop_sub_centers_epoch is not None and self.sub_centers == 1:
-            raise ValueError("drop_sub_centers_epoch needs sub_centers of 2 or more (3 as published)")
+            raise ValueError("drop_sub_centers_epoch needs sub_centers of at least 2 (published: 3)")
         return self
 
 
 class OptimConfig(Section):
-    """How weights move."""
+    """Optimizer and learning rate."""
 
     name: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer of the backbone and the class centers."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """The highest learning rate, for the whole global batch."""
+    """Highest learning rate, for the whole global batch."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum; only for sgd."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the first and the second moment; only for adamw."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Term added to the denominator; only for adamw."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Applies to every parameter and to the centers of a step's sample."""
+    """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
-    """Bound on the L2 norm of the backbone's gradient; null: none."""
+    """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
     accumulate: Positive = 1
-    """Micro-batches per step."""
+    """Number of micro-batches per step, whose gradients are added up."""
     schedule: Literal["polynomial"] = "polynomial"
+    """Learning rate schedule: linear warm-up, then a polynomial down to 0."""
     power: Annotated[float, Field(gt=0)] = 2.0
-    """Of the polynomial by which the rate falls to 0."""
+    """Exponent of the polynomial schedule."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
-    """May be a fraction."""
+    """Number of epochs of warm-up; may be a fraction."""
 
 
 class TrainConfig(Section):
-    """How long, how much at once, and with which numbers."""
+    """Length of the run, batch size, number formats, and limits."""
 
     batch_size: Positive | None = None
-    """Images per rank and micro-batch; 128 where neither this nor global_batch_size is given."""
+    """Images per rank and micro-batch. null: 128, unless `global_batch_size` is given."""
     global_batch_size: Positive | None = None
-    """Images per step, over all ranks and micro-batches."""
+    """Images per step, over all ranks and micro-batches. null: given by `batch_size`."""
     epochs: Positive = 20
+    """Number of passes over the training data."""
     max_steps: Positive | None = None
-    """Stop here, whatever the epochs; the schedule ends here too."""
+    """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the backbone; the last layer and the loss are always computed in float32."""
+    """Number format of the backbone. The last layer and the loss are always computed in float32."""
     compile: bool = False
-    """torch.compile on each block of the backbone while it trains; the code is kept for the next run."""
+    """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs."""
     channels_last: bool = True
-    """Memory layout of images and activations."""
+    """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"
-    """Send the backbone's gradients in 16 bits."""
+    """Number format in which ranks exchange the gradients of the backbone. none: float32."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Device to train on. auto: cuda if there is a GPU, otherwise cpu."""
     keep_freed_memory: bool = True
-    """On a CPU, keep freed blocks for the next step: faster, for up to twice the memory."""
+    """On a CPU, keep freed memory for the next step: faster, but needs up to twice the memory."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """How long a rank waits for the others before it calls them lost."""
+    """Seconds that a rank waits for the others before it reports them as lost."""
     max_skipped_steps: Positive = 10
-    """Stop after so many steps in a row whose loss or gradient is not finite."""
+    """Number of consecutive steps whose loss or gradient is not finite, after which the run ends."""
     loss_spike: Annotated[float, Field(gt=0)] | None = None
-    """Report steps whose loss lies so many deviations above the median of the last 128; 10 is a beginning."""
+    """Number of deviations above the median of the last 128 losses from which a loss is reported as a spike; 10 is a
+    good start. null: no reports."""
 
     @model_validator(mode="after")
-    def _one_batch_size(self) -> Self:
+    def _check_batch_sizes(self) -> Self:
         if self.batch_size and self.global_batch_size:
-            raise ValueError("give batch_size (per rank) or global_batch_size (of all ranks), not both")
+            raise ValueError(
+                "give either batch_size (per rank) or global_batch_size (of all ranks), not both"
+            )
         return self
 
 
 class EvalConfig(Section):
-    """Verification while training."""
+    """Verification during training."""
 
     targets: tuple[str, ...] = ("lfw", "cfp_fp", "agedb_30")
-    """Names of .bin sets in `dir`, or paths."""
+    """Verification sets: names of .bin files in `dir`, or paths."""
     dir: str | None = None
-    """null: the folder of data.train."""
+    """Folder of the verification sets. null: the folder of `data.train`."""
     every_steps: Positive = 2000
+    """Number of steps between two verifications. The run also verifies before its first and after its last step."""
     batch_size: Positive = 256
+    """Images per rank that are embedded at once."""
 
 
 class CheckpointConfig(Section):
-    """What is saved, and when."""
+    """Checkpoints."""
 
     every_steps: Positive = 2000
+    """Number of steps between two checkpoints. The last step is always saved."""
     every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Save also when so much time has passed."""
+    """Minutes after which a checkpoint is saved, in addition to `every_steps`. null: no limit."""
     keep: Positive = 3
-    """How many checkpoints stay."""
+    """Number of newest checkpoints that are kept."""
     best_metric: str | None = None
-    """Keep also the checkpoint with the highest of this: lfw/accuracy, say."""
+    """Metric whose best checkpoint is kept too, for example lfw/accuracy. null: only the newest checkpoints."""
     asynchronous: bool = Field(default=True, alias="async")
-    """Write in the background."""
+    """Write checkpoints in the background while the run trains."""
 
 
 class LogConfig(Section):
-    """What is told."""
+    """Reports."""
 
     every_steps: Positive = 10
+    """Number of steps between two reports."""
     tensorboard: bool = True
-    """Write the numbers for TensorBoard too, and with matplotlib the figures of each verification."""
+    """Write metrics for TensorBoard, and the figures of each verification if matplotlib is installed."""
 
 
 class Config(Section):
-    """A run description, complete."""
+    """Config of a run."""
 
     recipe: Literal["arcface2022", "head"] = "arcface2022"
-    """Defaults where the file is silent. arcface2022: the recipe of arcface_torch's published numbers (power 2,
-    exact margin gradient, linear beyond π). head: its present code (power 1, straight-through, cos beyond π)."""
+    """Defaults of keys that the config does not give. arcface2022: the recipe of arcface_torch's published results
+    (power 2, exact margin gradient, beyond_pi linear). head: its present code (power 1, straight-through gradient,
+    beyond_pi none)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 2048
+    """Seed of all random numbers."""
     run: RunConfig = RunConfig()
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -347,16 +389,16 @@ class Config(Section):
     log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
-    def _centers_come_from_somewhere(self) -> Self:
+    def _check_head_init_from(self) -> Self:
         if self.head.init_from != "reinit" and self.model.init_from is None:
             raise ValueError(
-                f"head.init_from: {self.head.init_from} needs model.init_from, whose centers it takes"
+                f"head.init_from: {self.head.init_from} needs model.init_from, the model that has the centers"
             )
         return self
 
     @property
     def eval_dir(self) -> str:
-        """Where verification sets are looked for: beside the training data, if it is not said."""
+        """Folder of the verification sets: `eval.dir`, or the folder of the training data."""
         mixture = self.data.train.endswith((".yaml", ".yml"))
         return self.eval.dir or (str(Path(self.data.train).parent) if mixture else self.data.train)
 

@@ -27,6 +27,13 @@ class StepSchedule:
     """Steps with a linearly growing learning rate."""
 
 
+def local_batch_size(config: Config, world_size: int) -> int:
+    """Return the images per rank and micro-batch, rounded down."""
+    if config.train.global_batch_size:
+        return config.train.global_batch_size // (world_size * config.optim.accumulate)
+    return config.train.batch_size or DEFAULT_BATCH_SIZE
+
+
 def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSchedule:
     """Compute the batch sizes and step counts of a run.
 
@@ -41,7 +48,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
             f"train.global_batch_size: {requested} images cannot be divided among {world_size} ranks in "
             f"{config.optim.accumulate} micro-batches each; use a multiple of {micro_batches}"
         )
-    local = requested // micro_batches if requested else config.train.batch_size or DEFAULT_BATCH_SIZE
+    local = local_batch_size(config, world_size)
     if local < 2:
         # Batch norm has no variance over one image.
         raise ConfigError(

@@ -12,13 +12,30 @@ def test_show_prints_every_key_after_recipe_and_set():
     assert shown["optim"]["lr"] == 0.2 and shown["optim"]["power"] == 2 and "async" in shown["checkpoint"]
 
 
-def test_the_schema_explains_the_keys():
+def test_list_shows_the_presets_with_dataset_backbone_and_batch():
+    done = facetrain("config", "list")
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
+    assert rows["glint360k_r100"] == ["glint360k", "r100", "8", "1,024"]
+    assert rows["quickstart"] == ["quickstart", "iresnet", "any", "128"]
+    assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
+
+
+def test_show_takes_the_name_of_a_preset():
+    done = facetrain("config", "show", "glint360k_r50")
+    assert yaml.safe_load(done.stdout)["run"]["name"] == "glint360k_r50"
+    ambiguous = facetrain("config", "show", "glint360k")
+    assert ambiguous.returncode == 2 and "glint360k_mbf, glint360k_r100, glint360k_r50" in ambiguous.stderr
+
+
+def test_the_schema_describes_the_keys():
     done = facetrain("config", "schema")
     schema = json.loads(done.stdout)
-    assert "Share of the classes" in schema["$defs"]["HeadConfig"]["properties"]["sample_rate"]["description"]
+    assert (
+        "Fraction of the classes" in schema["$defs"]["HeadConfig"]["properties"]["sample_rate"]["description"]
+    )
 
 
-def test_a_config_that_is_not_one_ends_with_2_and_one_line(tmp_path):
+def test_a_file_that_cannot_be_converted_gives_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "a.py").write_text("import os\nos.system('true')\n")
     done = facetrain("config", "convert", tmp_path / "a.py")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "line 2" in done.stderr

@@ -12,7 +12,7 @@ def test_a_profiled_run_leaves_traces_and_says_where_its_time_went(describe, tmp
     assert [path.name[:10] for path in traces] == ["rank_00000", "rank_00001"]
     with gzip.open(traces[0], "rt") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"]}
-    assert {"part:data", "part:head", "ProfilerStep#5", "ProfilerStep#9"} <= names
+    assert {"facetrain:data", "facetrain:head", "ProfilerStep#5", "ProfilerStep#9"} <= names
     summary = (folder / "profile" / "summary.txt").read_text()
     assert f"profile written to {folder / 'profile'}" in done.stderr.replace("\n", " ")
     assert summary.startswith("5 steps on cpu")

@@ -1,4 +1,4 @@
-"""The configs that people start, against the table of the peer's."""
+"""Presets against arcface_torch's published runs, and the conversion of its configs."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_can_be_followed(path):
+def test_every_preset_is_valid_and_named_after_its_file(path):
     config = load_config(path)
     assert config.model.backbone in names()
     assert config.run.name == path.stem
@@ -31,7 +31,7 @@ def test_every_config_can_be_followed(path):
         ("wf42m_pfc02_8gpus_r50_bs4k", 8, 207_380, 0.4, 5e-4, "cosface"),
     ],
 )
-def test_steps_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, decay, margin):
+def test_steps_learning_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, decay, margin):
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert schedule_steps(config, config.data.num_images, gpus).total_steps == steps
     assert (config.optim.lr, config.optim.weight_decay, config.head.margin.type) == (lr, decay, margin)
@@ -43,7 +43,7 @@ def test_steps_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, d
 
 
 def test_the_recipes_quote_the_results_that_the_configs_do():
-    said = {
+    quoted = {
         path.stem: line.rsplit(": ", 1)[1].rstrip(".\n")
         for path in CONFIGS
         for line in path.read_text().splitlines()
@@ -52,8 +52,8 @@ def test_the_recipes_quote_the_results_that_the_configs_do():
     rows = [
         line.strip("| ").split(" | ") for line in (ROOT / "recipes" / "README.md").read_text().splitlines()
     ]
-    listed = {row[0].strip("`"): row[-1] for row in rows if row[0].strip("`") in said}
-    assert len(listed) > 10 and listed == {name: said[name] for name in listed}
+    listed = {row[0].strip("`"): row[-1] for row in rows if row[0].strip("`") in quoted}
+    assert len(listed) > 10 and listed == {name: quoted[name] for name in listed}
 
 
 PEER = """
@@ -90,14 +90,14 @@ def converted(tmp_path, text):
     return load_config(tmp_path / "wf42m.yaml")
 
 
-def test_the_peers_config_becomes_the_same_run(tmp_path):
+def test_a_converted_config_describes_the_same_run(tmp_path):
     config = converted(tmp_path, PEER)
     assert config.recipe == "head" and config.optim.power == 1
     assert (config.head.margin.type, config.head.margin.m3, config.head.sample_rate) == ("cosface", 0.4, 0.2)
     assert (config.train.batch_size, config.train.precision, config.train.epochs) == (512, "fp16", 20)
     assert (config.optim.lr, config.optim.warmup_epochs, config.data.num_classes) == (0.4, 2, 2059906)
     assert config.eval.targets == ("lfw", "cfp_fp", "agedb_30")
-    assert "# momentum: the peer's code ignores it" in (tmp_path / "wf42m.yaml").read_text()
+    assert "# momentum: arcface_torch ignores it" in (tmp_path / "wf42m.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -109,38 +109,38 @@ def test_the_peers_config_becomes_the_same_run(tmp_path):
         ((1.0, 0.3, 0.2), "combined"),
     ],
 )
-def test_no_margin_of_the_peers_config_is_lost(tmp_path, margins, kind):
+def test_every_margin_of_arcface_torch_is_converted(tmp_path, margins, kind):
     margin = converted(tmp_path, f"{PEER}config.margin_list = {margins}\n").head.margin
     assert margin.type == kind and (margin.m1, margin.m2, margin.m3) == margins
 
 
-def test_what_a_converted_config_leaves_out_is_named_in_it(tmp_path):
+def test_a_converted_config_names_the_values_that_it_leaves_out(tmp_path):
     converted(tmp_path, PEER + "config.using_wandb = True\n")
-    assert "# using_wandb: nothing here corresponds to it" in (tmp_path / "wf42m.yaml").read_text()
+    assert "# using_wandb: has no equivalent in facetrain" in (tmp_path / "wf42m.yaml").read_text()
 
 
-def test_a_base_beside_it_and_sums_are_understood(tmp_path):
+def test_a_base_file_and_arithmetic_are_supported(tmp_path):
     (tmp_path / "base.py").write_text("config = edict()\nconfig.weight_decay = 1e-4\nconfig.lr = 0.3\n")
     config = converted(tmp_path, PEER.replace("config.lr = 0.4", "config.lr = 0.1 * 512 / 128"))
     assert (config.optim.lr, config.optim.weight_decay) == (pytest.approx(0.4), 5e-4)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("import os; os.system('touch /tmp/facetrain-ran')", "line 25: only"),
         ("config.lr = __import__('os').getpid()", "is not a plain value"),
         ("config.rec = 'a' * 10**10", "is not a plain value"),
         ("config.lr = 1 / 0", "division by zero"),
-        ("config.margin_list = (1.0, 0.5)", "not of the kind that arcface_torch takes"),
-        ("config.network = 50", "not of the kind that arcface_torch takes"),
+        ("config.margin_list = (1.0, 0.5)", "has a type that arcface_torch does not accept"),
+        ("config.network = 50", "has a type that arcface_torch does not accept"),
         ("config.network = 'r51'", "did you mean r50"),
-        ("def f(: pass", "is not Python"),
+        ("def f(: pass", "is not valid Python"),
     ],
 )
-def test_what_is_not_a_plain_assignment_is_refused_and_never_run(tmp_path, line, said):
+def test_anything_but_plain_assignments_is_refused_and_never_executed(tmp_path, line, message):
     path = tmp_path / "evil.py"
     path.write_text(PEER + line + "\n")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         convert(path)
     assert not Path("/tmp/facetrain-ran").exists()

@@ -18,20 +18,20 @@ def claimed(default, launcher_id):
     return create_run_folder(world(launcher_id), given=None, default=default)
 
 
-def test_runs_that_start_together_each_have_a_folder_of_their_own(tmp_path):
+def test_runs_that_start_together_get_different_folders(tmp_path):
     default = tmp_path / "runs" / "name"
     found = [claimed(default, launcher_id)[0].name for launcher_id in ("a", "b", "c")]
     assert found == ["name", "name_2", "name_3"]
 
 
-def test_workers_that_their_agent_starts_again_find_their_folder(tmp_path):
+def test_restarted_workers_find_their_folder(tmp_path):
     claimed(tmp_path / "name", "a")
     mine, _ = claimed(tmp_path / "name", "b")
     (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
     assert claimed(tmp_path / "name", "b")[0] == mine
 
 
-def test_the_folder_of_a_run_that_wrote_nothing_goes_and_any_other_stays(tmp_path):
+def test_only_an_empty_folder_is_removed(tmp_path):
     first, _ = claimed(tmp_path / "name", "a")
     remove_if_empty(first, world("a"))
     assert not first.exists()
@@ -41,7 +41,7 @@ def test_the_folder_of_a_run_that_wrote_nothing_goes_and_any_other_stays(tmp_pat
     assert second.exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file; give another"):
         claimed(tmp_path / "file" / "name", "a")

@@ -1,4 +1,4 @@
-"""What a crafted checkpoint may try when a run goes on from it."""
+"""Resuming from crafted checkpoints, and from one with optimizer states in channels_last."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError
 from facetrain.run import training
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.unit.checkpoint.test_safety import vouch_for
+from tests.unit.checkpoint.test_damaged_checkpoints import update_manifest
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,22 @@ def finished(dataset, tmp_path_factory):  # noqa: F811
 
 CRAFTED = {
     "a backbone without a layer": ("replicated", lambda t: t.pop("backbone.conv1.weight")),
-    "moments of a parameter that climbs": (
+    "momentum of a parameter whose name is a path": (
         "replicated",
         lambda t: t.update({"optimizer.../../etc/passwd.momentum_buffer": torch.zeros(3)}),
     ),
-    "moments of another shape": (
+    "momentum of another shape": (
         "replicated",
         lambda t: t.update({"optimizer.conv1.weight.momentum_buffer": torch.zeros(1 << 10)}),
     ),
     "no loss scale": ("replicated", lambda t: t.pop("scale.value")),
-    "sums that are no pairs": ("replicated", lambda t: t.update({"meter.loss": torch.zeros(3)})),
+    "sums of the metrics that are not pairs": (
+        "replicated",
+        lambda t: t.update({"meter.loss": torch.zeros(3)}),
+    ),
     "centers of another length": ("rows_00000_of_00001", lambda t: t.update(weight=torch.zeros(20, 5))),
     "no random state": ("rank_00000", lambda t: t.pop("random.cpu")),
-    "a random state that is none": (
+    "a random state of three bytes": (
         "rank_00000",
         lambda t: t.update({"random.cpu": torch.zeros(3, dtype=torch.uint8)}),
     ),
@@ -50,7 +53,9 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("crafted", CRAFTED)
-def test_what_no_run_saves_is_refused_and_nothing_outside_is_written(finished, tmp_path, crafted):
+def test_a_checkpoint_that_no_run_saves_is_refused_and_nothing_outside_is_written(
+    finished, tmp_path, crafted
+):
     shutil.copytree(finished[0], tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints" / "step_00000002"
     stem, change = CRAFTED[crafted]
@@ -58,7 +63,7 @@ def test_what_no_run_saves_is_refused_and_nothing_outside_is_written(finished, t
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    vouch_for(folder, path)
+    update_manifest(folder, path)
     with pytest.raises(
         CheckpointError, match="step_00000002: belongs to another network, or was not written"
     ):
@@ -67,10 +72,10 @@ def test_what_no_run_saves_is_refused_and_nothing_outside_is_written(finished, t
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_moments_of_a_network_in_channels_last_go_on_as_they_were(dataset, tmp_path, optimizer):  # noqa: F811
+def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optimizer):  # noqa: F811
     described = (
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        # Of 16 channels and more, which lie as channels_last also on a CPU.
+        # With 16 channels and more, the weights are in channels_last on a CPU too.
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 16, 16], embedding_size: 16}\n"
         f"optim: {{name: {optimizer}, lr: 0.01}}\n"
         "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"

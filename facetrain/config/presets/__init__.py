@@ -1,0 +1,57 @@
+"""Configs that come with facetrain, and their lookup by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from facetrain.errors import ConfigError
+
+# An installed wheel holds the files beside this module, a source tree holds them in configs/.
+_FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
+_GPUS = re.compile(r"on (\d+) GPUs?\b")
+
+
+class Preset(NamedTuple):
+    """Config that comes with facetrain."""
+
+    name: str
+    path: Path
+    gpus: int | None
+    """Number of GPUs that the batch size is meant for, from the first comment; None if any number will do."""
+
+
+def presets() -> list[Preset]:
+    """Return all presets, sorted by name."""
+    paths = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
+    return [Preset(name, paths[name], _gpus(paths[name])) for name in sorted(paths)]
+
+
+def find_config(path: Path) -> Path:
+    """Return the path of a config that is given as a path or as the name of a preset. An existing file wins.
+
+    A path that is neither is returned as it is.
+
+    Raises:
+        ConfigError: the name is not that of a preset, but the beginning of several, or similar to some.
+    """
+    name = str(path)
+    if path.exists() or path.suffix or len(path.parts) != 1:
+        return path
+    known = {preset.name: preset.path for preset in presets()}
+    if name in known:
+        return known[name]
+    matches = [other for other in known if other.startswith(name)]
+    if len(matches) > 1:
+        raise ConfigError(f"{name}: several presets begin with this name; give one of: {', '.join(matches)}")
+    if similar := matches or difflib.get_close_matches(name, known, n=3):
+        raise ConfigError(f"{name}: no such file or preset; did you mean {' or '.join(similar)}?")
+    return path
+
+
+def _gpus(path: Path) -> int | None:
+    first_line = path.read_text(encoding="utf-8").partition("\n")[0]
+    match = _GPUS.search(first_line)
+    return int(match[1]) if match else None
