@@ -1,1 +1,1 @@
-"""Model files, weights of other programs, export."""
+"""Model files: networks and weights of facetrain and of other programs, in and out."""

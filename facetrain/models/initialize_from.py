@@ -1,4 +1,9 @@
-"""What a new run starts from: the network of another, and where it has them, its class centers."""
+"""Initial weights of a new run from another run or program: the backbone, and the class centers.
+
+`model.init_from` names the file or folder, `head.init_from` says what happens to the class centers.
+"""
+
+# B images   D embedding size
 
 from __future__ import annotations
 
@@ -15,72 +20,86 @@ from facetrain.backbone.base import Backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.errors import ModelError
 from facetrain.head.margin_head import MarginHead
-from facetrain.models.match_weights import adopt, settle_norms
-from facetrain.models.mxnet_layers import read_mxnet_layers
+from facetrain.models.match_weights import calibrate_norms, match_weights
+from facetrain.models.model_file import MODEL_FILE
+from facetrain.models.mxnet_network import read_mxnet_layers
 from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
-from facetrain.models.weight_files import load_plain, load_weights_into, read_weights
+from facetrain.models.weight_files import load_weights_into, load_without_code, read_weights
 
-_AT_ONCE = 1 << 16
+_ROWS_PER_COPY = 1 << 16
+_GRAPH_READERS = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
 _MXNET_CENTERS = "fc7_weight"
+"""Name that InsightFace's MXNet code gives to the class centers."""
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
+"""Checkpoint of one rank, as arcface_torch names it."""
 
 
 @dataclass(frozen=True)
-class Centers:
-    """The class centers of a finished run, read as they are asked for."""
+class SavedCenters:
+    """The class centers of a finished run, read on demand."""
 
     num_classes: int
     rows: Callable[[int, int], Tensor]
-    """Returns the centers of classes [start, stop): (stop - start, D)."""
+    """Returns the centers of classes [start, stop): (stop - start, D), float32."""
 
 
-def initialize_backbone(backbone: Backbone, path: Path, faces: Callable[[], Tensor]) -> None:
-    """Give a network the weights of a run, a checkpoint, or any file that `facetrain eval` takes.
+def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Tensor]) -> None:
+    """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts.
 
-    `faces` gives images (B, 3, H, W) like those that it will be trained on: some ONNX files have lost the
-    statistics of their batch norms, which are then taken from these.
+    Args:
+        backbone: The network to load into, on the CPU.
+        path: Folder or file.
+        images: Returns normalized training images (B, 3, H, W). It is called only for a file whose batch
+            norms were merged into other layers: the statistics are then measured on these images.
 
     Raises:
-        ModelError: there is no such file, or the network in it is another one.
+        ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    graphs = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
-    if path.is_dir() or path.suffix not in graphs:
+    if path.is_dir() or path.suffix not in _GRAPH_READERS:
         load_weights_into(backbone, read_backbone_weights(path), str(path))
         return
-    found = adopt(graphs[path.suffix](path), backbone)
-    load_weights_into(backbone, found.weights, str(path))
-    if found.merged:
-        settle_norms(backbone, found.merged, faces())
+    matched = match_weights(_GRAPH_READERS[path.suffix](path), backbone)
+    load_weights_into(backbone, matched.weights, str(path))
+    if matched.merged_norms:
+        calibrate_norms(backbone, matched.merged_norms, images())
 
 
 def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
-    """Give this rank's first classes the centers of another run; what lies behind them stays as it was drawn.
+    """Load the class centers of another run into the head's first classes.
+
+    With `may_grow`, the head may have more classes than the other run. These keep their random centers.
 
     Raises:
-        ModelError: there are none, or of other classes or another length.
+        ModelError: there are no centers, or their number or length does not fit the head.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     centers, weight = read_centers(path), head.row_state()["weight"]
     known = centers.num_classes
     if known > head.num_classes or (known < head.num_classes and not may_grow):
-        hint = "extend adds identities behind the known ones" if known < head.num_classes else "take reinit"
-        raise ModelError(
-            f"{path}: has centers of {known:,} identities, the dataset {head.num_classes:,}; "
-            f"head.init_from: {hint}"
+        advice = (
+            "head.init_from: extend keeps them and adds the new identities"
+            if known < head.num_classes
+            else "use head.init_from: reinit"
         )
-    for start in range(head.shard.start, min(head.shard.stop, known), _AT_ONCE):
-        stop = min(start + _AT_ONCE, head.shard.stop, known)
+        raise ModelError(
+            f"{path}: has centers of {known:,} identities, the dataset has {head.num_classes:,}; {advice}"
+        )
+    # In slices: the centers of all classes may not fit into memory twice.
+    for start in range(head.shard.start, min(head.shard.stop, known), _ROWS_PER_COPY):
+        stop = min(start + _ROWS_PER_COPY, head.shard.stop, known)
         rows = centers.rows(start, stop)
         if rows.shape[1] != weight.shape[1]:
             raise ModelError(
-                f"{path}: its centers have {rows.shape[1]:,} numbers, the head's {weight.shape[1]:,}"
+                f"{path}: its centers have {rows.shape[1]:,} numbers, those of the head {weight.shape[1]:,}; "
+                "set model.embedding_size and head.sub_centers to those of the other run"
             )
         weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
 
 
 def read_backbone_weights(path: Path) -> dict[str, Tensor]:
-    """Return the backbone's weights of a run's folder, a checkpoint, or a file that `read_weights` reads.
+    """Return the state dict of the backbone in a run folder, a checkpoint, or a file that `read_weights` reads.
 
     Raises:
         ModelError: it is none of these.
@@ -88,59 +107,59 @@ def read_backbone_weights(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_dir():
         return read_weights(path)[0]
-    if (path / "model.safetensors").exists():
-        return read_weights(path / "model.safetensors")[0]
+    if (path / MODEL_FILE).exists():
+        return read_weights(path / MODEL_FILE)[0]
     return Checkpoint.open(path).replicated("backbone.")
 
 
-def read_centers(path: Path) -> Centers:
-    """Return the class centers beside a network: of our checkpoints, of arcface_torch's, one file per rank, or MXNet's.
+def read_centers(path: Path) -> SavedCenters:
+    """Return the class centers of a run, of arcface_torch's files (one per rank), or of an MXNet network.
 
     Raises:
-        ModelError: there are none, or not those of all ranks.
+        ModelError: there are no centers, or not those of all ranks.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     if path.is_dir():
         checkpoint = Checkpoint.open(path)
-        return Centers(
+        return SavedCenters(
             checkpoint.manifest.num_classes, lambda start, stop: checkpoint.rows("weight", start, stop)
         )
     if _RANK_FILE.fullmatch(path.name):
-        return _arcface_torch(path)
+        return _read_arcface_torch_centers(path)
     weight = read_symbol(path)[2].get(_MXNET_CENTERS) if path.suffix in (".json", ".params") else None
     if weight is None or weight.dim() != 2:
         raise ModelError(
-            f"{path}: has no class centers; give a run's folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, "
-            f"or MXNet's files with {_MXNET_CENTERS}, or take head.init_from: reinit"
+            f"{path}: has no class centers; give a run folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, "
+            f"or MXNet's files with {_MXNET_CENTERS}, or use head.init_from: reinit"
         )
-    return Centers(len(weight), lambda start, stop: weight[start:stop].float())
+    return SavedCenters(len(weight), lambda start, stop: weight[start:stop].float())
 
 
-def _arcface_torch(path: Path) -> Centers:
-    """Put the shards of `PartialFC_V2` together: consecutive classes, rank by rank."""
+def _read_arcface_torch_centers(path: Path) -> SavedCenters:
+    """Join the shards that `PartialFC_V2` writes: consecutive classes, in the order of the ranks."""
     ranks = {
-        int(found[1]): other for other in path.parent.iterdir() if (found := _RANK_FILE.fullmatch(other.name))
+        int(match[1]): file for file in path.parent.iterdir() if (match := _RANK_FILE.fullmatch(file.name))
     }
     if sorted(ranks) != list(range(len(ranks))):
         raise ModelError(
             f"{path.parent}: has checkpoint_gpu_ files of ranks {', '.join(map(str, sorted(ranks)))}; "
-            f"classes are split over all ranks from 0 on"
+            "add the files of all ranks from 0 on, because each has the centers of other classes"
         )
-    parts = [_shard(ranks[rank]) for rank in range(len(ranks))]
-    sizes = [len(part) for part in parts]
-    # Rank r has C // W classes, and one more if r < C % W: sizes that do not descend so are of several runs.
-    if any(not 0 <= before - after <= 1 for before, after in pairwise(sizes)) or sizes[0] - sizes[-1] > 1:
+    shards = [_read_arcface_torch_shard(ranks[rank]) for rank in range(len(ranks))]
+    sizes = [len(shard) for shard in shards]
+    # PartialFC_V2 gives rank r of W ranks C // W classes, and one more if r < C % W. Other sizes are of several runs.
+    if any(not 0 <= size - following <= 1 for size, following in pairwise(sizes)) or sizes[0] - sizes[-1] > 1:
         raise ModelError(f"{path.parent}: the ranks have {sizes} classes, which are not of one run")
-    if len({part.shape[1] for part in parts}) > 1:
+    if len({shard.shape[1] for shard in shards}) > 1:
         raise ModelError(f"{path.parent}: the centers of the ranks have different lengths")
-    whole = torch.cat(parts)
-    return Centers(len(whole), lambda start, stop: whole[start:stop])
+    weight = torch.cat(shards)
+    return SavedCenters(len(weight), lambda start, stop: weight[start:stop])
 
 
-def _shard(path: Path) -> Tensor:
-    value = load_plain(path)
+def _read_arcface_torch_shard(path: Path) -> Tensor:
+    value = load_without_code(path)
     head = value.get("state_dict_softmax_fc") if isinstance(value, dict) else None
     weight = head.get("weight") if isinstance(head, dict) else None
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        raise ModelError(f"{path}: holds no table state_dict_softmax_fc.weight")
+        raise ModelError(f"{path}: has no matrix state_dict_softmax_fc.weight")
     return weight

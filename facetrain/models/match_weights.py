@@ -1,6 +1,15 @@
-"""The weights of a file's graph, under the names of one of our networks."""
+"""Matching of a file's layers with those of a backbone, and conversion of the weights.
 
-# B images   C channels
+A file can hold the same function in another form. The conversion keeps the embeddings at inference:
+
+- Another eps of a batch norm goes into its variance and weight.
+- A bias before a batch norm, for which the backbone has no parameter, goes into the norm's mean.
+- Pixels scaled by 1/128 instead of 1/127.5 go into the first layer's weight.
+- A batch norm that the file has merged into the convolution before it becomes an identity norm, whose
+  statistics `calibrate_norms` measures.
+"""
+
+# B images   C channels   N values of a channel in a batch
 
 from __future__ import annotations
 
@@ -12,169 +21,190 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ModelError
-from facetrain.models.layer_graph import IMAGE, Layer, Network, own_layers
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, backbone_layers
 
-_TO_UNIT_LENGTH = {"ReduceL2", "Clip", "Expand", "Div", "LpNormalization", "L2Normalization"}
-"""May follow the embedding: the head looks at directions only."""
+_UNIT_LENGTH_OPERATORS = {"ReduceL2", "Clip", "Expand", "Div", "LpNormalization", "L2Normalization"}
+"""Operators that may follow the embedding: the head uses its direction only."""
 
 
 @dataclass(frozen=True)
-class Adopted:
-    """What a file's graph gives one of our networks."""
+class MatchedWeights:
+    """The weights of a file, under the names of a backbone."""
 
     weights: dict[str, Tensor]
-    """The network's whole state."""
-    merged: list[str]
-    """The batch norms that the file has merged into the layers before them."""
+    """The complete state dict of the backbone."""
+    merged_norms: list[str]
+    """Names of the batch norms that the file has merged into the layers before them."""
 
 
-def adopt(theirs: Network, backbone: Backbone) -> Adopted:
-    """Pair the layers of a file with ours, from the image on, and take the weights over.
+def match_weights(file: LayerGraph, backbone: Backbone) -> MatchedWeights:
+    """Pair the layers of a file with those of a backbone, from the image on, and convert the weights.
 
     Raises:
-        ModelError: the file has another network; the message says where they part.
+        ModelError: the file has another network; the message names the first layers that differ.
     """
-    ours = own_layers(backbone)
-    pairs = _pairs(ours, theirs)
+    target = backbone_layers(backbone)
+    pairs = _pair_layers(target, file)
     weights: dict[str, Tensor] = {}
-    merged = [name for name in pairs if _is_merged(ours.layers[name], theirs.layers[pairs[name]])]
-    bias_elsewhere = {ours.layers[name].sources[0] for name in merged}
-    for name, other in pairs.items():
-        own, layer = ours.layers[name], theirs.layers[other]
+    merged = [name for name in pairs if _is_merged(target.layers[name], file.layers[pairs[name]])]
+    # The bias of these layers is moved into the norm that follows.
+    before_merged_norm = {target.layers[name].sources[0] for name in merged}
+    for name, file_name in pairs.items():
+        layer, file_layer = target.layers[name], file.layers[file_name]
+        if layer.kind == "add":
+            continue
         if name in merged:
-            found = _passing_on(own, layer)
-        elif own.kind == "norm":
-            before = own.sources[0]
-            # A bias for which the layer before has no place goes into the mean.
-            homeless = "bias" not in ours.layers[before].weights
-            found = _norm(own, layer, theirs.layers[pairs[before]].weights.get("bias") if homeless else None)
-        elif own.kind == "add":
-            continue
+            state = _identity_norm(layer, file_layer)
+        elif layer.kind == "norm":
+            previous = layer.sources[0]
+            has_bias = "bias" in target.layers[previous].weights
+            bias_C = None if has_bias else file.layers[pairs[previous]].weights.get("bias")
+            state = _convert_norm(layer, file_layer, bias_C)
         else:
-            found = _plain(own, layer, theirs.scale if IMAGE in own.sources else 1.0)
-            if name in bias_elsewhere and "bias" in found:
-                found["bias"] = torch.zeros_like(found["bias"])
-        weights |= {f"{name}.{key}": value for key, value in found.items()}
-    return Adopted(weights, merged)
+            state = _convert_weights(layer, file_layer, file.input_scale if IMAGE in layer.sources else 1.0)
+            if name in before_merged_norm and "bias" in state:
+                state["bias"] = torch.zeros_like(state["bias"])
+        weights |= {f"{name}.{key}": value for key, value in state.items()}
+    return MatchedWeights(weights, merged)
 
 
-def _pairs(ours: Network, theirs: Network) -> dict[str, str]:
-    """Return the file's layer for each of ours, in an order in which the image comes first."""
-    ours_behind, theirs_behind = ours.behind(), theirs.behind()
-    pairs, waiting = {IMAGE: IMAGE}, [IMAGE]
-    for name in waiting:  # grows
-        if name == ours.output:
+def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
+    """Return the file's layer for each layer of the backbone, breadth first from the image.
+
+    The consumers of a value are distinguished by their kind: in these networks no value has two consumers
+    of the same kind.
+    """
+    target_consumers, file_consumers = target.consumers(), file.consumers()
+    pairs, queue = {IMAGE: IMAGE}, [IMAGE]
+    for name in queue:  # grows during the loop
+        if name == target.output:
             continue
-        other, coming = pairs[name], ours_behind[name]
-        kinds = {theirs.layers[n].kind: n for n in theirs_behind[other]}
-        if [ours.layers[n].kind for n in coming] == ["norm"] and "norm" not in kinds and name != IMAGE:
-            kinds = {"norm": other}
-        for follower in coming:
-            own = ours.layers[follower]
-            found = kinds.pop(own.kind, None)
-            if found is None or not _fit(own, theirs.layers[found]) or pairs.get(follower, found) != found:
-                there = ", ".join(str(theirs.layers[n]) for n in theirs_behind[other]) or "nothing"
-                raise _another(ours, theirs, f"behind {name} stands {own}, in the file {there}")
-            if follower not in pairs:
-                pairs[follower] = found
-                waiting.append(follower)
-        if kinds:
-            more = ", ".join(str(theirs.layers[n]) for n in kinds.values())
-            raise _another(ours, theirs, f"behind {name} the file has also {more}")
+        file_name, consumers = pairs[name], target_consumers[name]
+        by_kind = {file.layers[n].kind: n for n in file_consumers[file_name]}
+        if [target.layers[n].kind for n in consumers] == ["norm"] and "norm" not in by_kind and name != IMAGE:
+            # The file has merged this norm into the layer before it: pair the norm with that layer.
+            by_kind = {"norm": file_name}
+        for consumer in consumers:
+            layer = target.layers[consumer]
+            found = by_kind.pop(layer.kind, None)
+            # A consumer of two values (an add) is reached twice, and must pair with the same layer both times.
+            if (
+                found is None
+                or not _compatible(layer, file.layers[found])
+                or pairs.get(consumer, found) != found
+            ):
+                others = ", ".join(str(file.layers[n]) for n in file_consumers[file_name]) or "nothing"
+                raise _mismatch(target, file, f"after {name} it needs {layer}, the file has {others}")
+            if consumer not in pairs:
+                pairs[consumer] = found
+                queue.append(consumer)
+        if by_kind:
+            extra = ", ".join(str(file.layers[n]) for n in by_kind.values())
+            raise _mismatch(target, file, f"after {name} the file also has {extra}")
     paired = set(pairs.values())
-    behind = [
+    extra_layers = [
         str(layer)
-        for name, layer in theirs.layers.items()
-        if name not in paired and layer.kind not in _TO_UNIT_LENGTH
+        for name, layer in file.layers.items()
+        if name not in paired and layer.kind not in _UNIT_LENGTH_OPERATORS
     ]
-    if behind:
-        raise _another(ours, theirs, f"behind {ours.output} the file goes on with {behind[0]}")
+    if extra_layers:
+        raise _mismatch(target, file, f"after {target.output} the file also has {extra_layers[0]}")
     del pairs[IMAGE]
     return pairs
 
 
-def _another(ours: Network, theirs: Network, part: str) -> ModelError:
+def _mismatch(target: LayerGraph, file: LayerGraph, difference: str) -> ModelError:
     return ModelError(
-        f"{theirs.where}: is another network than the {ours.where} of model.backbone: {part}; "
-        "give model.backbone, model.embedding_size and data.image_size as the file has them"
+        f"{file.origin}: its network is not the {target.origin} of model.backbone: {difference}; "
+        "set model.backbone, model.embedding_size and data.image_size to those of the file"
     )
 
 
-def _fit(own: Layer, layer: Layer) -> bool:
-    """Whether weights of the file have the place that ours have."""
-    if own.kind == "add":
+def _compatible(layer: Layer, file_layer: Layer) -> bool:
+    """Return whether the weights of a file's layer convert to those of a layer of the backbone."""
+    if layer.kind == "add":
         return True
-    if "weight" not in layer.weights:
+    if "weight" not in file_layer.weights:
         return False
-    here, there = own.weights["weight"], layer.weights["weight"]
-    if _is_merged(own, layer):
-        return len(there) == len(here)
-    if own.kind == "prelu":
-        return there.numel() in (1, here.numel())
-    if own.kind == "norm":
-        return [other.shape for other in layer.weights.values()] == [here.shape] * 4
-    return there.shape == here.shape and (own.kind != "conv" or own.options == layer.options)
+    weight, file_weight = layer.weights["weight"], file_layer.weights["weight"]
+    if _is_merged(layer, file_layer):
+        return len(file_weight) == len(weight)
+    if layer.kind == "prelu":
+        return file_weight.numel() in (1, weight.numel())
+    if layer.kind == "norm":
+        return [tensor.shape for tensor in file_layer.weights.values()] == [weight.shape] * 4
+    return file_weight.shape == weight.shape and (layer.kind != "conv" or layer.options == file_layer.options)
 
 
-def _is_merged(own: Layer, layer: Layer) -> bool:
-    return own.kind == "norm" and layer.kind in ("conv", "linear")
+def _is_merged(layer: Layer, file_layer: Layer) -> bool:
+    return layer.kind == "norm" and file_layer.kind in ("conv", "linear")
 
 
-def _plain(own: Layer, layer: Layer, scale: float) -> dict[str, Tensor]:
-    """Return the weights of a convolution, a linear layer or a PReLU whose input the file takes times `scale`."""
-    weight = layer.weights["weight"].float() * scale
-    if own.kind == "prelu":
-        weight = weight.flatten().expand(len(own.weights["weight"])).clone()
-    found = {"weight": weight}
-    if "bias" in own.weights:
-        found["bias"] = layer.weights.get("bias", torch.zeros(len(weight))).float()
-    return found
+def _convert_weights(layer: Layer, file_layer: Layer, input_scale: float) -> dict[str, Tensor]:
+    """Return the state of a convolution, a linear layer or a PReLU whose input the file scales."""
+    weight = file_layer.weights["weight"].float() * input_scale
+    if layer.kind == "prelu":
+        # The file may share one slope among all channels.
+        weight = weight.flatten().expand(len(layer.weights["weight"])).clone()
+    state = {"weight": weight}
+    if "bias" in layer.weights:
+        state["bias"] = file_layer.weights.get("bias", torch.zeros(len(weight))).float()
+    return state
 
 
-def _norm(own: Layer, layer: Layer, bias_C: Tensor | None) -> dict[str, Tensor]:
-    """Return the weights and statistics of a batch norm, with a bias before it that ours has not."""
-    scale_C, mean_C, variance_C = (layer.weights[name].double() for name in ("weight", "mean", "variance"))
+def _convert_norm(layer: Layer, file_layer: Layer, bias_C: Tensor | None) -> dict[str, Tensor]:
+    """Return the state of a batch norm; `bias_C` is a bias before it that the backbone has no parameter for."""
+    weight_C, mean_C, variance_C = (
+        file_layer.weights[name].double() for name in ("weight", "mean", "variance")
+    )
     if bias_C is not None:
         mean_C = mean_C - bias_C.double()
-    # The same quotient with our eps under the root.
-    theirs_C = variance_C + layer.options["eps"]
-    variance_C = (theirs_C - own.options["eps"]).clamp(min=0)
-    scale_C = scale_C * ((variance_C + own.options["eps"]) / theirs_C).sqrt()
-    return _state(scale_C, layer.weights["bias"], mean_C, variance_C)
+    # Keep weight / sqrt(variance + eps) under our eps. A variance below the difference of both eps is clamped
+    # to 0, and the weight makes up for it.
+    file_sum_C = variance_C + file_layer.options["eps"]
+    variance_C = (file_sum_C - layer.options["eps"]).clamp(min=0)
+    weight_C = weight_C * ((variance_C + layer.options["eps"]) / file_sum_C).sqrt()
+    return _norm_state(weight_C, file_layer.weights["bias"], mean_C, variance_C)
 
 
-def _passing_on(own: Layer, layer: Layer) -> dict[str, Tensor]:
-    """Return the state of a batch norm that adds the file's bias, and does nothing else."""
-    one_C = torch.ones(len(own.weights["weight"]))
-    bias_C = layer.weights.get("bias", torch.zeros_like(one_C))
-    return _state((one_C + own.options["eps"]).sqrt(), bias_C, torch.zeros_like(one_C), one_C)
+def _identity_norm(layer: Layer, file_layer: Layer) -> dict[str, Tensor]:
+    """Return the state of a batch norm that adds the bias of the file's layer and changes nothing else."""
+    one_C = torch.ones(len(layer.weights["weight"]))
+    bias_C = file_layer.weights.get("bias", torch.zeros_like(one_C))
+    return _norm_state((one_C + layer.options["eps"]).sqrt(), bias_C, torch.zeros_like(one_C), one_C)
 
 
-def _state(scale_C: Tensor, bias_C: Tensor, mean_C: Tensor, variance_C: Tensor) -> dict[str, Tensor]:
-    tensors = {"weight": scale_C, "bias": bias_C, "running_mean": mean_C, "running_var": variance_C}
+def _norm_state(weight_C: Tensor, bias_C: Tensor, mean_C: Tensor, variance_C: Tensor) -> dict[str, Tensor]:
+    tensors = {"weight": weight_C, "bias": bias_C, "running_mean": mean_C, "running_var": variance_C}
     return {name: tensor.float() for name, tensor in tensors.items()} | {
         "num_batches_tracked": torch.tensor(0)
     }
 
 
-def settle_norms(backbone: Backbone, names: Iterable[str], image_BCHW: Tensor) -> None:
-    """Give batch norms that pass on what they take the statistics of it, and weights that undo them.
+def calibrate_norms(backbone: Backbone, names: Iterable[str], image_BCHW: Tensor) -> None:
+    """Give identity norms the statistics of their input on a batch, and weights that cancel the normalization.
 
-    What the network makes of an image stays the same, in training too: there a norm looks at the statistics of
-    the batch, and one that had learned others would change all that comes behind it.
+    The embeddings at inference do not change. Training, which normalizes with the statistics of each batch,
+    then starts from about the same embeddings; with other statistics it would start from different ones.
+
+    Args:
+        backbone: The network; its mode is restored.
+        names: Norms with the state of `_identity_norm`.
+        image_BCHW: Normalized training images.
     """
 
-    def settle(module: nn.Module, taken: tuple[Tensor]) -> None:
+    def calibrate(module: nn.Module, inputs: tuple[Tensor]) -> None:
         assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
-        x_BC = taken[0].double().transpose(0, 1).flatten(1)
-        mean_C, variance_C = x_BC.mean(1), x_BC.var(1, correction=0)
+        x_CN = inputs[0].double().transpose(0, 1).flatten(1)
+        mean_C, variance_C = x_CN.mean(1), x_CN.var(1, correction=0)
         module.bias.copy_(module.bias + mean_C)
         module.weight.copy_((variance_C + module.eps).sqrt())
         assert module.running_mean is not None and module.running_var is not None
         module.running_mean.copy_(mean_C)
         module.running_var.copy_(variance_C)
 
-    hooks = [backbone.get_submodule(name).register_forward_pre_hook(settle) for name in names]
+    # Hooks before the forward call: each norm is calibrated before its output reaches the next one.
+    hooks = [backbone.get_submodule(name).register_forward_pre_hook(calibrate) for name in names]
     was_training = backbone.training
     try:
         with torch.no_grad():

@@ -1,4 +1,13 @@
-"""A network in one file that says what it is: which backbone, which image, which preprocessing."""
+"""Model files: a network with its weights and a description of itself, and the opening of all formats.
+
+The description is JSON under the metadata key `facetrain` of a .safetensors file:
+
+    {"backbone": {"name": "r50", "embedding_size": 512, "image_size": 112},
+     "preprocessing": {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"},
+     "config": {…}}                                       the settings of the run, in files of a run
+"""
+
+# B images   H, W height and width   D embedding size
 
 from __future__ import annotations
 
@@ -19,169 +28,178 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.augment import normalize
 from facetrain.errors import ModelError, RunError
-from facetrain.models.mxnet_symbol import open_mxnet
+from facetrain.files import error_reason
+from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
-from facetrain.models.weight_files import check_fit, load_weights_into, read_weights
+from facetrain.models.weight_files import load_weights_into, read_weights, require_same_shapes
 
-NOTE = "facetrain"
+MODEL_FILE = "model.safetensors"
+"""Name of the model file that a run writes at its end."""
+METADATA_KEY = "facetrain"
+DEFAULT_IMAGE_SIZE = 112
+DEFAULT_EMBEDDING_SIZE = 512
 PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
-PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
-"""What a network takes that normalizes inside."""
+"""Input of facetrain's backbones: (x − mean) / scale for pixels x from 0 to 255."""
+RAW_PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
+"""Input of a network that normalizes the pixels itself."""
+_LAST_WEIGHTS = ("features.weight", "features.layers.3.weight", "feature.3.weight")
+"""Names of the last batch norm's weight in arcface_torch's networks; its length is D."""
 
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """A network ready to embed faces, wherever it came from."""
+    """A network that is ready to embed images."""
 
     network: nn.Module
     image_size: int
     embedding_size: int
     prepare: Callable[[Tensor], Tensor]
-    """Brings uint8 (B, H, W, 3) RGB to what the network takes."""
+    """Maps uint8 images (B, H, W, 3) RGB to the input of the network."""
     description: str
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What a model file says of it: its `backbone`, if it is one of ours, its `preprocessing`, its run's `config`."""
+    """One line for people: the backbone and its size, or the format of the file."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Description in the model file: `backbone` (for facetrain's backbones), `preprocessing`, `config`."""
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What its input is: channels, and `(x - mean) / scale` of pixels 0 to 255."""
-        return dict(self.notes.get("preprocessing", PREPROCESSING))
+        """The input of the network: channels, layout, and (x − mean) / scale for pixels x from 0 to 255."""
+        return dict(self.metadata.get("preprocessing", PREPROCESSING))
 
 
 def describe_backbone(name: str, **options: Any) -> dict[str, Any]:
-    """Return what a model file says of its network: the arguments of `build_backbone`."""
+    """Return the description of a network for a model file: the arguments of `build_backbone`."""
     return {"backbone": {"name": name} | options, "preprocessing": PREPROCESSING}
 
 
 def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write weights and description to a .safetensors file; it appears whole or not at all.
+    """Write weights and a description to a .safetensors file, atomically.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
+    # The process id: two processes may write the same file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.writing")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     try:
-        save_file(tensors, scratch, metadata={NOTE: json.dumps(description)})
+        save_file(tensors, scratch, metadata={METADATA_KEY: json.dumps(description)})
         os.replace(scratch, path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: the model cannot be written: {error}") from error
+        raise RunError(f"{path}: the model cannot be written: {error_reason(error)}") from error
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def open_model(path: Path, device: torch.device) -> EmbeddingModel:
-    """Open a run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, .onnx, or MXNet's pair of files.
+    """Open a network in evaluation mode on a device (ONNX: on the CPU).
+
+    `path` is a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, a .onnx
+    file, or either file of an MXNet network.
 
     Raises:
-        ModelError: there is none, or no network that we know has such weights.
+        ModelError: the file is missing or damaged, or its network is unknown.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     path = Path(path)
-    if path.is_dir() and (path / "model.safetensors").exists():
-        path = path / "model.safetensors"
+    if path.is_dir() and (path / MODEL_FILE).exists():
+        path = path / MODEL_FILE
     if path.is_dir():
         checkpoint = Checkpoint.open(path)
-        return _built(
-            checkpoint.replicated("backbone."),
-            checkpoint.meta.get("model", {}),
-            str(checkpoint.folder),
-            device,
-        )
+        weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
+        return _build_model(weights, description, str(checkpoint.folder), device)
     if path.suffix == ".onnx":
         return _open_onnx(path)
     if path.suffix in (".params", ".json"):
         return _open_mxnet(path, device)
-    weights, notes = read_weights(path)
+    weights, metadata = read_weights(path)
     try:
-        description = json.loads(notes[NOTE]) if NOTE in notes else {}
+        description = json.loads(metadata[METADATA_KEY]) if METADATA_KEY in metadata else {}
     except ValueError as error:
-        raise ModelError(f"{path}: what it says of itself is not JSON") from error
-    return _built(weights, description or guess_backbone(weights, str(path)), str(path), device)
+        raise ModelError(f"{path}: its metadata {METADATA_KEY} is not JSON") from error
+    return _build_model(weights, description or identify_backbone(weights, str(path)), str(path), device)
 
 
-def guess_backbone(weights: dict[str, Tensor], where: str) -> dict[str, Any]:
-    """Tell the network of bare weights by their names and shapes.
+def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]:
+    """Return the description of the network that has weights of these names and shapes.
 
     Raises:
-        ModelError: it is none that we know.
+        ModelError: no known network at 112 pixels has such weights.
     """
     names = ["vit_t", "vit_s", "vit_b", "vit_l", "vit_h", "mbf_small", "mbf", "mbf_large", *LAYERS]
-    size = next(
-        (
-            len(weights[n])
-            for n in ("features.weight", "features.layers.3.weight", "feature.3.weight")
-            if n in weights
-        ),
-        512,
+    embedding_size = next(
+        (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE
     )
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     for name in names:
+        # Building its 1,030 blocks takes seconds, even without memory for the weights.
         if name == "r2060" and "layer3.895.bn1.weight" not in weights:
             continue
         with torch.device("meta"):
-            own = build_backbone(name, embedding_size=size).state_dict()
-        if shapes == {key: tuple(tensor.shape) for key, tensor in own.items()}:
-            return describe_backbone(name, embedding_size=size, image_size=112)
+            state = build_backbone(name, embedding_size=embedding_size).state_dict()
+        if shapes == {key: tuple(tensor.shape) for key, tensor in state.items()}:
+            return describe_backbone(name, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE)
     raise ModelError(
-        f"{where}: its {len(weights)} weights are those of no network among {', '.join(names)} at 112 pixels"
+        f"{origin}: its {len(weights)} weights are not those of {', '.join(names)} at {DEFAULT_IMAGE_SIZE} pixels; "
+        "for another network give a .safetensors file of facetrain, which describes it"
     )
 
 
-def _built(
-    weights: dict[str, Tensor], description: dict[str, Any], where: str, device: torch.device
+def _build_model(
+    weights: dict[str, Tensor], description: dict[str, Any], origin: str, device: torch.device
 ) -> EmbeddingModel:
     try:
         options = dict(description["backbone"])
         name = options.pop("name")
         if sum(options.get("layers") or ()) > len(weights):
             raise ValueError(f"{len(weights)} weights for {sum(options['layers'])} blocks")
-        # First where weights have no memory: a file may announce a network of any size.
+        # On the meta device first, without memory: a crafted file may describe a network of any size.
         with torch.device("meta"):
-            check_fit(build_backbone(name, **options), weights, where)
+            require_same_shapes(build_backbone(name, **options), weights, origin)
         network = build_backbone(name, **options)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{where}: does not say which network it is ({error})") from error
-    load_weights_into(network, weights, where)
-    said = f"{description['backbone']['name']}, {sum(p.numel() for p in network.parameters()):,} parameters"
+        raise ModelError(f"{origin}: has no valid description of its network ({error})") from error
+    load_weights_into(network, weights, origin)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     return EmbeddingModel(
         network.eval().to(device),
-        options.get("image_size", 112),
+        options.get("image_size", DEFAULT_IMAGE_SIZE),
         network.embedding_size,
         normalize,
-        said,
+        f"{name}, {parameters:,} parameters",
         description,
     )
 
 
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
-    floats = _pixels if network.normalizes else normalize
-    notes = ({"preprocessing": PIXELS} if network.normalizes else {}) | network.notes
+    metadata = ({"preprocessing": RAW_PIXELS} if network.normalizes else {}) | network.metadata
+    if network.from_pixels:
+        prepare = _uint8_pixels
+    else:
+        prepare = _float_pixels if network.normalizes else normalize
     return EmbeddingModel(
-        network.eval(),
-        network.image_size,
-        network.embedding_size,
-        _bytes if network.from_pixels else floats,
-        f"ONNX, {path.name}",
-        notes,
+        network.eval(), network.image_size, network.embedding_size, prepare, f"ONNX, {path.name}", metadata
     )
 
 
 def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
-    network, size = open_mxnet(path).to(device), 112
+    network, size = open_mxnet(path).to(device), DEFAULT_IMAGE_SIZE
     try:
+        # The graph does not store the shape of its output.
         with torch.no_grad():
-            width = network(torch.zeros(1, 3, size, size, device=device)).shape[-1]
+            embedding_size = network(torch.zeros(1, 3, size, size, device=device)).shape[-1]
     except (RuntimeError, TypeError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise ModelError(f"{path}: the graph does not run on images of {size} pixels: {said}") from error
-    return EmbeddingModel(network, size, width, _pixels, f"MXNet, {path.name}", {"preprocessing": PIXELS})
+        raise ModelError(
+            f"{path}: the graph does not run on images of {size} pixels: {error_reason(error)[:200]}"
+        ) from error
+    metadata = {"preprocessing": RAW_PIXELS}
+    return EmbeddingModel(network, size, embedding_size, _float_pixels, f"MXNet, {path.name}", metadata)
 
 
-def _bytes(image_BHWC: Tensor) -> Tensor:
+def _uint8_pixels(image_BHWC: Tensor) -> Tensor:
+    """Map uint8 (B, H, W, 3) to uint8 (B, 3, H, W)."""
     return image_BHWC.permute(0, 3, 1, 2)
 
 
-def _pixels(image_BHWC: Tensor) -> Tensor:
-    """Bring uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 255: MXNet's graphs normalize themselves."""
+def _float_pixels(image_BHWC: Tensor) -> Tensor:
+    """Map uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 255."""
     return image_BHWC.permute(0, 3, 1, 2).float()

@@ -1,9 +1,14 @@
-"""The layers of networks that came as ONNX."""
+"""Reader of ONNX graphs as layers.
+
+`OPERATORS` is the one table of ONNX operators; onnxruntime runs the graph itself (`onnx_network`).
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,101 +16,37 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError
-from facetrain.models.layer_graph import Layer, Network, Reader, applied, around_middle
-
-_NOTHING = {"Dropout", "Identity", "Flatten", "Reshape", "Transpose", "Cast"}
-"""Of the image or the features: what the layers behind take, their weights' shapes tell."""
-_ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
+from facetrain.files import error_reason
+from facetrain.models.layer_graph import Affine, Layer, LayerGraph, LayerGraphBuilder, LayerReader, Node
 
 
-def read_onnx_layers(path: Path) -> Network:
-    """Return the layers of an ONNX file.
+@dataclass(frozen=True)
+class Operator:
+    """An operator of ONNX."""
 
-    Raises:
-        ModelError: it is none, or onnx is not installed.
-    """
-    try:
-        import onnx
-    except ImportError as error:
-        raise ModelError(f"{path}: needs onnx: install facetrain[onnx]") from error
-    try:
-        return _read(onnx, onnx.load(str(path)), str(path))
-    except ModelError:
-        raise
-    except Exception as error:  # protobuf's own, onnx's own, and whatever a graph that is none leads to
-        said = " ".join(str(error).split())[:200]
-        raise ModelError(f"{path}: is no ONNX graph of layers ({type(error).__name__}: {said})") from error
+    layer: LayerReader | None = None
+    """Reads a node as a layer; None where no backbone has such a layer."""
+    is_identity: bool = False
+    """Whether it changes no number at inference. A change of shape counts as none: the shapes of the
+    weights determine what the layers take."""
+    arithmetic: str = ""
+    """`add`, `sub`, `mul` or `div` for an operator that can apply a number."""
 
 
-def _read(onnx: Any, model: Any, where: str) -> Network:
-    graph = model.graph
-    constants = {found.name: _tensor(onnx, found) for found in graph.initializer}
-    image = next(found for found in graph.input if found.name not in constants)
-    factor, offset = _normalization(onnx, model, image)
-    reader = Reader(where, image.name, factor=factor, offset=offset)
-    for node in graph.node:
-        attributes = {found.name: onnx.helper.get_attribute_value(found) for found in node.attribute}
-        value, inputs = node.output[0], list(node.input)
-        if node.op_type == "Constant":
-            constants[value] = _tensor(onnx, attributes["value"])
-        elif all(name in constants for name in inputs) or node.op_type == "Shape":
-            constants[value] = _folded(node.op_type, [constants.get(name) for name in inputs], attributes)
-        elif node.op_type in _NOTHING:
-            reader.same(value, inputs[0])
-        else:
-            _take(reader, node.op_type, value, inputs, attributes, constants)
-    return reader.network(graph.output[0].name)
+def _add_layer(node: Node) -> Layer | None:
+    return None if node.constants else Layer("add", node.sources)
 
 
-def _folded(op: str, given: list[Tensor | None], attributes: dict[str, Any]) -> Tensor:
-    """Return what a step makes of constants; of shapes nothing, which is no layer's weight."""
-    found = given[0] if given else None
-    if found is not None and op == "Identity":
-        return found
-    if found is not None and op == "Transpose":
-        return found.permute(*attributes["perm"])
-    return torch.empty(0)
+def _convolution_layer(node: Node) -> Layer | None:
+    weights = node.weights()
+    options = _convolution_options(node.attributes, weights["weight"])
+    return None if options is None else Layer("conv", node.sources[:1], weights, options)
 
 
-def _take(
-    reader: Reader,
-    op: str,
-    value: str,
-    inputs: list[str],
-    attributes: dict[str, Any],
-    constants: dict[str, Tensor],
-) -> None:
-    given = [constants[name] for name in inputs if name in constants]
-    (source, *others) = [name for name in inputs if name not in constants]
-    if op in _ARITHMETIC and len(given) == 1 and given[0].numel() == 1 and source == inputs[0]:
-        reader.arithmetic(value, source, _ARITHMETIC[op], float(given[0]))
-    elif op == "Add" and not given:
-        reader.add(value, Layer("add", (source, *others)))
-    else:
-        reader.add(value, _layer(op, source, attributes, given))
-
-
-def _layer(op: str, source: str, attributes: dict[str, Any], given: list[Tensor]) -> Layer:
-    weights = dict(zip(("weight", "bias", "mean", "variance"), given, strict=False))
-    match op:
-        case "Conv" if (options := _convolution(attributes, weights["weight"])) is not None:
-            return Layer("conv", (source,), weights, options)
-        case "BatchNormalization":
-            return Layer("norm", (source,), weights, {"eps": attributes.get("epsilon", 1e-5)})
-        case "Gemm" if all(attributes.get(name, 1.0) == 1 for name in ("alpha", "beta")):
-            weights["weight"] = weights["weight"] if attributes.get("transB", 0) else weights["weight"].T
-            return Layer("linear", (source,), weights)
-        case "MatMul":
-            return Layer("linear", (source,), {"weight": weights["weight"].T})
-        case "PRelu":
-            return Layer("prelu", (source,), weights)
-    return Layer(str(op), (source,))  # in a damaged file the name may be bytes
-
-
-def _convolution(attributes: dict[str, Any], weight: Tensor) -> dict[str, Any] | None:
-    """Return a convolution's options as torch has them, or None where torch has none such."""
+def _convolution_options(attributes: Mapping[str, Any], weight: Tensor) -> dict[str, Any] | None:
+    """Return the options of torch's convolution, or None where it has no such padding."""
     size = weight.dim() - 2
-    pads = tuple(attributes.get("pads", [0] * 2 * size))
+    pads = tuple(attributes.get("pads", [0] * 2 * size))  # first all begins, then all ends
     if pads[:size] != pads[size:] or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None
     return {
@@ -116,46 +57,160 @@ def _convolution(attributes: dict[str, Any], weight: Tensor) -> dict[str, Any] |
     }
 
 
-def _normalization(onnx: Any, model: Any, image: Any) -> tuple[float, float]:
-    """Return by what a pixel is multiplied, and what is added, to make what the file takes."""
+def _norm_layer(node: Node) -> Layer:
+    return Layer("norm", node.sources[:1], node.weights(), {"eps": node.attributes.get("epsilon", 1e-5)})
+
+
+def _gemm_layer(node: Node) -> Layer | None:
+    if any(node.attributes.get(name, 1.0) != 1 for name in ("alpha", "beta")):
+        return None
+    weights = node.weights()
+    weights["weight"] = weights["weight"] if node.attributes.get("transB", 0) else weights["weight"].T
+    return Layer("linear", node.sources[:1], weights)
+
+
+def _matmul_layer(node: Node) -> Layer:
+    return Layer("linear", node.sources[:1], {"weight": node.weights()["weight"].T})
+
+
+def _prelu_layer(node: Node) -> Layer:
+    return Layer("prelu", node.sources[:1], node.weights())
+
+
+_IDENTITY = Operator(is_identity=True)
+
+OPERATORS: dict[str, Operator] = {
+    "Conv": Operator(_convolution_layer),
+    "BatchNormalization": Operator(_norm_layer),
+    "Gemm": Operator(_gemm_layer),
+    "MatMul": Operator(_matmul_layer),
+    "PRelu": Operator(_prelu_layer),
+    "Add": Operator(_add_layer, arithmetic="add"),
+    "Sub": Operator(arithmetic="sub"),
+    "Mul": Operator(arithmetic="mul"),
+    "Div": Operator(arithmetic="div"),
+    "Dropout": _IDENTITY,
+    "Identity": _IDENTITY,
+    "Flatten": _IDENTITY,
+    "Reshape": _IDENTITY,
+    "Transpose": _IDENTITY,
+    "Cast": _IDENTITY,
+}
+"""By `NodeProto.op_type`; an operator that is missing has no layer (https://onnx.ai/onnx/operators/)."""
+_UNKNOWN = Operator()
+
+
+def read_onnx_layers(path: Path) -> LayerGraph:
+    """Return the layers of an ONNX file.
+
+    Raises:
+        ModelError: it is not an ONNX file, or the package onnx is not installed.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise ModelError(f"{path}: needs onnx: install facetrain[onnx]") from error
+    try:
+        return _read_layers(onnx, onnx.load(str(path)), str(path))
+    except ModelError:
+        raise
+    except (
+        Exception
+    ) as error:  # protobuf and onnx have errors without a common base, and any graph can be in the file
+        raise ModelError(
+            f"{path}: not an ONNX graph of layers ({type(error).__name__}: {error_reason(error)[:200]})"
+        ) from error
+
+
+def _read_layers(onnx: Any, model: Any, origin: str) -> LayerGraph:
+    graph = model.graph
+    constants = {found.name: _tensor(onnx, found) for found in graph.initializer}
+    # Old exporters list the weights among the inputs too.
+    image = next(found for found in graph.input if found.name not in constants)
+    builder = LayerGraphBuilder(origin, image.name, _image_of_pixel(onnx, model, image))
+    for node in graph.node:
+        attributes = {found.name: onnx.helper.get_attribute_value(found) for found in node.attribute}
+        operator, value, inputs = OPERATORS.get(node.op_type, _UNKNOWN), node.output[0], list(node.input)
+        if node.op_type == "Constant":
+            constants[value] = _tensor(onnx, attributes["value"])
+        elif all(name in constants for name in inputs) or node.op_type == "Shape":
+            constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
+        elif operator.is_identity:
+            builder.alias(value, inputs[0])
+        else:
+            _add_node(builder, operator, node.op_type, value, inputs, attributes, constants)
+    return builder.build(graph.output[0].name)
+
+
+def _add_node(
+    builder: LayerGraphBuilder,
+    operator: Operator,
+    op_type: str,
+    value: str,
+    inputs: list[str],
+    attributes: dict[str, Any],
+    constants: dict[str, Tensor],
+) -> None:
+    given = tuple(constants[name] for name in inputs if name in constants)
+    sources = tuple(name for name in inputs if name not in constants)
+    if operator.arithmetic and len(given) == 1 and given[0].numel() == 1 and sources[0] == inputs[0]:
+        builder.arithmetic(value, sources[0], operator.arithmetic, float(given[0]))
+    else:
+        builder.layer(Node(op_type, value, sources, given, attributes), operator.layer)
+
+
+def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any]) -> Tensor:
+    """Return the value of a node that depends on constants only; empty for shapes, which no layer needs."""
+    first = inputs[0] if inputs else None
+    if first is not None and op_type == "Identity":
+        return first
+    if first is not None and op_type == "Transpose":
+        return first.permute(*attributes["perm"])
+    return torch.empty(0)
+
+
+def _image_of_pixel(onnx: Any, model: Any, image: Any) -> Affine:
+    """Return the input of a graph as a function of pixels from 0 to 255."""
     if image.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
-        return 1.0, 0.0
-    notes = {found.key: found.value for found in model.metadata_props}
-    if "preprocessing" not in notes:
-        return (1.0, 0.0) if takes_pixels(model) else (1 / 127.5, -1.0)
-    said = json.loads(notes["preprocessing"])
-    return 1 / said["scale"], -said["mean"] / said["scale"]
+        return Affine()
+    metadata = {found.key: found.value for found in model.metadata_props}
+    if "preprocessing" not in metadata:
+        return Affine() if takes_pixels(model) else Affine(1 / 127.5, -1.0)
+    preprocessing = json.loads(metadata["preprocessing"])
+    return Affine(1 / preprocessing["scale"], -preprocessing["mean"] / preprocessing["scale"])
 
 
 def takes_pixels(model: Any) -> bool:
-    """Whether a graph of floats takes pixels from 0 to 255, which it brings around 0 itself, as MXNet's do.
+    """Return whether a graph with a float input normalizes pixels from 0 to 255 itself, as MXNet's networks do.
 
-    Where it takes (pixels − 127.5) / 127.5, whatever it adds or subtracts first leaves the middle at 0.
+    That is so if its first nodes make an affine function with an offset that is 0 at 127.5. The first
+    nodes of a graph that takes (pixels − 127.5) / 127.5 have no offset, or one that is 0 elsewhere.
     """
     from onnx import numpy_helper
 
     numbers = {
         found.name: numpy_helper.to_array(found) for found in model.graph.initializer if _is_number(found)
     }
-    lines = {found.name: (1.0, 0.0) for found in model.graph.input}
+    image_values = {found.name: Affine() for found in model.graph.input}
     for node in model.graph.node:
-        for found in node.attribute:
-            if node.op_type == "Constant" and found.name == "value" and _is_number(found.t):
-                numbers[node.output[0]] = numpy_helper.to_array(found.t)
-        if not node.input or node.input[0] not in lines:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value" and _is_number(attribute.t):
+                numbers[node.output[0]] = numpy_helper.to_array(attribute.t)
+        if not node.input or node.input[0] not in image_values:
             continue
-        line, given = lines[node.input[0]], [numbers[name] for name in node.input[1:] if name in numbers]
-        if node.op_type in _ARITHMETIC and given:
-            lines[node.output[0]] = applied(line, _ARITHMETIC[node.op_type], float(given[0].item()))
-        elif node.op_type in _NOTHING:
-            lines[node.output[0]] = line
-        elif line[1] and around_middle(line):
+        affine, operator = image_values[node.input[0]], OPERATORS.get(node.op_type, _UNKNOWN)
+        given = [numbers[name] for name in node.input[1:] if name in numbers]
+        if operator.arithmetic and given:
+            image_values[node.output[0]] = affine.then(operator.arithmetic, float(given[0].item()))
+        elif operator.is_identity:
+            image_values[node.output[0]] = affine
+        elif affine.offset and affine.is_zero_at_mid_gray:
             return True
     return False
 
 
-def _is_number(found: Any) -> bool:
-    return math.prod(found.dims) == 1
+def _is_number(tensor: Any) -> bool:
+    return math.prod(tensor.dims) == 1
 
 
 def _tensor(onnx: Any, found: Any) -> Tensor:

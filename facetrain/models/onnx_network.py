@@ -1,4 +1,4 @@
-"""Networks that came as ONNX, run by onnxruntime."""
+"""ONNX networks, run by onnxruntime."""
 
 from __future__ import annotations
 
@@ -11,40 +11,45 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
+from facetrain.files import error_reason
 from facetrain.models.onnx_layers import takes_pixels
+
+_DEFAULT_IMAGE_SIZE = 112
 
 
 class OnnxNetwork(nn.Module):
-    """A session that maps images (B, 3, H, W) to embeddings (B, D), wherever the images lie."""
+    """An onnxruntime session that maps images (B, 3, H, W) on any device to embeddings (B, D)."""
 
     def __init__(self, session: Any) -> None:
         super().__init__()
         self._session = session
-        (taken, *_), (given, *_) = session.get_inputs(), session.get_outputs()
-        self._name, shape = taken.name, taken.shape
-        self.from_pixels = taken.type == "tensor(uint8)"
-        """It takes uint8 (B, H, W, 3) RGB and normalizes itself."""
+        (image, *_), (embedding, *_) = session.get_inputs(), session.get_outputs()
+        self._input_name, shape = image.name, image.shape
+        self.from_pixels = image.type == "tensor(uint8)"
+        """Whether the graph takes uint8 (B, H, W, 3) RGB and normalizes it."""
+        # A free size is a name or None in the shape.
         height = shape[1 if self.from_pixels else 2] if len(shape) == 4 else None
-        self.image_size = height if isinstance(height, int) else 112
-        width = given.shape[-1] if given.shape else None
+        self.image_size = height if isinstance(height, int) else _DEFAULT_IMAGE_SIZE
+        width = embedding.shape[-1] if embedding.shape else None
         self.embedding_size = width if isinstance(width, int) else 0
-        self.notes = _notes(session)
-        """What facetrain's exporter has written of it."""
+        self.metadata = _json_metadata(session)
+        """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
         self.normalizes = False
-        """It takes float32 pixels from 0 to 255."""
+        """Whether the graph takes float32 pixels from 0 to 255 and normalizes them."""
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map images to the session's first output, on the device of the images."""
+        """Map images to the first output of the session, on the device of the images."""
         image = image_BCHW.permute(0, 2, 3, 1) if self.from_pixels else image_BCHW
-        (embedding, *_) = self._session.run(None, {self._name: np.ascontiguousarray(image.cpu().numpy())})
+        feed = {self._input_name: np.ascontiguousarray(image.cpu().numpy())}
+        (embedding, *_) = self._session.run(None, feed)
         return torch.from_numpy(embedding).to(image_BCHW.device)
 
 
 def open_onnx(path: Path) -> OnnxNetwork:
-    """Open an ONNX file on the processor.
+    """Open an ONNX file on the CPU.
 
     Raises:
-        ModelError: it is none, or onnx or onnxruntime is not installed.
+        ModelError: it is not an ONNX file, or the package onnx or onnxruntime is not installed.
     """
     try:
         import onnx
@@ -54,24 +59,24 @@ def open_onnx(path: Path) -> OnnxNetwork:
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session)
-        network.normalizes = _normalizes(onnx, path, network.notes)
-    except Exception as error:  # onnxruntime's own have no common root
-        raise ModelError(f"{path}: {' '.join(str(error).split())[:200]}") from error
+        network.normalizes = _normalizes(onnx, path, network.metadata)
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise ModelError(f"{path}: {error_reason(error)[:200]}") from error
     return network
 
 
-def _normalizes(onnx: Any, path: Path, notes: dict[str, Any]) -> bool:
-    said = notes.get("preprocessing")
-    if isinstance(said, dict):
-        return said.get("scale") == 1
+def _normalizes(onnx: Any, path: Path, metadata: dict[str, Any]) -> bool:
+    preprocessing = metadata.get("preprocessing")
+    if isinstance(preprocessing, dict):
+        return preprocessing.get("scale") == 1
     return takes_pixels(onnx.load(str(path), load_external_data=False))
 
 
-def _notes(session: Any) -> dict[str, Any]:
-    notes: dict[str, Any] = {}
+def _json_metadata(session: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
     for name, text in session.get_modelmeta().custom_metadata_map.items():
         try:
-            notes[name] = json.loads(text)
-        except ValueError:  # another program's
+            metadata[name] = json.loads(text)
+        except ValueError:  # metadata of another program, which is not JSON
             continue
-    return notes
+    return metadata

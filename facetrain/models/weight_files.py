@@ -1,4 +1,4 @@
-"""Weights from elsewhere, read without running what they might hold."""
+"""Reader of .safetensors, .pt and .pth files, which runs nothing that they contain."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
+from facetrain.files import error_reason
 
-_WRAPPERS = ("module.", "_orig_mod.", "backbone.")
+_PREFIXES = ("module.", "_orig_mod.", "backbone.")
+"""Prefixes of parameter names: of DistributedDataParallel, of torch.compile, and of networks with a head."""
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a .safetensors, .pt or .pth file, and the notes that a .safetensors carries.
+    """Return the tensors of a file by name, and the metadata of a .safetensors file.
 
-    Of arcface_torch's files both kinds are read: `model.pt`, which is the backbone alone, and
-    `checkpoint_gpu_0.pt`, of which the backbone is taken.
+    Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
+    `checkpoint_gpu_0.pt`, of which the backbone is returned.
 
     Raises:
-        ModelError: there is no such file, or it holds something else than tensors.
+        ModelError: the file is missing, or contains something else than tensors.
     """
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    value = load_plain(path)
+    value = load_without_code(path)
     if isinstance(value, dict) and isinstance(value.get("state_dict_backbone"), dict):
         value = value["state_dict_backbone"]
     if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
-        raise ModelError(f"{path}: holds no table of named weights")
-    return {_unwrapped(str(name)): tensor for name, tensor in value.items()}, {}
+        raise ModelError(f"{path}: not a state dict; save `model.state_dict()` to the file")
+    return {_without_prefixes(str(name)): tensor for name, tensor in value.items()}, {}
 
 
-def load_plain(path: Path) -> Any:
-    """Return what a .pt file holds, if that is tensors and plain values; large tensors are read when they are used.
+def load_without_code(path: Path) -> Any:
+    """Return the content of a .pt file made of tensors and plain values. Tensors are read when they are used.
 
     Raises:
-        ModelError: it holds something else, or is no such file.
+        ModelError: the file contains other objects, or is not a .pt file.
     """
     try:
-        # Files from before torch 1.6 are no archives, and cannot be mapped.
+        # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (
         pickle.UnpicklingError,
@@ -57,39 +59,44 @@ def load_plain(path: Path) -> Any:
         AttributeError,
         TypeError,
     ) as error:
-        said = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{path}: cannot be read as weights alone ({said}); nothing in it was run"
+            f"{path}: cannot be read as weights ({error_reason(error)[:200]}); no code in it was run"
         ) from error
 
 
-def load_weights_into(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Load weights whose names and shapes are those of the module.
+def load_weights_into(module: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
+    """Load weights into a module; `origin` is their file, for messages.
 
     Raises:
-        ModelError: as `check_fit`.
+        ModelError: as `require_same_shapes`.
     """
-    check_fit(module, weights, where)
+    require_same_shapes(module, weights, origin)
     module.load_state_dict(weights)
 
 
-def check_fit(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Hold names and shapes of weights against those of a module.
+def require_same_shapes(module: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
+    """Compare the names and shapes of weights with the state dict of a module.
 
     Raises:
-        ModelError: some are missing, left over, or of another shape; the message counts and names them.
+        ModelError: weights are missing, unexpected, or of another shape; the message counts and names them.
     """
-    own = module.state_dict()
-    missing = [name for name in own if name not in weights]
-    surplus = [name for name in weights if name not in own]
-    shapes = [name for name in own if name in weights and own[name].shape != weights[name].shape]
-    faults = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for what, names in (("missing", missing), ("left over", surplus), ("of another shape", shapes))
+    expected = module.state_dict()
+    missing = [name for name in expected if name not in weights]
+    unexpected = [name for name in weights if name not in expected]
+    other_shape = [
+        name for name in expected if name in weights and expected[name].shape != weights[name].shape
+    ]
+    differences = [
+        f"{len(names)} {problem} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for problem, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", other_shape),
+        )
         if names
     ]
-    if faults:
-        raise ModelError(f"{where}: does not fit the network: weights {'; '.join(faults)}")
+    if differences:
+        raise ModelError(f"{origin}: does not fit the network: weights {'; '.join(differences)}")
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -100,7 +107,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _unwrapped(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.removeprefix(wrapper)
+def _without_prefixes(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
     return name

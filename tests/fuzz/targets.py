@@ -23,7 +23,7 @@ from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, R
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.mxnet_symbol import open_mxnet
+from facetrain.models.mxnet_network import open_mxnet
 from tests.support.datasets import encoded_image, write_records
 from tests.support.mxnet_files import write_iresnet
 

@@ -64,7 +64,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
         "model.safetensors",
     }
     described = [
-        open_model(path, torch.device("cpu")).notes
+        open_model(path, torch.device("cpu")).metadata
         for path in (folder, folder / "checkpoints" / "step_00000012")
     ]
     assert described[0] == described[1]

@@ -1,4 +1,4 @@
-"""What a run that fine-tunes takes over."""
+"""Backbone weights and class centers with which a fine-tuning run begins."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ CLASSES, WIDTH = 11, 6
 
 
 def write_arcface_torch(folder, world_size, *, classes=CLASSES):
-    """Write what arcface_torch does with save_all_states; return the centers of all ranks."""
+    """Write the files of arcface_torch with save_all_states; return the centers of all ranks."""
     torch.manual_seed(0)
     whole, backbone = torch.randn(classes, WIDTH), build_backbone("mbf").state_dict()
     for rank in range(world_size):
@@ -50,7 +50,7 @@ def centers_of(head):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_centers_of_all_of_arcface_torchs_ranks_are_put_together(tmp_path, world_size):
+def test_the_centers_of_all_ranks_of_arcface_torch_are_joined(tmp_path, world_size):
     whole = write_arcface_torch(tmp_path, world_size)
     found = read_centers(tmp_path / "checkpoint_gpu_0.pt")
     assert found.num_classes == CLASSES
@@ -61,22 +61,22 @@ def test_the_centers_of_all_of_arcface_torchs_ranks_are_put_together(tmp_path, w
     )
 
 
-def test_ranks_that_are_missing_or_of_another_run_are_refused(tmp_path):
+def test_missing_ranks_and_ranks_of_another_run_are_refused(tmp_path):
     write_arcface_torch(tmp_path, 3)
-    (tmp_path / "checkpoint_gpu_1.pt").rename(tmp_path / "kept.pt")
+    (tmp_path / "checkpoint_gpu_1.pt").rename(tmp_path / "moved.pt")
     with pytest.raises(ModelError, match="ranks 0, 2"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_softmax_fc": {"weight": torch.zeros(9, WIDTH)}}, tmp_path / "checkpoint_gpu_1.pt")
     with pytest.raises(ModelError, match="not of one run"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_backbone": {}}, tmp_path / "checkpoint_gpu_1.pt")
-    with pytest.raises(ModelError, match=r"gpu_1.pt: holds no table"):
+    with pytest.raises(ModelError, match=r"gpu_1.pt: has no matrix"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
-    with pytest.raises(ModelError, match=r"kept.pt: has no class centers.*head.init_from"):
-        read_centers(tmp_path / "kept.pt")
+    with pytest.raises(ModelError, match=r"moved.pt: has no class centers.*head.init_from"):
+        read_centers(tmp_path / "moved.pt")
 
 
-def test_the_centers_in_mxnets_files_are_read_where_training_left_them(tmp_path):
+def test_the_centers_in_mxnet_files_are_read(tmp_path):
     whole = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)).astype(np.float32)
     (tmp_path / "m-symbol.json").write_text("{}")
     (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc7_weight": whole}))
@@ -88,7 +88,7 @@ def test_the_centers_in_mxnets_files_are_read_where_training_left_them(tmp_path)
         read_centers(tmp_path / "m-symbol.json")
 
 
-def test_the_centers_of_our_checkpoints_are_read_by_class(tmp_path):
+def test_the_centers_of_a_run_are_read_by_class(tmp_path):
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints", keep=1)
     writer.save(snapshot(1, rank=0, world_size=1))
     writer.finish()
@@ -98,7 +98,7 @@ def test_the_centers_of_our_checkpoints_are_read_by_class(tmp_path):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("classes", [CLASSES, CLASSES + 8])
-def test_known_identities_keep_their_centers_and_new_ones_are_drawn(tmp_path, classes, world_size):
+def test_known_identities_keep_their_centers_and_new_ones_get_random_centers(tmp_path, classes, world_size):
     whole = write_arcface_torch(tmp_path, 2)
     path = tmp_path / "checkpoint_gpu_0.pt"
     drawn = centers_of(head_of(classes)).clone()
@@ -109,18 +109,18 @@ def test_known_identities_keep_their_centers_and_new_ones_are_drawn(tmp_path, cl
     assert torch.equal(found, torch.cat([whole, drawn[CLASSES:]]))
 
 
-def test_centers_of_other_identities_are_refused_with_what_to_do(tmp_path):
+def test_centers_that_do_not_fit_the_head_are_refused_with_advice(tmp_path):
     write_arcface_torch(tmp_path, 1)
     path = tmp_path / "checkpoint_gpu_0.pt"
-    with pytest.raises(ModelError, match="11 identities, the dataset 12; head.init_from: extend"):
+    with pytest.raises(ModelError, match="11 identities, the dataset has 12; head.init_from: extend"):
         initialize_centers(head_of(12), path, may_grow=False)
-    with pytest.raises(ModelError, match="11 identities, the dataset 10; head.init_from: take reinit"):
+    with pytest.raises(ModelError, match="11 identities, the dataset has 10; use head.init_from: reinit"):
         initialize_centers(head_of(10), path, may_grow=True)
-    with pytest.raises(ModelError, match="6 numbers, the head's 8"):
+    with pytest.raises(ModelError, match="6 numbers, those of the head 8"):
         initialize_centers(head_of(CLASSES, width=8), path, may_grow=False)
 
 
-def test_a_head_that_keeps_centers_must_be_told_whose(tmp_path):
+def test_keeping_centers_needs_a_model_to_take_them_from(tmp_path):
     (tmp_path / "c.yaml").write_text("data: {train: d}\nhead: {init_from: keep}\n")
     with pytest.raises(ConfigError, match="needs model.init_from"):
         load_config(tmp_path / "c.yaml")

@@ -1,4 +1,4 @@
-"""Networks that go on from the weights of MXNet's and ONNX files."""
+"""Backbones that start from the weights of MXNet and ONNX files."""
 
 import json
 
@@ -24,12 +24,12 @@ def images(count=2):
     return torch.randint(0, 256, (count, 112, 112, 3), dtype=torch.uint8, generator=generator)
 
 
-def never():
-    raise AssertionError("the file has all statistics")
+def no_images():
+    raise AssertionError("the file has all statistics, so no images are needed")
 
 
 def assert_embeds_as_eval(network, path, *, unit=False):
-    """Hold a network against what `facetrain eval` makes of the file, whose embeddings may have length 1."""
+    """Compare a network with the file as `facetrain eval` runs it, whose embeddings may have unit length."""
     opened = open_model(path, CPU)
     with torch.no_grad():
         expected = opened.network.eval()(opened.prepare(images()))
@@ -39,17 +39,19 @@ def assert_embeds_as_eval(network, path, *, unit=False):
 
 
 @pytest.mark.parametrize("name", ["r18", "r100"])
-def test_an_mxnet_iresnet_is_taken_over_by_ours(tmp_path, name):
+def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
     torch.manual_seed(0)
     options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
     net = shaken(build_backbone("iresnet", **options), eps=2e-5)
-    path, ours = write_iresnet(tmp_path, net), build_backbone("iresnet", **options)
-    initialize_backbone(ours, path, never)
-    assert_embeds_as_eval(ours, path)
-    assert torch.equal(ours.features.weight, torch.ones(16)), "the fixed gamma's 7 counts for nothing"
+    path, backbone = write_iresnet(tmp_path, net), build_backbone("iresnet", **options)
+    initialize_backbone(backbone, path, no_images)
+    assert_embeds_as_eval(backbone, path)
+    assert torch.equal(backbone.features.weight, torch.ones(16)), (
+        "the 7 that the file stores for a fixed gamma is ignored"
+    )
     again = build_backbone("iresnet", **options, dropout=0.4, checkpoint_activations=True)
-    initialize_backbone(again, tmp_path / "model-0000.params", never)
-    assert all(torch.equal(t, again.state_dict()[key]) for key, t in ours.state_dict().items())
+    initialize_backbone(again, tmp_path / "model-0000.params", no_images)
+    assert all(torch.equal(t, again.state_dict()[key]) for key, t in backbone.state_dict().items())
 
 
 def exported(tmp_path, name, options, **how):
@@ -67,22 +69,24 @@ def exported(tmp_path, name, options, **how):
         ("mbf_small", {"embedding_size": 16, "image_size": 112}, {}),
     ],
 )
-def test_an_onnx_file_without_norms_is_taken_over_and_trains_on_from_there(tmp_path, name, options, how):
+def test_a_backbone_loads_an_onnx_file_with_merged_norms_and_trains_from_its_embeddings(
+    tmp_path, name, options, how
+):
     pytest.importorskip("onnxscript")
-    path, ours = exported(tmp_path, name, options, **how), build_backbone(name, **options)
+    path, backbone = exported(tmp_path, name, options, **how), build_backbone(name, **options)
     many = normalize(images(32))
-    initialize_backbone(ours, path, lambda: many)
-    assert_embeds_as_eval(ours, path, unit="unit" in how)
+    initialize_backbone(backbone, path, lambda: many)
+    assert_embeds_as_eval(backbone, path, unit="unit" in how)
     with torch.no_grad():
-        still, training = ours.eval()(many), ours.train()(many)
-    # The batch's own statistics are those that were learned: the network in training is the one that was read.
+        still, training = backbone.eval()(many), backbone.train()(many)
+    # The batch has the calibrated statistics, so training starts from the embeddings of the file.
     torch.testing.assert_close(training, still, atol=1e-2, rtol=1e-2)
     if not how:
-        check_pixels_inside(path, build_backbone(name, **options), many)
+        check_normalization_inside(path, build_backbone(name, **options), many)
 
 
-def check_pixels_inside(path, ours, many):
-    """Let the file take pixels, as MXNet's networks do when they have become ONNX: eval and training see that."""
+def check_normalization_inside(path, backbone, many):
+    """Let the file take pixels, as MXNet networks converted to ONNX do, and check that this is recognized."""
     import onnx
 
     model = onnx.load(path)
@@ -96,26 +100,26 @@ def check_pixels_inside(path, ours, many):
         first.input[0] = f"prepared{number}"
     onnx.save(model, path)
     assert open_model(path, CPU).preprocessing["scale"] == 1
-    initialize_backbone(ours, path, lambda: many)
-    assert_embeds_as_eval(ours, path)
+    initialize_backbone(backbone, path, lambda: many)
+    assert_embeds_as_eval(backbone, path)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
-        ("iresnet", {"layers": (1, 1, 1, 1)}, "behind .* stands .*model.backbone"),
-        ("iresnet", {"layers": (3, 1, 1, 1)}, "behind .* stands .*model.backbone"),
-        ("iresnet", {"widths": (8, 8, 16, 24)}, r"stands conv 24×16×1×1 at stride 2, in the file norm 16, conv 16×16"),
-        ("iresnet", {"embedding_size": 32}, "stands linear 32×784, in the file linear 16×784"),
-        ("mbf_small", {}, "behind image stands conv 64×3×3×3 at stride 2, in the file conv 8×3×3×3 at stride 1"),
-        ("vit_t", {}, "IResNets and MobileFaceNets take weights, no VisionTransformer"),
+        ("iresnet", {"layers": (1, 1, 1, 1)}, "after .* it needs .*model.backbone"),
+        ("iresnet", {"layers": (3, 1, 1, 1)}, "after .* it needs .*model.backbone"),
+        ("iresnet", {"widths": (8, 8, 16, 24)}, r"needs conv 24×16×1×1 at stride 2, the file has norm 16, conv 16×16"),
+        ("iresnet", {"embedding_size": 32}, "needs linear 32×784, the file has linear 16×784"),
+        ("mbf_small", {}, "after image it needs conv 64×3×3×3 at stride 2, the file has conv 8×3×3×3 at stride 1"),
+        ("vit_t", {}, "load into IResNets and MobileFaceNets, not into a VisionTransformer"),
     ],
 )  # fmt: skip
-def test_another_network_is_refused_with_the_place_where_they_part(tmp_path, name, options, said):
+def test_another_network_is_refused_with_the_first_layers_that_differ(tmp_path, name, options, message):
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
     given = NARROW | options if name == "iresnet" else options
-    with pytest.raises(ModelError, match=said) as refused:
-        initialize_backbone(build_backbone(name, **given), path, never)
+    with pytest.raises(ModelError, match=message) as refused:
+        initialize_backbone(build_backbone(name, **given), path, no_images)
     assert "\n" not in str(refused.value)
 
 
@@ -139,49 +143,49 @@ def squashed(symbol, nodes):
     }
 
 
-def with_more_behind(symbol, nodes):
-    nodes["fc1"]["name"] = "norm"  # else the graph would be cut off there
+def with_another_layer_at_the_end(symbol, nodes):
+    nodes["fc1"]["name"] = "norm"  # the graph ends at a node of the name fc1
     nodes["softmax"] |= {"op": "Activation", "attrs": {"act_type": "tanh"}}
     del nodes["softmax"]["inputs"][1:]
     symbol["heads"] = [[symbol["nodes"].index(nodes["softmax"]), 0, 0]]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (at_another_stride, "stands conv 8×8×3×3 at stride 1, in the file conv 8×8×3×3 at stride 2"),
-        (squashed, "stands prelu 8, in the file Activation"),
-        (with_more_behind, "behind features the file goes on with Activation"),
+        (at_another_stride, "needs conv 8×8×3×3 at stride 1, the file has conv 8×8×3×3 at stride 2"),
+        (squashed, "needs prelu 8, the file has Activation"),
+        (with_another_layer_at_the_end, "after features the file also has Activation"),
     ],
 )
-def test_a_graph_that_differs_in_one_layer_is_refused(tmp_path, change, said):
+def test_a_graph_that_differs_in_one_layer_is_refused(tmp_path, change, message):
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
-    with pytest.raises(ModelError, match=said):
-        initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, change), never)
+    with pytest.raises(ModelError, match=message):
+        initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, change), no_images)
 
 
-def test_pixels_that_are_not_taken_around_their_middle_are_refused(tmp_path):
+def test_a_network_whose_pixels_are_not_centered_is_refused(tmp_path):
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)), offset=0.0, factor=1.0)
     with pytest.raises(ModelError, match=r"takes pixels times 1 plus 0; facetrain trains networks that take"):
-        initialize_backbone(build_backbone("iresnet", **NARROW), path, never)
+        initialize_backbone(build_backbone("iresnet", **NARROW), path, no_images)
 
 
-def test_a_layer_that_takes_what_none_gives_is_refused(tmp_path):
+def test_a_layer_that_takes_an_unknown_value_is_refused(tmp_path):
     def dangling(symbol, nodes):
         nodes["_plus0"]["inputs"][1] = nodes["bn0"]["inputs"][1]  # a weight
 
     path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
-    with pytest.raises(ModelError, match="no layer gives .[0-9]+., which is needed"):
-        initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, dangling), never)
+    with pytest.raises(ModelError, match="no layer computes .[0-9]+., which the embedding depends on"):
+        initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, dangling), no_images)
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m-symbol.json", "m-0000.params"])
 @pytest.mark.parametrize(
     "data", [b"", b"nothing", b"{}", b"[]", b'{"nodes": [], "heads": []}', bytes(range(256))]
 )
-def test_files_that_hold_no_network_are_refused(tmp_path, name, data):
+def test_files_without_a_network_are_refused(tmp_path, name, data):
     pytest.importorskip("onnx")
-    for beside in ("m-symbol.json", "m-0000.params", name):
-        (tmp_path / beside).write_bytes(data)
+    for other in ("m-symbol.json", "m-0000.params", name):
+        (tmp_path / other).write_bytes(data)
     with pytest.raises(ModelError, match=r"m[.-]"):
-        initialize_backbone(build_backbone("iresnet", **NARROW), tmp_path / name, never)
+        initialize_backbone(build_backbone("iresnet", **NARROW), tmp_path / name, no_images)

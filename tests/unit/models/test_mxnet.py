@@ -6,8 +6,8 @@ from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.model_file import open_model
+from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_params import read_params
-from facetrain.models.mxnet_symbol import open_mxnet
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, shaken, write_iresnet
 
 
@@ -20,7 +20,7 @@ def test_arrays_of_every_version_and_type_are_read(tmp_path, version):
         np.testing.assert_array_equal(tensor.numpy(), arrays[f"arg:{name}"])
 
 
-def test_a_params_file_that_is_cut_or_changed_anywhere_is_refused_or_read(tmp_path):
+def test_a_params_file_truncated_or_changed_at_any_byte_is_refused_or_read(tmp_path):
     data = params_bytes({"arg:a": np.ones((2, 3), "float32"), "aux:b": np.ones(2, "float32")})
     path = tmp_path / "a.params"
     for length in range(len(data)):
@@ -38,13 +38,13 @@ def test_a_params_file_that_is_cut_or_changed_anywhere_is_refused_or_read(tmp_pa
 @pytest.mark.parametrize(
     ("name", "settings"), [("r18", "param"), ("r34", "attr"), ("r50", "attrs"), ("r100", "attrs")]
 )
-def test_insightfaces_iresnets_give_the_embeddings_of_torch(tmp_path, name, settings):
-    """With their depths, their PReLUs, the fixed gamma behind pre_fc1, and 1/128 instead of 1/127.5; but narrow."""
+def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name, settings):
+    """Narrow, with InsightFace's depths and PReLUs, the fixed gamma after pre_fc1, and 1/128 instead of 1/127.5."""
     torch.manual_seed(0)
     options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
     net = shaken(build_backbone("iresnet", **options), eps=2e-5)
     symbol = write_iresnet(tmp_path, net)
-    # What versions of MXNet have called an operator's settings.
+    # The names that versions of MXNet have used for the attributes of a node.
     symbol.write_text(symbol.read_text().replace('"attrs"', f'"{settings}"'))
     image = torch.randint(0, 256, (2, 112, 112, 3), dtype=torch.uint8)
     for path in (symbol, tmp_path / "model-0000.params"):
@@ -57,21 +57,24 @@ def test_insightfaces_iresnets_give_the_embeddings_of_torch(tmp_path, name, sett
 
 
 @pytest.mark.parametrize(
-    ("symbol", "said"),
+    ("symbol", "message"),
     [
-        ("{", "no graph"),
-        ("[]", "no graph"),
-        ('{"nodes": [{"op": "Custom", "name": "c", "inputs": []}], "heads": [[0, 0, 0]]}', "c is a Custom"),
+        ("{", "not an MXNet graph"),
+        ("[]", "not an MXNet graph"),
+        (
+            '{"nodes": [{"op": "Custom", "name": "c", "inputs": []}], "heads": [[0, 0, 0]]}',
+            "the node c has the operator Custom",
+        ),
         (
             '{"nodes": [{"op": "Flatten", "name": "f", "inputs": [[0, 0]]}], "heads": [[0, 0, 0]]}',
-            "before its inputs",
+            "comes before its inputs",
         ),
     ],
 )
-def test_a_graph_that_cannot_be_run_is_refused(tmp_path, symbol, said):
+def test_a_graph_that_cannot_be_run_is_refused(tmp_path, symbol, message):
     (tmp_path / "m-symbol.json").write_text(symbol)
-    with pytest.raises(ModelError, match="m-0000.params is not beside it"):
+    with pytest.raises(ModelError, match="m-0000.params is missing"):
         open_mxnet(tmp_path / "m-symbol.json")
     (tmp_path / "m-0000.params").write_bytes(params_bytes({}))
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         open_mxnet(tmp_path / "m-symbol.json")

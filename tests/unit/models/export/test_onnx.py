@@ -7,7 +7,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.export.onnx import export_onnx
-from facetrain.models.model_file import PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
+from facetrain.models.model_file import RAW_PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
 
 pytest.importorskip("onnxscript")
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
     assert export_onnx(model, tmp_path / "m.onnx", from_pixels=from_pixels) < 1e-4
     again = open_model(tmp_path / "m.onnx", CPU)
     assert (again.image_size, again.embedding_size) == (32, 16)
-    assert again.notes["backbone"] == model.notes["backbone"]
+    assert again.metadata["backbone"] == model.metadata["backbone"]
     np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-4)
     mirrored = embedded(model, pixels.flip(2))
     with torch.no_grad():
@@ -55,7 +55,7 @@ class Brightness(torch.nn.Module):
 @pytest.mark.parametrize("from_pixels", [False, True])
 def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_pixels):
     model = EmbeddingModel(
-        Brightness(), 32, 16, lambda x: x.permute(0, 3, 1, 2).float(), "graph", {"preprocessing": PIXELS}
+        Brightness(), 32, 16, lambda x: x.permute(0, 3, 1, 2).float(), "graph", {"preprocessing": RAW_PIXELS}
     )
     export_onnx(model, tmp_path / "m.onnx", from_pixels=from_pixels)
     again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()

@@ -7,7 +7,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export import torch_export
 from facetrain.models.export.torch_export import export_program
-from facetrain.models.model_file import PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
+from facetrain.models.model_file import RAW_PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
 from tests.support.mxnet_files import shaken
 
 CPU = torch.device("cpu")
@@ -50,6 +50,6 @@ def test_a_file_with_other_embeddings_does_not_appear(model, tmp_path, monkeypat
 def test_what_onnxruntime_runs_is_no_network_to_export(tmp_path):
     onnx_network = object.__new__(torch_export.OnnxNetwork)
     torch.nn.Module.__init__(onnx_network)
-    model = EmbeddingModel(onnx_network, 32, 16, lambda x: x, "ONNX, m.onnx", {"preprocessing": PIXELS})
+    model = EmbeddingModel(onnx_network, 32, 16, lambda x: x, "ONNX, m.onnx", {"preprocessing": RAW_PIXELS})
     with pytest.raises(ModelError, match="no torch network"):
         export_program(model, tmp_path / "n.pt2")
