@@ -48,6 +48,25 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
+def new_file(output: Path, kind: type[FacetrainError], suffix: str = "") -> Iterator[Path]:
+    """Yield a temporary path in the same folder; its file becomes `output` when the block ends without an error.
+
+    An existing `output` is replaced. `suffix` ends the temporary name, for libraries that check it.
+
+    Raises:
+        FacetrainError: of type `kind`, if the operating system refuses.
+    """
+    # The process id: two processes may write the same file.
+    scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp{suffix}")
+    try:
+        with os_errors_as(kind, output):
+            yield scratch
+            os.replace(scratch, output)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `output` when the block ends and is removed if the block fails.
 

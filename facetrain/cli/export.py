@@ -1,4 +1,4 @@
-"""`facetrain export`: a model in one file, for elsewhere."""
+"""`facetrain export`: write a network to a file for another program."""
 
 from __future__ import annotations
 
@@ -11,116 +11,128 @@ import typer
 
 from facetrain.cli.evaluate import Model, data_dir_of
 from facetrain.cli.outputs import require_writable, write_text
+from facetrain.models.export.formats import FORMATS, ExportOptions
 
 if TYPE_CHECKING:
     from facetrain.models.model_file import EmbeddingModel
 
 
-class Format(StrEnum):
-    """Formats that a model can be written in."""
-
-    safetensors = "safetensors"
-    onnx = "onnx"
-    torch_export = "torch_export"
-
-
 class Int8(StrEnum):
-    """Ways to eight bits."""
+    """Kinds of quantization to 8 bits."""
 
     dynamic = "dynamic"
     static = "static"
 
 
+def _parse_format(name: str) -> str:
+    if name not in FORMATS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(FORMATS)}.")
+    return name
+
+
 def export(
     model: Model,
-    format: Annotated[Format, typer.Option(help="Of the file.")],
-    output: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[
+        str,
+        typer.Option(parser=_parse_format, metavar=f"[{'|'.join(FORMATS)}]", help="Format of the file."),
+    ],
+    output: Annotated[Path, typer.Option(help="File to write.")],
     from_pixels: Annotated[
-        bool, typer.Option(help="ONNX: take uint8 RGB images (N, H, W, 3) and normalize inside.")
+        bool,
+        typer.Option(
+            help="onnx: take uint8 RGB images (N, H, W, 3) and normalize them inside the network; "
+            "by default the input is float32 (N, 3, H, W)."
+        ),
     ] = False,
-    unit: Annotated[bool, typer.Option(help="ONNX: give embeddings of length 1.")] = False,
+    unit: Annotated[
+        bool, typer.Option(help="onnx: divide the embeddings by their length; off by default.")
+    ] = False,
     int8: Annotated[
-        Int8 | None, typer.Option(help="ONNX: weights in 8 bits; static: convolutions compute in them too.")
+        Int8 | None,
+        typer.Option(
+            help="onnx: quantize to 8 bits. dynamic: the weights of linear layers; static: convolutions and linear "
+            "layers, weights and activations. Off by default."
+        ),
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="INPUT", help="static: faces to find ranges by; a folder, a .rec or a .bin."),
+        typer.Option(
+            metavar="INPUT",
+            help="Images from which --int8 static finds the ranges of activations: a folder, a .rec or a .bin.",
+        ),
     ] = None,
-    calibrate_images: Annotated[int, typer.Option(min=1, help="How many of them, evenly spread.")] = 256,
+    calibrate_images: Annotated[
+        int, typer.Option(min=1, help="Number of images to take from --calibrate, evenly spaced.")
+    ] = 256,
     target: Annotated[
-        list[str] | None, typer.Option(help="Sets on which model and file are scored; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Verification set on which both the model and the file are evaluated; may be repeated."
+        ),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the sets; by default the one of the run.")
+        Path | None,
+        typer.Option(help="Folder of the verification sets; by default the one in the config of the run."),
     ] = None,
     model_card: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a model card too, Markdown.")
+        Path | None, typer.Option(metavar="FILE", help="Also write a model card, in Markdown.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Write a model for use elsewhere; the file is compared with the network before it appears."""
+    """Write a model to a file for another program; a file that gives other embeddings is not written."""
     import torch
 
     from facetrain.models.model_file import open_model
 
-    _refuse_contradictions(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
+    _check_options(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
     require_writable(output, model_card)
     opened, sets = open_model(model, torch.device("cpu")), data_dir or data_dir_of(model)
-    scored = _scored(opened, target, sets)
-    found: dict[str, Any] = {"output": str(output), "description": opened.description}
-    written: Path | EmbeddingModel = output
-    if int8:
-        from facetrain.models.export.int8 import export_int8
-
-        faces = None if calibrate is None else _spread(calibrate, calibrate_images)
-        export_int8(opened, output, calibration=faces)
-    elif format is Format.onnx:
-        from facetrain.models.export.onnx import export_onnx
-
-        found["difference"] = export_onnx(opened, output, from_pixels=from_pixels, unit=unit)
-    elif format is Format.torch_export:
-        from facetrain.models.export.torch_export import export_program
-
-        found["difference"], written = export_program(opened, output)
-    else:
-        _save(opened, model, output)
-    if scored and format is not Format.safetensors:
-        ours, scored = scored, _scored(written, target, sets)
-        found["accuracy"] = _accuracies(ours, scored)
+    results = _evaluate(opened, target, sets)
+    images = [] if calibrate is None else _read_evenly(calibrate, calibrate_images)
+    options = ExportOptions(from_pixels=from_pixels, unit=unit, int8=int8, calibration=images)
+    exported = FORMATS[format].load()(opened, output, options)
+    report: dict[str, Any] = {"output": str(output), "description": opened.description}
+    if exported.difference is not None:
+        report["difference"] = exported.difference
+    if results and exported.model is not None:
+        model_results, results = results, _evaluate(exported.model, target, sets)
+        report["accuracy"] = _compare_accuracy(model_results, results)
     if model_card:
-        # Of the file that was written: in eight bits its numbers are not the model's.
-        _write_card(model_card, opened, output.name, scored)
-    typer.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
+        # With the results of the file: quantization changes them.
+        _write_card(model_card, opened, output.name, results)
+    typer.echo(json.dumps(report) if as_json else "\n".join(_format_report(report)))
 
 
-def _refuse_contradictions(
-    format: Format, int8: Int8 | None, calibrate: Path | None, *, from_pixels: bool, unit: bool
+def _check_options(
+    format: str, int8: Int8 | None, calibrate: Path | None, *, from_pixels: bool, unit: bool
 ) -> None:
+    """Refuse options that the format does not support, and options that exclude each other.
+
+    Raises:
+        UsageError: there are such options.
+    """
     from facetrain.errors import UsageError
 
-    if (from_pixels or unit) and format is not Format.onnx:
-        raise UsageError("--from-pixels and --unit go with --format onnx")
-    if int8 and (format is not Format.onnx or from_pixels or unit):
-        raise UsageError("--int8 goes with --format onnx, without --from-pixels and --unit")
-    if (int8 is Int8.static) != (calibrate is not None):
-        raise UsageError("--int8 static needs the faces of --calibrate INPUT, and nothing else does")
+    given = {"from_pixels": from_pixels, "unit": unit, "int8": int8, "calibration": calibrate}
+    flags = {"from_pixels": "--from-pixels", "unit": "--unit", "int8": "--int8", "calibration": "--calibrate"}
+    for option, value in given.items():
+        if value and option not in FORMATS[format].options:
+            supported = " or ".join(name for name, row in FORMATS.items() if option in row.options)
+            raise UsageError(
+                f"--format {format} has no option {flags[option]}; use --format {supported} with it"
+            )
+    if int8 and (from_pixels or unit):
+        raise UsageError("--int8 cannot be combined with --from-pixels and --unit; remove one of them")
+    if int8 is Int8.static and calibrate is None:
+        raise UsageError("--int8 static needs images; give --calibrate INPUT")
+    if int8 is not Int8.static and calibrate is not None:
+        raise UsageError("--calibrate is used by --int8 static only; add it or remove --calibrate")
 
 
-def _save(opened: EmbeddingModel, model: Path, output: Path) -> None:
-    from facetrain.errors import ModelError
-    from facetrain.models.model_file import save_model
-    from facetrain.models.onnx_network import OnnxNetwork
-
-    if "backbone" not in opened.notes or isinstance(opened.network, OnnxNetwork):
-        raise ModelError(
-            f"{model}: is a graph, which .safetensors cannot hold; export to onnx or torch_export"
-        )
-    save_model(output, opened.network.state_dict(), opened.notes)
-
-
-def _spread(input: Path, count: int) -> list[bytes]:
+def _read_evenly(input: Path, count: int) -> list[bytes]:
+    """Return up to `count` encoded images of an input, evenly spaced."""
     from facetrain.verify.image_embeddings import read_input
 
     images, _, _ = read_input(input)
@@ -128,37 +140,37 @@ def _spread(input: Path, count: int) -> list[bytes]:
     return [images[int(n * step)] for n in range(min(count, len(images)))]
 
 
-def _scored(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
+def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
     from facetrain.verify.evaluate import evaluate
 
     if not target:
         return {}
-    found = evaluate(model, target, data_dir, device="cpu")
-    return {name: result.as_json() for name, result in found.results.items()}
+    evaluation = evaluate(model, target, data_dir, device="cpu")
+    return {name: result.as_json() for name, result in evaluation.results.items()}
 
 
-def _accuracies(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+def _compare_accuracy(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {
-        name: {"model": found["accuracy"], "file": after[name]["accuracy"]}
-        for name, found in before.items()
-        if "accuracy" in found
+        name: {"model": result["accuracy"], "file": file[name]["accuracy"]}
+        for name, result in model.items()
+        if "accuracy" in result
     }
 
 
-def _write_card(path: Path, opened: EmbeddingModel, name: str, scored: dict[str, Any]) -> None:
+def _write_card(path: Path, opened: EmbeddingModel, name: str, results: dict[str, Any]) -> None:
     from facetrain.models.model_card import model_card
 
-    write_text(path, model_card(opened, name, results=scored))
+    write_text(path, model_card(opened, name, results=results))
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    said = ""
-    if "difference" in found:
-        said = f"; the file differs by at most {found['difference']:.1e} of an embedding's size"
-    lines = [f"{found['output']}: {found['description']}{said}"]
-    for name, accuracy in found.get("accuracy", {}).items():
+def _format_report(report: dict[str, Any]) -> list[str]:
+    difference = ""
+    if "difference" in report:
+        difference = f"; the file differs by at most {report['difference']:.1e} of an embedding's size"
+    lines = [f"{report['output']}: {report['description']}{difference}"]
+    for name, accuracy in report.get("accuracy", {}).items():
         change = accuracy["file"] - accuracy["model"]
         lines.append(
-            f"{name}: accuracy {accuracy['file']:.3%}, of the model {accuracy['model']:.3%} ({change:+.3%})"
+            f"{name}: accuracy of the file {accuracy['file']:.3%}, of the model {accuracy['model']:.3%} ({change:+.3%})"
         )
     return lines

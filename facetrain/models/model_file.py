@@ -12,7 +12,6 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.augment import normalize
 from facetrain.errors import ModelError, RunError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, new_file
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.weight_files import load_weights_into, read_weights, require_same_shapes
@@ -77,16 +76,12 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
     Raises:
         RunError: the file cannot be written.
     """
-    # The process id: two processes may write the same file.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.writing")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     try:
-        save_file(tensors, scratch, metadata={METADATA_KEY: json.dumps(description)})
-        os.replace(scratch, path)
-    except (OSError, SafetensorError) as error:
+        with new_file(path, RunError) as scratch:
+            save_file(tensors, scratch, metadata={METADATA_KEY: json.dumps(description)})
+    except SafetensorError as error:
         raise RunError(f"{path}: the model cannot be written: {error_reason(error)}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def open_model(path: Path, device: torch.device) -> EmbeddingModel:
@@ -172,12 +167,14 @@ def _build_model(
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
     metadata = ({"preprocessing": RAW_PIXELS} if network.normalizes else {}) | network.metadata
-    if network.from_pixels:
-        prepare = _uint8_pixels
-    else:
-        prepare = _float_pixels if network.normalizes else normalize
+    floats = _float_pixels if network.normalizes else normalize
     return EmbeddingModel(
-        network.eval(), network.image_size, network.embedding_size, prepare, f"ONNX, {path.name}", metadata
+        network.eval(),
+        network.image_size,
+        network.embedding_size,
+        _uint8_pixels if network.from_pixels else floats,
+        f"ONNX, {path.name}",
+        metadata,
     )
 
 

@@ -1,4 +1,4 @@
-"""`facetrain export`: eight bits, what they cost, and the model card."""
+"""`facetrain export`: quantization, comparison with the model, and the model card."""
 
 import json
 
@@ -27,11 +27,11 @@ def model(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-@pytest.mark.parametrize("way", ["dynamic", "static"])
-def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_path, way):
-    faces = ["--calibrate", tmp_path / "faces.bin", "--calibrate-images", 20] if way == "static" else []
+@pytest.mark.parametrize("int8", ["dynamic", "static"])
+def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, tmp_path, int8):
+    faces = ["--calibrate", tmp_path / "faces.bin", "--calibrate-images", 20] if int8 == "static" else []
     process = facetrain(
-        "export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8", way, *faces,
+        "export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8", int8, *faces,
         "--target", "faces", "--data-dir", tmp_path, "--json", "--model-card", tmp_path / "card.md",
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
@@ -40,16 +40,18 @@ def test_a_model_in_eight_bits_is_smaller_and_says_what_that_costs(model, tmp_pa
     card = (tmp_path / "card.md").read_text()
     assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {found['file']:.3%} |" in card
     assert "- `data.train`: data/some_faces" in card
-    assert "## Limits" in card and "| faces | accuracy |" in card and "cannot tell tar@1e-06" in card
+    assert (
+        "## Limits" in card and "| faces | accuracy |" in card and "faces is too small for tar@1e-06" in card
+    )
     import onnx
 
     stored = onnx.load(tmp_path / "small.onnx").graph
     assert any(weight.data_type == onnx.TensorProto.INT8 for weight in stored.initializer)
     quantized = sum(node.op_type == "QuantizeLinear" for node in stored.node)
-    assert quantized > 4 if way == "static" else quantized == 0
+    assert quantized > 4 if int8 == "static" else quantized == 0
 
 
-def test_a_torch_export_program_says_what_it_differs_by_and_its_accuracy(model, tmp_path):
+def test_a_torch_export_program_reports_its_difference_and_accuracy(model, tmp_path):
     process = facetrain(
         "export", model, "--format", "torch_export", "--output", tmp_path / "m.pt2",
         "--target", "faces", "--data-dir", tmp_path, "--json",
@@ -60,12 +62,14 @@ def test_a_torch_export_program_says_what_it_differs_by_and_its_accuracy(model, 
     assert found["accuracy"]["faces"]["file"] == found["accuracy"]["faces"]["model"]
 
 
-def test_options_that_do_not_go_together_are_refused(model, tmp_path):
+def test_options_that_exclude_each_other_are_refused(model, tmp_path):
     to = ["export", model, "--output", tmp_path / "m"]
-    for options, said in (
+    for options, message in (
         ("safetensors --int8 dynamic", "--format onnx"),
-        ("torch_export --unit", "--from-pixels and --unit go with --format onnx"),
-        ("onnx --int8 static", "--calibrate"),
+        ("torch_export --unit", "--format torch_export has no option --unit; use --format onnx"),
+        ("onnx --int8 static", "give --calibrate INPUT"),
+        ("onnx --int8 dynamic --unit", "cannot be combined"),
+        ("onnx --int8 dynamic --calibrate faces.bin", "--int8 static only"),
     ):
         refused = refusal(*to, "--format", *options.split())
-        assert said in str(refused) and refused.exit_code == 2
+        assert message in str(refused) and refused.exit_code == 2

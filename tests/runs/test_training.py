@@ -13,13 +13,14 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.evaluate import evaluate
 from tests.support.command import facetrain, start, torchrun
 from tests.support.events import read_events
-from tests.support.mxnet_files import shaken
+from tests.support.mxnet_files import randomize
 
 CLOCK = {"images_per_s", "left_s", "wait_s", "memory_gib"}
 
@@ -175,9 +176,10 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
 def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):
     pytest.importorskip("onnxscript")
     options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
-    network = shaken(build_backbone("iresnet", **options))
+    network = randomize(build_backbone("iresnet", **options))
     save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
-    export_onnx(open_model(tmp_path / "m.safetensors", torch.device("cpu")), tmp_path / "m.onnx")
+    opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
+    export_onnx(opened, tmp_path / "m.onnx", ExportOptions())
     start_at = ("--set", f"model.init_from={tmp_path / 'm.onnx'}", "--set", "train.max_steps=1")
     checked(facetrain("train", "--config", describe(), "--run-dir", tmp_path / "tuned", *start_at))
     (expected,) = evaluate(tmp_path / "m.onnx", ["val"], dataset / "data", device="cpu").results.values()

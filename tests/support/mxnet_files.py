@@ -108,7 +108,7 @@ def write_iresnet(folder: Path, net: nn.Module, *, offset: float = 127.5, factor
     return g.write(folder)
 
 
-def shaken(net: nn.Module, *, eps: float = 1e-5, seed: int = 0) -> nn.Module:
+def randomize(net: nn.Module, *, eps: float = 1e-5, seed: int = 0) -> nn.Module:
     """Give every weight and statistic of a network a value of its own, as training does; in evaluation mode."""
     random = torch.Generator().manual_seed(seed)
 

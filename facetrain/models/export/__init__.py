@@ -1,1 +1,1 @@
-"""Export of a trained network to other formats."""
+"""Export of a network to a file for another program."""

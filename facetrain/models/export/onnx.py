@@ -1,32 +1,39 @@
-"""ONNX, checked against the network that it was made of."""
+"""Export to ONNX, compared with the network in onnxruntime."""
+
+# N images   H, W height and width   D embedding size
 
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError, RunError
+from facetrain.files import new_file
+from facetrain.models.export.checks import (
+    NUM_IMAGES,
+    compare_embeddings,
+    example_pixels,
+    require_torch_network,
+)
+from facetrain.models.export.formats import Exported, ExportOptions
+from facetrain.models.export.quantize import quantize_dynamic, quantize_static
 from facetrain.models.model_file import EmbeddingModel
-from facetrain.models.onnx_network import OnnxNetwork
-
-_TOLERANCE = 1e-3
 
 
 class _Deployed(nn.Module):
-    """A network with what is asked for around it: pixels in, unit embeddings out."""
+    """A network with the normalization of pixels before it, or of embeddings after it, as the options ask."""
 
-    def __init__(self, model: EmbeddingModel, *, from_pixels: bool, unit: bool) -> None:
+    def __init__(self, model: EmbeddingModel, options: ExportOptions) -> None:
         super().__init__()
         self.network = model.network
         self._mean, self._scale = model.preprocessing["mean"], model.preprocessing["scale"]
-        self._from_pixels, self._unit = from_pixels, unit
+        self._from_pixels, self._unit = options.from_pixels, options.unit
 
     def forward(self, image: Tensor) -> Tensor:
         if self._from_pixels:
@@ -35,24 +42,58 @@ class _Deployed(nn.Module):
         return nn.functional.normalize(embedding) if self._unit else embedding
 
 
-def export_onnx(model: EmbeddingModel, path: Path, *, from_pixels: bool = False, unit: bool = False) -> float:
-    """Write a model with a free batch size; return the largest difference of embeddings that onnxruntime gives.
+def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+    """Write an ONNX file with a free batch size.
 
     The input is `image`: float32 (N, 3, H, W) as the network takes it, or with `from_pixels` uint8
-    (N, H, W, 3) RGB. The output is `embedding` (N, D), of length 1 with `unit`. What the input should
-    be, and what the model file says of the network, also stands in the file's metadata.
+    (N, H, W, 3) RGB. The output is `embedding`: float32 (N, D), of unit length with `unit`. The metadata
+    of the file describe the input and have the description of the model file.
+
+    With `int8` the file is not compared with the network, from which it must differ.
 
     Raises:
-        ModelError: the model is ONNX already; onnx, onnxscript or onnxruntime is not installed.
-        RunError: onnxruntime gives other embeddings than torch, by more than 0.001 of their size.
+        ModelError: the model was opened from an ONNX file, or onnx, onnxscript or onnxruntime is not installed.
+        ImageError: a calibration image cannot be decoded.
+        RunError: the file cannot be written, or its embeddings differ.
     """
-    onnx, onnxruntime = _tools()
-    if isinstance(model.network, OnnxNetwork):
-        raise ModelError(f"{model.description}: is ONNX already, and no torch network to write it from")
-    deployed = _Deployed(model, from_pixels=from_pixels, unit=unit).eval().cpu()
-    example = _example(2, model, from_pixels=from_pixels)
+    if not options.int8:
+        return Exported(_write_float32(model, path, options), path)
+    with (
+        tempfile.TemporaryDirectory(prefix=".int8.", dir=path.parent) as folder,
+        new_file(path, RunError) as output,
+    ):
+        float32 = Path(folder, "float32.onnx")
+        _write_float32(model, float32, options)
+        if options.int8 == "static":
+            quantize_static(float32, output, model, options.calibration)
+        else:
+            quantize_dynamic(float32, output)
+    return Exported(None, path)
+
+
+def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> float:
+    """Write the file, and return the largest difference of its embeddings."""
+    onnx, onnxruntime = _packages()
+    require_torch_network(model)
+    deployed = _Deployed(model, options).eval().cpu()
+    proto = _trace(deployed, _example(model, options, 2))
+    layout = {"input": "uint8 NHWC" if options.from_pixels else "float32 NCHW", "unit": options.unit}
+    metadata = model.metadata | {"preprocessing": model.preprocessing | layout}
+    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in metadata.items()})
+    image = _example(model, options, NUM_IMAGES)
+    with new_file(path, RunError) as scratch:
+        onnx.save(proto, str(scratch))
+        session = onnxruntime.InferenceSession(str(scratch), providers=["CPUExecutionProvider"])
+        (embedding,) = session.run(None, {"image": image.contiguous().numpy()})
+        with torch.no_grad():
+            return compare_embeddings(path, torch.from_numpy(embedding), deployed(image))
+
+
+def _trace(deployed: nn.Module, example: Tensor) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter deprecates itself from version to version
+        warnings.simplefilter(
+            "ignore"
+        )  # the exporter warns of its own deprecated parts, other ones in each version
         program = torch.onnx.export(
             deployed,
             (example,),
@@ -62,28 +103,16 @@ def export_onnx(model: EmbeddingModel, path: Path, *, from_pixels: bool = False,
             dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
             verbose=False,
         )
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        assert program is not None
-        proto = program.model_proto
-        given = {"input": "uint8 NHWC" if from_pixels else "float32 NCHW", "unit": unit}
-        notes = model.notes | {"preprocessing": model.preprocessing | given}
-        onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in notes.items()})
-        onnx.save(proto, str(scratch))
-        difference = _difference(onnxruntime, scratch, deployed, _example(5, model, from_pixels=from_pixels))
-        if not difference < _TOLERANCE:
-            raise RunError(
-                f"{path}: onnxruntime gives embeddings that differ by {difference:.2g} of their size"
-            )
-        os.replace(scratch, path)
-    except OSError as error:
-        raise RunError(f"{error.filename or path}: {error.strerror or error}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
-    return difference
+    assert program is not None
+    return program.model_proto
 
 
-def _tools() -> tuple[Any, Any]:
+def _example(model: EmbeddingModel, options: ExportOptions, count: int) -> Tensor:
+    pixels = example_pixels(model, count)
+    return pixels if options.from_pixels else model.prepare(pixels)
+
+
+def _packages() -> tuple[Any, Any]:
     try:
         import onnx
         import onnxruntime
@@ -91,17 +120,3 @@ def _tools() -> tuple[Any, Any]:
     except ImportError as error:
         raise ModelError(f"ONNX needs {error.name}: install facetrain[onnx]") from error
     return onnx, onnxruntime
-
-
-def _example(count: int, model: EmbeddingModel, *, from_pixels: bool) -> Tensor:
-    shape = (count, model.image_size, model.image_size, 3)
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return pixels if from_pixels else model.prepare(pixels)
-
-
-def _difference(onnxruntime: Any, path: Path, deployed: nn.Module, example: Tensor) -> float:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (theirs,) = session.run(None, {"image": example.contiguous().numpy()})
-    with torch.no_grad():
-        ours = deployed(example).numpy()
-    return float(np.abs(theirs - ours).max() / np.abs(ours).max())

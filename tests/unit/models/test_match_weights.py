@@ -10,10 +10,11 @@ from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.augment import normalize
 from facetrain.errors import ModelError
+from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, open_model, save_model
-from tests.support.mxnet_files import shaken, write_iresnet
+from tests.support.mxnet_files import randomize, write_iresnet
 
 CPU = torch.device("cpu")
 NARROW = {"layers": (2, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 112}
@@ -42,7 +43,7 @@ def assert_embeds_as_eval(network, path, *, unit=False):
 def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
     torch.manual_seed(0)
     options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
-    net = shaken(build_backbone("iresnet", **options), eps=2e-5)
+    net = randomize(build_backbone("iresnet", **options), eps=2e-5)
     path, backbone = write_iresnet(tmp_path, net), build_backbone("iresnet", **options)
     initialize_backbone(backbone, path, no_images)
     assert_embeds_as_eval(backbone, path)
@@ -56,9 +57,9 @@ def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
 
 def exported(tmp_path, name, options, **how):
     torch.manual_seed(0)
-    net = shaken(build_backbone(name, **options))
+    net = randomize(build_backbone(name, **options))
     save_model(tmp_path / "m.safetensors", net.state_dict(), describe_backbone(name, **options))
-    export_onnx(open_model(tmp_path / "m.safetensors", CPU), tmp_path / "m.onnx", **how)
+    export_onnx(open_model(tmp_path / "m.safetensors", CPU), tmp_path / "m.onnx", ExportOptions(**how))
     return tmp_path / "m.onnx"
 
 
@@ -116,7 +117,7 @@ def check_normalization_inside(path, backbone, many):
     ],
 )  # fmt: skip
 def test_another_network_is_refused_with_the_first_layers_that_differ(tmp_path, name, options, message):
-    path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
+    path = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **NARROW)))
     given = NARROW | options if name == "iresnet" else options
     with pytest.raises(ModelError, match=message) as refused:
         initialize_backbone(build_backbone(name, **given), path, no_images)
@@ -159,13 +160,13 @@ def with_another_layer_at_the_end(symbol, nodes):
     ],
 )
 def test_a_graph_that_differs_in_one_layer_is_refused(tmp_path, change, message):
-    path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
+    path = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **NARROW)))
     with pytest.raises(ModelError, match=message):
         initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, change), no_images)
 
 
 def test_a_network_whose_pixels_are_not_centered_is_refused(tmp_path):
-    path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)), offset=0.0, factor=1.0)
+    path = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **NARROW)), offset=0.0, factor=1.0)
     with pytest.raises(ModelError, match=r"takes pixels times 1 plus 0; facetrain trains networks that take"):
         initialize_backbone(build_backbone("iresnet", **NARROW), path, no_images)
 
@@ -174,7 +175,7 @@ def test_a_layer_that_takes_an_unknown_value_is_refused(tmp_path):
     def dangling(symbol, nodes):
         nodes["_plus0"]["inputs"][1] = nodes["bn0"]["inputs"][1]  # a weight
 
-    path = write_iresnet(tmp_path, shaken(build_backbone("iresnet", **NARROW)))
+    path = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **NARROW)))
     with pytest.raises(ModelError, match="no layer computes .[0-9]+., which the embedding depends on"):
         initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, dangling), no_images)
 

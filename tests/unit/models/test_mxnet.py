@@ -8,7 +8,7 @@ from facetrain.errors import ModelError
 from facetrain.models.model_file import open_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_params import read_params
-from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, shaken, write_iresnet
+from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, randomize, write_iresnet
 
 
 @pytest.mark.parametrize("version", [None, V1, V2, V3])
@@ -42,7 +42,7 @@ def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name,
     """Narrow, with InsightFace's depths and PReLUs, the fixed gamma after pre_fc1, and 1/128 instead of 1/127.5."""
     torch.manual_seed(0)
     options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
-    net = shaken(build_backbone("iresnet", **options), eps=2e-5)
+    net = randomize(build_backbone("iresnet", **options), eps=2e-5)
     symbol = write_iresnet(tmp_path, net)
     # The names that versions of MXNet have used for the attributes of a node.
     symbol.write_text(symbol.read_text().replace('"attrs"', f'"{settings}"'))

@@ -1,0 +1,48 @@
+"""Rules that hold for every export format in the registry."""
+
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ModelError, RunError
+from facetrain.models.export.formats import FORMATS, ExportOptions
+from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.onnx_network import OnnxNetwork
+from tests.support.mxnet_files import randomize
+
+pytest.importorskip("onnxscript")
+NARROW = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "m.safetensors"
+    network = randomize(build_backbone("iresnet", **NARROW))
+    save_model(path, network.state_dict(), describe_backbone("iresnet", **NARROW))
+    return open_model(path, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_writes_one_file_and_replaces_an_older_one(model, tmp_path, name):
+    path = tmp_path / "exported"
+    path.write_text("older")
+    exported = FORMATS[name].load()(model, path, ExportOptions())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["exported"]
+    assert path.stat().st_size > 10_000
+    assert exported.difference is None or exported.difference < 1e-5
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_that_cannot_write_leaves_no_file(model, tmp_path, name):
+    with pytest.raises(RunError, match="missing"):
+        FORMATS[name].load()(model, tmp_path / "missing" / "exported", ExportOptions())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_network_of_an_onnx_file_is_refused(model, tmp_path, name):
+    network = object.__new__(OnnxNetwork)
+    torch.nn.Module.__init__(network)
+    onnx_model = type(model)(network, 32, 16, model.prepare, "ONNX, m.onnx", model.metadata)
+    with pytest.raises(ModelError, match="ONNX, m.onnx: cannot be exported"):
+        FORMATS[name].load()(onnx_model, tmp_path / "exported", ExportOptions())
