@@ -130,10 +130,16 @@ def _without_attributes(computation: Computation) -> Callable[[Attributes], Comp
     return lambda _: computation
 
 
+_ARITHMETIC: dict[str, Computation] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
+
+
 def _scalar_operator(arithmetic: str) -> Operator:
-    operation: Computation = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[
-        arithmetic
-    ]
+    operation = _ARITHMETIC[arithmetic]
 
     def run(attributes: Attributes) -> Computation:
         scalar = float(attributes["scalar"])
