@@ -14,7 +14,7 @@ from facetrain.data.synthetic.geometry import HeadProjection
 
 _FRACTION_BITS = 4
 """Bits behind the binary point of the fixed-point coordinates that OpenCV takes."""
-Color = np.ndarray | tuple[float, ...]
+ColorLike = np.ndarray | tuple[float, ...]
 """RGB, 0 to 255; values outside are clipped."""
 
 
@@ -31,7 +31,7 @@ class Canvas:
         """
         self.image, self.project, self.scale = image, project, scale
 
-    def fill(self, outline_N2: np.ndarray, color: Color, opacity: float = 1.0) -> None:
+    def fill(self, outline_N2: np.ndarray, color: ColorLike, opacity: float = 1.0) -> None:
         """Fill a polygon."""
         corners, tone = _fixed_point(outline_N2), _clipped(color)
         if opacity >= 1:
@@ -49,7 +49,7 @@ class Canvas:
         cv2.fillPoly(filled, [corners - offset], tone, cv2.LINE_AA, _FRACTION_BITS)
         cv2.addWeighted(filled, opacity, box, 1 - opacity, 0, dst=box)
 
-    def fill_inside(self, outline_N2: np.ndarray, shapes: Sequence[tuple[np.ndarray, Color]]) -> None:
+    def fill_inside(self, outline_N2: np.ndarray, shapes: Sequence[tuple[np.ndarray, ColorLike]]) -> None:
         """Fill polygons, each (N, 2) with its color, but only where they are inside an outline."""
         side = self.image.shape[0]
         low = np.clip(np.floor(outline_N2.min(0)).astype(int), 0, side - 1)
@@ -66,7 +66,7 @@ class Canvas:
         weight = (mask.astype(np.float32) / 255)[:, :, None]
         box[:] = (box * weight + before * (1 - weight)).astype(np.uint8)
 
-    def line(self, pixels_N2: np.ndarray, color: Color, width: float) -> None:
+    def line(self, pixels_N2: np.ndarray, color: ColorLike, width: float) -> None:
         """Stroke an open line; `width` is in pixels of a 112 × 112 crop."""
         thickness = max(1, round(width * self.scale))
         corners = [_fixed_point(pixels_N2)]
@@ -77,5 +77,5 @@ def _fixed_point(pixels_N2: np.ndarray) -> np.ndarray:
     return np.round(pixels_N2 * (1 << _FRACTION_BITS)).astype(np.int32)
 
 
-def _clipped(color: Color) -> tuple[float, ...]:
+def _clipped(color: ColorLike) -> tuple[float, ...]:
     return tuple(min(max(float(value), 0.0), 255.0) for value in color)

@@ -16,12 +16,12 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.synthetic.render import render_jpeg
-from facetrain.errors import DataError
+from facetrain.data.tools.parallel import report_progress
+from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
 EVAL_SET_NAME = "synth"
-FOLDS = 10
 _IMAGES_PER_EVAL_IDENTITY = 10
 # Larger than any number of training identities: the verification set has no identity in common with the training set.
 _FIRST_EVAL_IDENTITY = 1 << 40
@@ -69,7 +69,7 @@ def write_dataset(
     Raises:
         DataError: the folder exists or cannot be written, or `eval_pairs` is not a multiple of 20.
     """
-    _check_pairs(eval_pairs)
+    same = genuine_flags(eval_pairs)
     workers = workers or usable_cores()
     train = [(number, images_per_identity) for number in range(identities)]
     evaluation = _eval_identities(eval_identities)
@@ -80,10 +80,10 @@ def write_dataset(
             rendered = chain(
                 _read_identities(read_image, train), _render_identities(seed, evaluation, image_size, workers)
             )
-        images_of = _report_progress(rendered, identities + eval_identities, progress)
+        images_of = report_progress(rendered, identities + eval_identities, progress)
         labeled = ((label, image) for label in range(identities) for image in next(images_of))
         write_identities(scratch, [images_per_identity] * identities, labeled, image_size)
-        images, same = _sample_pairs(list(images_of), eval_pairs, seed)
+        images = _sample_pairs(list(images_of), same, seed)
         write_bin(scratch / f"{EVAL_SET_NAME}.bin", images, same)
     return SynthesisResult(folder, identities, identities * images_per_identity, eval_pairs)
 
@@ -96,10 +96,9 @@ def render_eval_pairs(
     Raises:
         DataError: `eval_pairs` is not a multiple of 20.
     """
-    _check_pairs(eval_pairs)
+    same = genuine_flags(eval_pairs)
     images_of = _render_identities(seed, _eval_identities(eval_identities), image_size, workers)
-    images, same = _sample_pairs(list(images_of), eval_pairs, seed)
-    return images, np.array(same)
+    return _sample_pairs(list(images_of), same, seed), np.array(same)
 
 
 def _eval_identities(count: int) -> list[tuple[int, int]]:
@@ -132,27 +131,10 @@ def _read_identities(
         yield [read_image(identity * count + number) for number in range(count)]
 
 
-def _check_pairs(eval_pairs: int) -> None:
-    if eval_pairs % (2 * FOLDS):
-        raise DataError(
-            f"eval pairs: {eval_pairs} is not a multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
-            "pairs of each fold show one identity"
-        )
-
-
-def _report_progress(
-    rendered: Iterator[list[bytes]], total: int, progress: ProgressCallback
-) -> Iterator[list[bytes]]:
-    for done, images in enumerate(rendered, start=1):
-        yield images
-        progress(done, total)
-
-
-def _sample_pairs(images_of: list[list[bytes]], pairs: int, seed: int) -> tuple[list[bytes], list[bool]]:
-    """Sample pairs fold by fold, those of one identity first, in the order of LFW's list."""
+def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> list[bytes]:
+    """Return the two images of each pair; a pair may occur twice."""
     rng = np.random.default_rng([seed, 3])
     images: list[bytes] = []
-    same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
     for of_one_identity in same:
         first, second = rng.choice(len(images_of), 2, replace=False)
         if of_one_identity:
@@ -161,4 +143,4 @@ def _sample_pairs(images_of: list[list[bytes]], pairs: int, seed: int) -> tuple[
         else:
             one, other = rng.integers(_IMAGES_PER_EVAL_IDENTITY, size=2)
             images += [images_of[first][one], images_of[second][other]]
-    return images, same
+    return images

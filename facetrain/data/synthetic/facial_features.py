@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from facetrain.data.synthetic.canvas import Canvas, Color
+from facetrain.data.synthetic.canvas import Canvas, ColorLike
 from facetrain.data.synthetic.capture_conditions import CaptureConditions
 from facetrain.data.synthetic.geometry import spline
 from facetrain.data.synthetic.identity import Identity
@@ -186,7 +186,9 @@ def _face_outline(identity: Identity, mouth_open: float) -> tuple[np.ndarray, np
     return spline(knots)
 
 
-def _iris_and_pupil(identity: Identity, canvas: Canvas, x: float, y: float) -> list[tuple[np.ndarray, Color]]:
+def _iris_and_pupil(
+    identity: Identity, canvas: Canvas, x: float, y: float
+) -> list[tuple[np.ndarray, ColorLike]]:
     """Return the shapes of an iris at (x, y), its pupil and its highlight, each with its color."""
     angle = np.linspace(0, 2 * np.pi, 16, endpoint=False)
     discs = [

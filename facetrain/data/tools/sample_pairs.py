@@ -49,11 +49,7 @@ def sample_pairs(
     Raises:
         DataError: `pairs` is not a multiple of 20, or the dataset has too few identities or images.
     """
-    if pairs <= 0 or pairs % (2 * FOLDS):
-        raise DataError(
-            f"pairs: {pairs} is not a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
-            "pairs of each fold show one identity"
-        )
+    same = genuine_flags(pairs)
     source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
     _, starts = np.unique(source.labels[order], return_index=True)
@@ -70,11 +66,25 @@ def sample_pairs(
         half = pairs // FOLDS // 2
         sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder)
         sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
-    same = [number % (pairs // FOLDS) < pairs // FOLDS // 2 for number in range(pairs)]
     numbers = [number for pair in sampled for number in pair]
     images = report_progress(map_in_order(source.read, numbers, workers), len(numbers), progress)
     write_bin(output, images, same)
     return pairs, sum(same)
+
+
+def genuine_flags(pairs: int) -> list[bool]:
+    """Return whether each pair shows one identity: in each fold first the genuine pairs, then as many impostor pairs.
+
+    Raises:
+        DataError: the folds cannot have the same number of both kinds.
+    """
+    if pairs <= 0 or pairs % (2 * FOLDS):
+        raise DataError(
+            f"pairs: {pairs} is not a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
+            "pairs of each fold show one identity"
+        )
+    fold = pairs // FOLDS
+    return [number % fold < fold // 2 for number in range(pairs)]
 
 
 def _genuine_pair(images_of: list[np.ndarray], rng: np.random.Generator) -> ImagePair:
