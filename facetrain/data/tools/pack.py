@@ -1,5 +1,7 @@
 """Conversion of a dataset of any format to RecordIO, with optional alignment of the faces."""
 
+# N images
+
 from __future__ import annotations
 
 from collections.abc import Iterator
