@@ -1,13 +1,13 @@
-"""How far a number would move with other people in the test set: the bootstrap over subjects.
+"""Bootstrap over subjects: confidence intervals for metrics of pairs that share their people.
 
-Pairs of one set share their people, so they are not independent, and an interval from pairs drawn
-singly is too narrow. Here whole subjects are drawn, as often as there are, with replacement. A subject
-that was drawn w times brings its genuine pairs w times, a pair of two subjects comes as often as the
-product of both: the vertex bootstrap of Fogliato, Patil and Perona, "Confidence intervals for error
-rates in 1:1 matching tasks", 2023.
+Pairs of one set share people, so they are not independent, and an interval from pairs that are drawn
+independently is too narrow. Here subjects are drawn with replacement, as many as the set has. A subject
+that is drawn w times contributes its genuine pairs w times; a pair of two subjects counts as often as the
+product of their multiplicities: the vertex bootstrap of Fogliato, Patil and Perona, "Confidence intervals
+for error rates in 1:1 matching tasks", 2023.
 """
 
-# R draws   S subjects   P pairs   K distinct genuine scores   V vertices of a curve
+# R draws   S subjects   P pairs   V points of a curve   B blocks
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain.verify.pair_blocks import PairBlocks
+from facetrain.verify.roc import ROUNDING
 
 LEVEL = 0.95
-"""Share of the replicates that lie inside an interval."""
-_CHUNK = 1 << 23
-"""Pairs times draws that are held at once."""
+"""Confidence level: the share of the replicates that an interval contains."""
+_MAX_WEIGHTS = 1 << 23
+"""Largest number of pairs × draws, or subjects × draws, in memory at once: 16 MiB of uint16."""
 
 
 def draw_subjects(subjects: int, replicates: int, *, pairs: int, seed: int = 0) -> Iterator[np.ndarray]:
-    """Yield how often each subject is drawn, uint16 (R, S), as many draws at a time as `pairs` leave room for.
+    """Yield the multiplicity of each subject in each draw, uint16 (R, S), `replicates` rows in total.
 
-    A draw depends on the seed, its number and the number of subjects alone, so two models on one set are
-    compared on the same draws.
+    `pairs` bounds the rows that are yielded at a time, because the caller holds an array (R, P). Row r
+    depends on `seed`, r and `subjects` only: two models are compared on the same draws.
     """
-    step = max(1, _CHUNK // max(subjects, pairs, 1))
+    step = max(1, _MAX_WEIGHTS // max(subjects, pairs, 1))
     for start in range(0, replicates, step):
         yield np.stack([_draw(subjects, seed, row) for row in range(start, min(start + step, replicates))])
 
@@ -40,10 +41,11 @@ def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
 
 
 def interval(replicate_R: np.ndarray, subjects: int) -> tuple[float, float] | None:
-    """Return the middle `LEVEL` of the replicates, or None where none of them has the number.
+    """Return the percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
 
-    Where no draw has an error, or each has nothing else, drawing again tells nothing. Then the interval ends
-    where that would happen to n independent subjects in 2.5 % of cases (Clopper and Pearson, 1934).
+    Return None if all are NaN. If every replicate is exactly 0, or every one exactly 1, resampling cannot
+    show any uncertainty. The open end is then the exact binomial limit for so many independent subjects
+    (Clopper and Pearson, "The use of confidence or fiducial limits", 1934).
     """
     known = replicate_R[np.isfinite(replicate_R)]
     if not len(known):
@@ -56,49 +58,51 @@ def interval(replicate_R: np.ndarray, subjects: int) -> tuple[float, float] | No
 
 
 class WeightedCurve:
-    """The exact ROC of one list of scores for many draws of their subjects.
+    """Exact ROC of one list of scores, for many draws of its subjects.
 
-    The true accept rate moves at scores of genuine pairs only. So impostor pairs are summed between
-    neighboring genuine scores, and each draw costs two cumulative sums over those, however many
-    impostors there are; the polygon is the same as with a vertex for every score.
+    The true accept rate changes at scores of genuine pairs only. Impostor pairs are therefore counted per
+    range between neighboring genuine scores, and a draw costs two cumulative sums over these ranges, however
+    many impostor pairs there are. The curve is the same polygon as with a point for every score.
     """
 
     def __init__(
         self, score_P: np.ndarray, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray
     ) -> None:
-        """Take the pairs, and the subject of either side."""
+        """Sort scores float (P,), labels bool (P,) and the subject ids of both sides, int (P,), into blocks."""
         step_K = np.unique(-score_P[same_P])
-        # Even cells lie between the genuine scores, odd ones hold what equals one of them.
-        cell_P = np.searchsorted(step_K, -score_P, side="left")
-        cell_P += np.searchsorted(step_K, -score_P, side="right")
+        # Even blocks are the open ranges between genuine scores, odd blocks hold the scores that equal one.
+        block_P = np.searchsorted(step_K, -score_P, side="left")
+        block_P += np.searchsorted(step_K, -score_P, side="right")
         self._genuine, self._impostors = (
-            PairBlocks(cell_P[kind], 2 * len(step_K) + 1, first_P[kind], second_P[kind])
+            PairBlocks(block_P[kind], 2 * len(step_K) + 1, first_P[kind], second_P[kind])
             for kind in (same_P, ~same_P)
         )
 
     def rates(self, drawn_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return false and true accept rate at every vertex, (R, V) each, from (0, 0) to (1, 1).
+        """Return false and true accept rate at every point, float64 (R, V) each, from (0, 0) to (1, 1).
 
-        A draw without pairs of a kind gives NaN.
+        A draw without genuine, or without impostor, pairs gives NaN.
         """
-        return _shares(self._impostors.sums(drawn_RS)), _shares(self._genuine.sums(drawn_RS))
+        return _cumulative_shares(self._impostors.counts(drawn_RS)), _cumulative_shares(
+            self._genuine.counts(drawn_RS)
+        )
 
 
-def _shares(sums_RC: np.ndarray) -> np.ndarray:
-    total_R1 = sums_RC.sum(1, keepdims=True)
+def _cumulative_shares(count_RB: np.ndarray) -> np.ndarray:
+    total_R1 = count_RB.sum(1, keepdims=True)
     total_R1[total_R1 == 0] = np.nan
-    share_RV = np.zeros((len(sums_RC), sums_RC.shape[1] + 1))
-    np.cumsum(sums_RC, axis=1, out=share_RV[:, 1:])
+    share_RV = np.zeros((len(count_RB), count_RB.shape[1] + 1))
+    np.cumsum(count_RB, axis=1, out=share_RV[:, 1:])
     return share_RV / total_R1
 
 
 def areas(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
-    """Return the area under each curve (R,)."""
+    """Return the area under each curve: float64 (R,). See `roc.auc`."""
     return np.trapezoid(tar_RV, far_RV, axis=1)
 
 
 def equal_error_rates(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
-    """Return where false accepts and false rejects meet on each curve (R,)."""
+    """Return the equal error rate of each curve: float64 (R,). See `roc.equal_error_rate`."""
     gap_RV = far_RV + tar_RV - 1
     row = np.arange(len(gap_RV))
     after = np.argmax(gap_RV >= 0, axis=1)
@@ -109,6 +113,6 @@ def equal_error_rates(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
 
 
 def true_accept_rates(far_RV: np.ndarray, tar_RV: np.ndarray, far: float) -> np.ndarray:
-    """Return the largest true accept rate of each curve whose false accept rate is at most `far` (R,)."""
-    last = (far_RV <= far * (1 + 1e-12)).sum(1) - 1
+    """Return TAR@FAR of each curve: float64 (R,). See `roc.tar_at_far`."""
+    last = (far_RV <= far * ROUNDING).sum(1) - 1
     return tar_RV[np.arange(len(tar_RV)), last]

@@ -1,4 +1,4 @@
-"""Embeddings with names, in files: .npz for NumPy, .parquet for all else."""
+"""Files of embeddings with image names and labels: `.npz` (NumPy) and `.parquet`."""
 
 # N images   D embedding
 
@@ -14,105 +14,109 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.files import error_reason, os_errors_as
+from facetrain.verify.normalization import l2_normalize
 
 SUFFIXES = (".npz", ".parquet")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Unit embeddings float32 (N, D), the names of the images, and their labels (−1 where there are none)."""
+    """Embeddings of images, with their names and labels."""
 
     embedding: np.ndarray
+    """Unit embeddings, float32 (N, D)."""
     name: Sequence[str]
+    """Name of each image."""
     label: np.ndarray
+    """Class of each image, int (N,); −1 if it has none."""
 
 
-def save_embeddings(path: Path, found: Embeddings) -> None:
-    """Write .npz or .parquet, by the name's end; the file appears whole or not at all.
+def save_embeddings(path: Path, embeddings: Embeddings) -> None:
+    """Write a `.npz` or `.parquet` file, complete or not at all.
 
     Raises:
-        DataError: it ends otherwise, or cannot be written.
+        DataError: the suffix is unknown, pyarrow is not installed, or the file cannot be written.
     """
     write = _writer(path)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with scratch.open("wb") as file:
-            write(file, found)
-        os.replace(scratch, path)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+        with os_errors_as(DataError, path):
+            with scratch.open("wb") as file:
+                write(file, embeddings)
+            os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def require_format(path: Path) -> None:
-    """Refuse a name whose end says no format that can be written here.
+    """Check that a file with this suffix can be written.
 
     Raises:
-        DataError: it is neither .npz nor .parquet, or pyarrow is not installed.
+        DataError: the suffix is neither `.npz` nor `.parquet`, or pyarrow is not installed.
     """
     _writer(path)
 
 
 def load_embeddings(path: Path) -> Embeddings:
-    """Read what `save_embeddings` wrote, and bring the embeddings to length 1.
+    """Read a file that `save_embeddings` or another program wrote, and normalize the embeddings to length 1.
 
     Raises:
-        DataError: it is no such file.
+        DataError: the file cannot be read, lacks a column, or its columns do not fit together.
     """
     try:
         embedding, name, label = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path)
     except DataError:
         raise
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        said = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise DataError(f"{path}: not a file of embeddings ({said})") from error
-    whole = embedding.ndim == 2 and len(embedding) == len(name) == len(label) and len(name)
-    if not whole or not np.isfinite(embedding).all():
+        raise DataError(f"{path}: not a file of embeddings ({error_reason(error)})") from error
+    fits = embedding.ndim == 2 and len(embedding) == len(name) == len(label) and len(name)
+    if not fits or not np.isfinite(embedding).all():
         raise DataError(
-            f"{path}: {len(name):,} names and embeddings of shape {embedding.shape} do not go together"
+            f"{path}: {len(name):,} names, {len(label):,} labels and embeddings of shape {embedding.shape}; expected "
+            "one name, one label and one row of finite numbers for each image"
         )
-    length = np.linalg.norm(embedding, axis=1, keepdims=True)
-    return Embeddings(np.asarray(embedding / np.maximum(length, 1e-12), np.float32), name, label)
+    return Embeddings(l2_normalize(embedding), name, label)
 
 
 def _writer(path: Path) -> Callable[[BinaryIO, Embeddings], None]:
     if path.suffix == ".npz":
         return _write_npz
     if path.suffix == ".parquet":
-        _arrow(path)
+        _import_pyarrow(path)
         return _write_parquet
-    raise DataError(f"{path}: embeddings are written as {' or '.join(SUFFIXES)}")
+    raise DataError(f"{path}: unknown suffix of a file of embeddings; use {' or '.join(SUFFIXES)}")
 
 
-def _write_npz(file: BinaryIO, found: Embeddings) -> None:
-    np.savez(file, embedding=found.embedding, name=np.array(list(found.name)), label=found.label)
+def _write_npz(file: BinaryIO, embeddings: Embeddings) -> None:
+    names = np.array(list(embeddings.name))
+    np.savez(file, embedding=embeddings.embedding, name=names, label=embeddings.label)
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
-    with np.load(path, allow_pickle=False) as found:
-        return np.asarray(found["embedding"], np.float32), found["name"].tolist(), found["label"]
+    with np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays["embedding"], np.float32), arrays["name"].tolist(), arrays["label"]
 
 
-def _write_parquet(file: BinaryIO, found: Embeddings) -> None:
+def _write_parquet(file: BinaryIO, embeddings: Embeddings) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    flat = pa.array(np.ascontiguousarray(found.embedding, np.float32).ravel())
+    flat = pa.array(np.ascontiguousarray(embeddings.embedding, np.float32).ravel())
     columns = {
-        "name": pa.array(list(found.name), pa.string()),
-        "label": pa.array(found.label.astype(np.int64)),
-        "embedding": pa.FixedSizeListArray.from_arrays(flat, found.embedding.shape[1]),
+        "name": pa.array(list(embeddings.name), pa.string()),
+        "label": pa.array(embeddings.label.astype(np.int64)),
+        "embedding": pa.FixedSizeListArray.from_arrays(flat, embeddings.embedding.shape[1]),
     }
     pyarrow.parquet.write_table(pa.table(columns), file)
 
 
 def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
-    pa = _arrow(path)
+    pa = _import_pyarrow(path)
     import pyarrow.parquet
 
     try:
-        # Without threads: pyarrow's, still idle when the interpreter ends, now and then abort the process.
+        # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
         with path.open("rb") as file:
             parquet = pyarrow.parquet.ParquetFile(file)
             table = parquet.read(columns=["name", "label", "embedding"], use_threads=False).combine_chunks()
@@ -123,9 +127,9 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
     return np.asarray(embedding, np.float32), table["name"].to_pylist(), table["label"].to_numpy()
 
 
-def _arrow(path: Path) -> Any:
+def _import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise DataError(f"{path}: needs pyarrow: install facetrain[parquet]") from error
+        raise DataError(f"{path}: .parquet files need pyarrow: install facetrain[parquet]") from error
     return pyarrow

@@ -1,4 +1,4 @@
-"""Score one model, or two, on some sets: what `facetrain eval` does."""
+"""Evaluation of one model, or of two in comparison, on several sets: the function behind `facetrain eval`."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ from facetrain.verify.verifier import evaluation_mode
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the sets say of a model, and of how it differs from another."""
+    """Results of a model on all sets, and its differences to another model."""
 
     description: str
+    """Architecture and origin of the model, for the reader."""
     results: dict[str, Result]
-    """By the name of the set; IJB's 1:N protocol adds `_1n` to it."""
-    targets: dict[str, EvaluationSet]
-    """The sets by name; the images of the hardest pairs are theirs."""
+    """Results by the name of the set; IJB's 1:N protocol is `NAME_1n`. Empty on all ranks but the leader."""
+    sets: dict[str, EvaluationSet]
+    """The sets by name: the report shows the images of the hardest pairs."""
     is_leader: bool
-    """Whether this rank is the one to tell the results."""
+    """True on the rank that has the results."""
     against: str = ""
-    """What the other model is."""
+    """Description of the other model; empty without one."""
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """Differences to the other model by set and metric."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return all numbers."""
-        found: dict[str, Any] = {
+        """Return all metrics of all sets."""
+        content: dict[str, Any] = {
             "description": self.description,
             "sets": {name: result.as_json() for name, result in self.results.items()},
         }
         if self.against:
-            found["against"] = self.against
-            found["differences"] = {
+            content["against"] = self.against
+            content["differences"] = {
                 name: {metric: difference.as_json() for metric, difference in by_metric.items()}
                 for name, by_metric in self.differences.items()
             }
-        return found
+        return content
 
 
 def evaluate(
@@ -67,26 +69,36 @@ def evaluate(
     bf16: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Evaluation:
-    """Return the results on every set, beside another model's where one is given; a model is a path, or open.
+    """Evaluate a model on every set, and compare it with the model `against` if that is given.
 
-    Under torchrun all ranks share the embedding, and the leader has the results. `tables` gives the CSV
-    by which a set of pairs is sliced. `workers` decode on each rank, by default as many as it has cores.
-    `progress` hears how many images are embedded, and of how many.
+    Under torchrun all ranks share the embedding, and the leader has the results.
+
+    Args:
+        model: a path that `open_model` reads, or an open model.
+        targets: paths or names in `data_dir`, see `open_evaluation_set`.
+        data_dir: folder of the sets that are given by name.
+        against: path of the other model.
+        tables: slice tables (CSV) by the name of the set of pairs.
+        options: options of the protocols.
+        device: `cpu`, `cuda` or `auto`.
+        batch_size: images per forward pass on each rank.
+        workers: decoding threads on each rank; by default the cores of the machine divided by its ranks.
+        bf16: run the network in bfloat16 autocast.
+        progress: called on the leader with its embedded images of a set and their total.
 
     Raises:
-        ModelError: a model cannot be opened.
+        ModelError: a model cannot be opened, or an embedding is not finite.
         PairsError: a set cannot be read.
-        DataError: a table does not fit its set.
-        UsageError: a table is given for a set that is not evaluated, or has no pairs of its own.
+        DataError: a slice table does not fit its set.
+        UsageError: a slice table is given for a set that is not evaluated, or is not a set of pairs.
     """
     with join(device) as world:
-        models = [_opened(each, world) for each in (model, against) if each is not None]
-        sets = {found.name: found for found in open_evaluation_sets(targets, data_dir)}
-        read = _read_tables(sets, tables or {})
-        score = partial(
-            _score,
+        models = [_open(each, world) for each in (model, against) if each is not None]
+        sets = {one.name: one for one in open_evaluation_sets(targets, data_dir)}
+        evaluate_model = partial(
+            _evaluate_model,
             sets,
-            read,
+            _read_tables(sets, tables or {}),
             options or Options(),
             world,
             batch_size=batch_size,
@@ -94,19 +106,19 @@ def evaluate(
             bf16=bf16,
             progress=progress if world.is_leader else None,
         )
-        description, results = score(models[0])
+        description, results = evaluate_model(models[0])
         if against is None:
             return Evaluation(description, results, sets, world.is_leader)
-        other, others = score(models[1])
+        other_description, others = evaluate_model(models[1])
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
-        return Evaluation(description, results, sets, world.is_leader, other, differences)
+        return Evaluation(description, results, sets, world.is_leader, other_description, differences)
 
 
-def _opened(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
+def _open(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
     return open_model(model, world.device) if isinstance(model, Path) else model
 
 
-def _score(
+def _evaluate_model(
     sets: dict[str, EvaluationSet],
     tables: dict[str, SliceTable],
     options: Options,
@@ -140,9 +152,10 @@ def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str, Path]) -> d
     for name, path in paths.items():
         target = sets.get(name)
         if not isinstance(target, PairSet):
-            there = ", ".join(other for other, found in sets.items() if isinstance(found, PairSet))
+            pair_sets = ", ".join(other for other, one in sets.items() if isinstance(one, PairSet))
             raise UsageError(
-                f"{path}: is for {name}, which is no set of pairs here; there are {there or 'none'}"
+                f"{path}: slice table of {name!r}, which is not one of the evaluated sets of pairs: "
+                f"{pair_sets or 'none'}"
             )
         tables[name] = read_slice_table(path, len(target.same))
     return tables

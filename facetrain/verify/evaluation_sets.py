@@ -1,4 +1,4 @@
-"""From the name of a set to the set, whatever its protocol."""
+"""Evaluation sets of every protocol, opened by path or by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from facetrain.errors import PairsError
 from facetrain.verify.ijb import IjbSet, is_ijb, open_ijb
-from facetrain.verify.pair_set import PairSet, load_pair_set
+from facetrain.verify.pair_set import PairSet, load_pair_set, require_distinct_names
 from facetrain.verify.search_sets import (
     DistractorSet,
     SearchSet,
@@ -21,15 +21,17 @@ EvaluationSet = PairSet | IjbSet | SearchSet | DistractorSet
 
 
 def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
-    """Open a set by its path or by its name in a folder: a .bin, or a folder laid out as IJB, TinyFace or MegaFace.
+    """Open a `.bin` file, or a folder in the layout of IJB, TinyFace or MegaFace.
+
+    `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
 
     Raises:
-        PairsError: there is none, or it is not what its layout says.
+        PairsError: there is no such set, or it does not have the layout of its protocol.
     """
-    # A name means a set of the folder: images that lie in ./lfw do not stand in the way of lfw.bin.
-    named = Path(target).name == target and (folder / f"{target}.bin").is_file()
+    # A name prefers the .bin file of the data folder: a folder ./lfw of images must not hide lfw.bin.
+    is_bin_name = Path(target).name == target and (folder / f"{target}.bin").is_file()
     for path in (Path(target), folder / target, folder / target.upper()):
-        if named or not path.is_dir():
+        if is_bin_name or not path.is_dir():
             continue
         name = path.name.lower()
         if is_ijb(path):
@@ -39,20 +41,18 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
         if is_megaface(path):
             return open_megaface(path, name)
         raise PairsError(
-            f"{path}: a folder that is none of IJB (meta/ with lists), TinyFace (Gallery_Match/, Probe/) "
-            "and MegaFace (probes/, distractors/); docs/evaluation.md shows each"
+            f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
+            "(Gallery_Match/, Probe/) or MegaFace (probes/, distractors/), see docs/evaluation.md"
         )
     return load_pair_set(target, folder)
 
 
 def open_evaluation_sets(targets: Iterable[str], folder: Path) -> list[EvaluationSet]:
-    """Open several sets, which must have different names.
+    """Open several sets.
 
     Raises:
         PairsError: as `open_evaluation_set`, or two sets have the same name.
     """
     sets = [open_evaluation_set(target, folder) for target in targets]
-    names = [found.name for found in sets]
-    if len(set(names)) < len(names):
-        raise PairsError(f"two sets have the same name: {', '.join(sorted(names))}")
+    require_distinct_names([one.name for one in sets])
     return sets

@@ -1,4 +1,4 @@
-"""What a result looks like: curves, scores, folds. Needs matplotlib (facetrain[plot])."""
+"""Figures of a result: ROC, DET, score histogram, thresholds of the folds. Needs matplotlib (facetrain[plot])."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GENUINE, _IMPOSTOR, _MARK = "#1b6ca8", "#c8553d", "#555555"
-_OF_PAIRS = ("false accept rate", "true accept rate", "false reject rate")
-_OF_SEARCHES = tuple(
+_PAIR_RATES = ("false accept rate", "true accept rate", "false reject rate")
+_SEARCH_RATES = tuple(
     f"{kind} identification rate" for kind in ("false positive", "true positive", "false negative")
 )
 
 
 def require_matplotlib() -> None:
-    """Refuse to draw where nothing can be drawn with.
+    """Check that matplotlib is installed.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -34,7 +34,7 @@ def require_matplotlib() -> None:
 
 
 def result_figures(result: Result) -> dict[str, Figure]:
-    """Draw what a result has: `roc`, `det`, `scores`, `folds`.
+    """Return the figures that a result has data for: `roc`, `det`, `scores`, `folds`.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -42,27 +42,28 @@ def result_figures(result: Result) -> dict[str, Figure]:
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    wrong, right, missed = _OF_SEARCHES if result.protocol == "identification" else _OF_PAIRS
+    rates = _SEARCH_RATES if result.protocol == "identification" else _PAIR_RATES
+    false_accept, true_accept, false_reject = rates
     drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
-        "roc": (result.curve, lambda axes, found: _draw_roc(axes, found, wrong, right)),
-        "det": (result.curve, lambda axes, found: _draw_det(axes, found, wrong, missed)),
-        "scores": (result.histogram, lambda axes, found: _draw_scores(axes, found, result.threshold)),
+        "roc": (result.curve, lambda axes, curve: _draw_roc(axes, curve, false_accept, true_accept)),
+        "det": (result.curve, lambda axes, curve: _draw_det(axes, curve, false_accept, false_reject)),
+        "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result.threshold)),
         "folds": (result.folds, _draw_folds),
     }
     figures = {}
-    for name, (found, draw) in drawers.items():
-        if found is not None:
-            # Not pyplot's: those live until they are closed, and ask for a screen.
+    for name, (data, draw) in drawers.items():
+        if data is not None:
+            # Figure, not pyplot.figure: pyplot keeps every figure in memory until it is closed, and may need a display.
             figures[name] = Figure(figsize=(5, 3.6), dpi=120, layout="constrained")
             axes = figures[name].subplots()
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
-            draw(axes, found)
+            draw(axes, data)
     return figures
 
 
 def figure_images(result: Result) -> dict[str, np.ndarray]:
-    """Return the figures of a result as pixels, uint8 (H, W, 3); without matplotlib, none."""
+    """Return the figures of a result as pixels, uint8 (H, W, 3) by name; empty if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
@@ -75,47 +76,51 @@ def figure_images(result: Result) -> dict[str, np.ndarray]:
     return images
 
 
-def _draw_roc(axes: Any, curve: Roc, across: str, up: str) -> None:
+def _draw_roc(axes: Any, curve: Roc, xlabel: str, ylabel: str) -> None:
     points = thin_curve(curve)
     axes.step(points["far"], points["tar"], where="post", color=_GENUINE)
-    axes.set(xscale="log", xlim=(_lowest(curve), 1), ylim=(_least(points, curve) - 0.02, 1.005))
-    axes.set(title="ROC", xlabel=across, ylabel=up)
+    lowest_tar = float(np.interp(_min_far(curve), points["far"], points["tar"]))
+    axes.set(xscale="log", xlim=(_min_far(curve), 1), ylim=(lowest_tar - 0.02, 1.005))
+    axes.set(title="ROC", xlabel=xlabel, ylabel=ylabel)
 
 
-def _draw_det(axes: Any, curve: Roc, across: str, up: str) -> None:
+def _draw_det(axes: Any, curve: Roc, xlabel: str, ylabel: str) -> None:
+    """Draw the detection error tradeoff curve: false rejects over false accepts (ISO/IEC 19795-1)."""
     points = thin_curve(curve)
     rejected = 1 - np.array(points["tar"])
-    told = rejected > 0
-    axes.step(np.array(points["far"])[told], rejected[told], where="post", color=_GENUINE)
-    axes.plot([_lowest(curve), 1], [_lowest(curve), 1], color=_MARK, linestyle=":", label="equal error")
-    axes.set(xscale="log", yscale="log", xlim=(_lowest(curve), 1))
-    axes.set(title="DET", xlabel=across, ylabel=up)
+    # A logarithmic axis cannot show 0.
+    visible = rejected > 0
+    axes.step(np.array(points["far"])[visible], rejected[visible], where="post", color=_GENUINE)
+    axes.plot([_min_far(curve), 1], [_min_far(curve), 1], color=_MARK, linestyle=":", label="equal error")
+    axes.set(xscale="log", yscale="log", xlim=(_min_far(curve), 1))
+    axes.set(title="DET", xlabel=xlabel, ylabel=ylabel)
     axes.legend(frameon=False, loc="upper left")
 
 
-def _draw_scores(axes: Any, found: Histogram, threshold: dict[str, float]) -> None:
+def _draw_scores(axes: Any, scores: Histogram, threshold: dict[str, float]) -> None:
     for label, count, color in (
-        ("genuine", found.genuine, _GENUINE),
-        ("impostor", found.impostor, _IMPOSTOR),
+        ("genuine", scores.genuine, _GENUINE),
+        ("impostor", scores.impostor, _IMPOSTOR),
     ):
-        # Shares, not counts: of impostors there may be a thousand times as many.
+        # Shares, not counts: a set may have a thousand times as many impostor pairs as genuine pairs.
         share = count / max(count.sum(), 1)
-        axes.stairs(share, found.edge, fill=True, alpha=0.6, color=color, label=f"{label} ({count.sum():,})")
+        axes.stairs(share, scores.edge, fill=True, alpha=0.6, color=color, label=f"{label} ({count.sum():,})")
     if "eer" in threshold:
         axes.axvline(threshold["eer"], color=_MARK, linestyle="--", label="equal error")
-    filled = np.flatnonzero(found.genuine + found.impostor)
+    filled = np.flatnonzero(scores.genuine + scores.impostor)
     if len(filled):
-        axes.set_xlim(found.edge[filled[0]] - 0.02, found.edge[filled[-1] + 1] + 0.02)
+        axes.set_xlim(scores.edge[filled[0]] - 0.02, scores.edge[filled[-1] + 1] + 0.02)
     axes.set(title="Scores", xlabel="cosine similarity", ylabel="share of pairs")
     axes.legend(frameon=False, loc="upper center")
 
 
-def _draw_folds(axes: Any, found: FoldAccuracy) -> None:
-    fold = np.arange(1, len(found.accuracy_F) + 1)
-    cosine_F = 1 - found.threshold_F / 2
+def _draw_folds(axes: Any, folds: FoldAccuracy) -> None:
+    fold = np.arange(1, len(folds.accuracy_F) + 1)
+    # Squared distance d of unit vectors to cosine: 1 − d / 2.
+    cosine_F = 1 - folds.threshold_F / 2
     axes.plot(fold, cosine_F, "o", color=_GENUINE)
     axes.axhline(cosine_F.mean(), color=_MARK, linestyle="--", label=f"mean {cosine_F.mean():.3f}")
-    for x, threshold, accuracy in zip(fold, cosine_F, found.accuracy_F, strict=True):
+    for x, threshold, accuracy in zip(fold, cosine_F, folds.accuracy_F, strict=True):
         label = axes.annotate(
             f"{accuracy:.1%}", (x, threshold), (0, 6), textcoords="offset points", ha="center", size=7
         )
@@ -126,10 +131,6 @@ def _draw_folds(axes: Any, found: FoldAccuracy) -> None:
     axes.legend(frameon=False, loc="lower right")
 
 
-def _lowest(curve: Roc) -> float:
+def _min_far(curve: Roc) -> float:
+    """Return the left end of the FAR axis: the smallest rate that the set can measure, at most 0.1."""
     return 1 / max(curve.impostors, 10)
-
-
-def _least(points: dict[str, list[float]], curve: Roc) -> float:
-    """Return the lowest true accept rate that the axis shows."""
-    return float(np.interp(_lowest(curve), points["far"], points["tar"]))

@@ -1,6 +1,11 @@
-"""The 10-fold accuracy that LFW-style numbers are published as."""
+"""10-fold accuracy, the metric of LFW, CFP, AgeDB, CALFW and CPLFW.
 
-# P pairs   T thresholds   F folds   S subjects   R draws of them
+The protocol is the unrestricted setting of Huang et al., "Labeled Faces in the Wild", 2007: each fold is
+scored at the threshold that is best on the other nine. The threshold grid and the split into folds are those
+of InsightFace's `verification.py`, which the published numbers come from.
+"""
+
+# P pairs   T thresholds   F folds   S subjects   R draws of subjects
 
 from __future__ import annotations
 
@@ -8,49 +13,56 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
 
+FOLDS = 10
 THRESHOLDS = np.arange(0, 4, 0.01)
-"""The grid of the published numbers, on squared distances of unit embeddings, which lie in [0, 4]."""
+"""InsightFace's grid of thresholds on the squared distance of unit embeddings, which is in [0, 4]."""
 
 
 @dataclass(frozen=True)
 class FoldAccuracy:
-    """Accuracy of each fold at the threshold that was best on the others."""
+    """Accuracy and threshold of each fold; the threshold is the best one on the other folds."""
 
     accuracy_F: np.ndarray
+    """Share of correct decisions, float64 (F,)."""
     threshold_F: np.ndarray
+    """Squared distance, float64 (F,)."""
 
     @property
     def mean(self) -> float:
-        """The number that is published."""
+        """Mean accuracy of the folds: the published number."""
         return float(self.accuracy_F.mean())
 
     @property
     def std(self) -> float:
-        """Its spread over the folds."""
+        """Standard deviation of the accuracy over the folds, with divisor F as in the published code."""
         return float(self.accuracy_F.std())
 
 
 @dataclass(frozen=True)
 class GridRoc:
-    """The curve that the published code draws: rates at each threshold of the grid, averaged over the folds."""
+    """ROC as InsightFace computes it: rates at each threshold of the grid, averaged over the folds."""
 
     threshold_T: np.ndarray
-    """A pair is accepted if its squared distance is below this."""
+    """Squared distances. A pair is accepted if its squared distance is below the threshold."""
     tpr_T: np.ndarray
+    """True accept rate, float64 (T,)."""
     fpr_T: np.ndarray
+    """False accept rate, float64 (T,)."""
 
 
 class FoldSearch:
-    """The search for each fold's threshold on the other folds, for all thresholds and many draws of subjects at once.
+    """Search for the best threshold of each fold, over all thresholds and many draws of subjects at once.
 
-    A pair with squared distance d is accepted from the first threshold above d on. So the right decisions
-    at all thresholds are one cumulative sum over the grid: it starts from the impostors of the fold, all
-    rejected, and each cell of the grid adds its genuine pairs and takes its impostors away.
+    A pair with squared distance d is accepted from the first threshold above d. The number of correct
+    decisions at all thresholds is therefore a cumulative sum over the grid: it begins with the impostor pairs
+    of the fold, all rejected; each step adds the genuine pairs and subtracts the impostor pairs that the next
+    threshold accepts. The published code repeats a pass over all pairs for every threshold and fold.
 
     Raises:
-        ValueError: fewer pairs than folds.
+        ValueError: there are fewer pairs than folds.
     """
 
     def __init__(
@@ -61,69 +73,70 @@ class FoldSearch:
         first_P: np.ndarray,
         second_P: np.ndarray,
     ) -> None:
-        """Take the pairs, and the subject of either side."""
+        """Sort squared distances float (P,), labels bool (P,) and the subject ids of both sides, int (P,)."""
         if len(distance_P) < folds:
             raise ValueError(f"{len(distance_P)} pairs cannot be split into {folds} folds")
         fold_P = np.repeat(np.arange(folds), _fold_sizes(len(distance_P), folds))
         width = len(THRESHOLDS) + 1
-        cell_P = fold_P * width + np.searchsorted(THRESHOLDS, distance_P, side="right")
+        block_P = fold_P * width + np.searchsorted(THRESHOLDS, distance_P, side="right")
         self._shape = (folds, width)
         self._genuine, self._impostors = (
-            PairBlocks(cell_P[kind], folds * width, first_P[kind], second_P[kind])
+            PairBlocks(block_P[kind], folds * width, first_P[kind], second_P[kind])
             for kind in (same_P, ~same_P)
         )
 
     def accepted(self, drawn_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many genuine and impostor pairs lie below each threshold: (R, F, T + 1), the last all."""
+        """Return the numbers of accepted genuine and impostor pairs at each threshold, (R, F, T + 1) each.
+
+        The last entry is the number of all pairs of the fold.
+        """
         genuine, impostors = (
-            np.cumsum(kind.sums(drawn_RS).reshape(-1, *self._shape), axis=2)
+            np.cumsum(kind.counts(drawn_RS).reshape(-1, *self._shape), axis=2)
             for kind in (self._genuine, self._impostors)
         )
         return genuine, impostors
 
     def accuracy(self, drawn_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the accuracy and the threshold of every fold in every draw: (R, F) each.
+        """Return the accuracy and the threshold of every fold in every draw: float64 (R, F) each.
 
-        The threshold is the first of the grid with the highest accuracy on the other folds. A fold of
-        which nothing was drawn has accuracy NaN.
+        The threshold is the first of the grid with the highest accuracy on the other folds. The accuracy is
+        NaN for a fold without pairs in the draw.
         """
         genuine, impostors = self.accepted(drawn_RS)
-        right = (genuine + impostors[:, :, -1:] - impostors)[:, :, :-1]
-        best = np.argmax(right.sum(1, keepdims=True) - right, axis=2)
+        correct = (genuine + impostors[:, :, -1:] - impostors)[:, :, :-1]
+        best = np.argmax(correct.sum(1, keepdims=True) - correct, axis=2)
         size = genuine[:, :, -1] + impostors[:, :, -1]
-        hits = np.take_along_axis(right, best[:, :, None], axis=2)[:, :, 0]
+        hits = np.take_along_axis(correct, best[:, :, None], axis=2)[:, :, 0]
         accuracy = np.divide(hits, size, out=np.full(size.shape, np.nan), where=size > 0)
         return accuracy, THRESHOLDS[best]
 
 
 def squared_distances(embedding: np.ndarray) -> np.ndarray:
-    """Return the squared distance of rows 2i and 2i+1 after bringing all to length 1: (2P, D) -> (P,)."""
-    unit = embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+    """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> (P,)."""
+    unit = l2_normalize(embedding)
     return np.square(unit[0::2] - unit[1::2]).sum(1)
 
 
-def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = 10) -> FoldAccuracy:
-    """Score pairs by the protocol of LFW's unrestricted setting, as InsightFace computes it.
-
-    The pairs are split into consecutive folds. A pair counts as of one person if its distance is
-    below the threshold, which is the first of the grid with the highest accuracy on the other folds.
+def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) -> FoldAccuracy:
+    """Return the accuracy of consecutive folds for squared distances float (P,) and labels bool (P,).
 
     Raises:
-        ValueError: fewer pairs than folds.
+        ValueError: there are fewer pairs than folds.
     """
-    whole = np.zeros(len(same_P), np.int64)
-    accuracy, threshold = FoldSearch(distance_P, same_P, folds, whole, whole).accuracy(every_subject_once())
+    subject_P = np.zeros(len(same_P), np.int64)
+    search = FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
+    accuracy, threshold = search.accuracy(every_subject_once())
     return FoldAccuracy(accuracy[0], threshold[0])
 
 
-def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = 10) -> GridRoc:
-    """Return InsightFace's curve: a fold that has no pairs of a kind counts as 0, as there.
+def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) -> GridRoc:
+    """Return InsightFace's ROC on the grid. A fold without genuine, or impostor, pairs counts as rate 0, as there.
 
     Raises:
-        ValueError: fewer pairs than folds.
+        ValueError: there are fewer pairs than folds.
     """
-    whole = np.zeros(len(same_P), np.int64)
-    accepted = FoldSearch(distance_P, same_P, folds, whole, whole).accepted(every_subject_once())
+    subject_P = np.zeros(len(same_P), np.int64)
+    accepted = FoldSearch(distance_P, same_P, folds, subject_P, subject_P).accepted(every_subject_once())
     tpr_T, fpr_T = ((kind / np.maximum(kind[:, :, -1:], 1))[0, :, :-1].mean(0) for kind in accepted)
     return GridRoc(THRESHOLDS, tpr_T, fpr_T)
 

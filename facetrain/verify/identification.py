@@ -1,6 +1,15 @@
-"""Searching a gallery: whether those who are in it are found, and those who are not stay unknown."""
+"""1:N identification: search in a gallery, its metrics, and the top-k search of `facetrain search`.
 
-# Q probes   G gallery entries   D embedding   S subjects   R draws of them   K ranks
+The terms are those of NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 2019) and ISO/IEC 19795-1:
+
+    mated probe          the gallery has an entry of the probe's person, its mate
+    nonmated probe       it has none
+    rank-k rate          share of mated probes with a mate among the k entries of the highest similarity
+    FPIR                 share of nonmated probes with an entry at or above the threshold
+    TPIR = 1 − FNIR      share of mated probes with a mate at or above the threshold
+"""
+
+# Q probes   q probes of one block   G gallery entries   D embedding   S subjects   R draws of them   K results
 
 from __future__ import annotations
 
@@ -16,69 +25,93 @@ from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 5, 10, 20)
 FPIRS = (1e-1, 1e-2)
-_AT_ONCE = 1 << 24
-"""Similarities held at once: 64 MiB."""
+"""False positive identification rates at which TPIR is reported; IJB-B and IJB-C report these two."""
+_MAX_SIMILARITIES = 1 << 24
+"""Largest number of similarities in memory at once: 64 MiB of float32."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How every probe fared in one gallery."""
+    """Outcome of the search of every probe in one gallery."""
 
     subject_Q: np.ndarray
-    """Whose each probe is, by a number from 0 on."""
+    """Subject id of each probe, int (Q,) from 0."""
     mated_Q: np.ndarray
-    """Whether the gallery has the probe's person."""
+    """True if the gallery has the person of the probe, bool (Q,)."""
     rank_Q: np.ndarray
-    """How many entries of others are at least as alike as the best one of the probe's own person; 0 is best."""
+    """Number of entries of other people at least as similar as the best mate, int (Q,); 0 is the best rank."""
     mate_Q: np.ndarray
-    """Similarity of the best entry of the own person; −inf where there is none."""
+    """Similarity of the best mate, float (Q,); −inf for a nonmated probe."""
     other_Q: np.ndarray
-    """Similarity of the best entry of another."""
+    """Similarity of the best entry of another person, float (Q,)."""
 
     @property
     def curve(self) -> Roc | None:
-        """TPIR over FPIR, or None where all probes are mated, or none is.
+        """TPIR (`tar`) over FPIR (`far`), or None if there are no mated or no nonmated probes.
 
-        FPIR is the share of probes without a mate that find somebody at a threshold, TPIR the share of those
-        with one whose mate reaches it, wherever it ranks (1 − FNIR of NIST's FRVT 1:N, NISTIR 8271).
+        A mate that reaches the threshold counts at any rank: TPIR is 1 − FNIR(N, R, T) of NISTIR 8271 with
+        the rank limit R equal to the gallery size N.
         """
         return roc(self.score_Q, self.mated_Q)
 
     @property
     def score_Q(self) -> np.ndarray:
-        """What is held against the threshold: the mate where there is one, else the most alike."""
+        """Similarity that is compared with the threshold: of the best mate, or of the best entry if nonmated."""
         return np.where(self.mated_Q, self.mate_Q, self.other_Q)
 
 
 def search(
     probe_QD: np.ndarray, probe_subject_Q: np.ndarray, gallery_GD: np.ndarray, gallery_subject_G: np.ndarray
 ) -> Search:
-    """Compare unit embeddings of probes with those of a gallery; subject −1 is of nobody who is sought."""
-    found = [
-        _search(similarity_qG, probe_subject_Q[part], gallery_subject_G)
-        for part, similarity_qG in _blocks(probe_QD, gallery_GD)
+    """Compare unit embeddings of probes, float (Q, D), with those of a gallery, float (G, D).
+
+    Subjects are ids, int (Q,) and (G,). A gallery entry with subject −1 is the mate of no probe.
+    """
+    outcomes = [
+        _rank_mates(similarity_qG, probe_subject_Q[block], gallery_subject_G)
+        for block, similarity_qG in _similarity_blocks(probe_QD, gallery_GD)
     ]
-    rank, mate, other = (np.concatenate(column) for column in zip(*found, strict=True))
+    rank, mate, other = (np.concatenate(column) for column in zip(*outcomes, strict=True))
     return Search(probe_subject_Q, np.isfinite(mate), rank, mate, other)
 
 
-def _search(
+def _rank_mates(
     similarity_qG: np.ndarray, subject_q: np.ndarray, gallery_subject_G: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rank, best mate and best other entry of each probe, (q,) each. Overwrites `similarity_qG`."""
     probe, entry = np.nonzero(subject_q[:, None] == gallery_subject_G)
     mate_q = np.full(len(subject_q), -np.inf, similarity_qG.dtype)
     np.maximum.at(mate_q, probe, similarity_qG[probe, entry])
     similarity_qG[probe, entry] = -np.inf
-    # Of one that is as alike as the mate nobody can say that it ranks behind.
+    # `>=`: an entry of another person with the same similarity counts as ranked before the mate. The order of
+    # ties would otherwise decide, and a network that maps all images to one point would have rank 1.
     rank_q = np.count_nonzero(similarity_qG >= mate_q[:, None], axis=1)
     return rank_q, mate_q, similarity_qG.max(1)
 
 
-def _blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    step = max(1, _AT_ONCE // max(len(gallery_GD), 1))
+def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield slices of the probes with their similarities to the whole gallery, float (q, G)."""
+    step = max(1, _MAX_SIMILARITIES // max(len(gallery_GD), 1))
     for start in range(0, len(probe_QD), step):
-        part = slice(start, start + step)
-        yield part, probe_QD[part] @ gallery_GD.T
+        block = slice(start, start + step)
+        yield block, probe_QD[block] @ gallery_GD.T
+
+
+def top_k(probe_QD: np.ndarray, gallery_GD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gallery rows with the highest cosine similarity to each probe, best first, and the cosines.
+
+    The embeddings have length 1. The result is int64 (Q, K) and float32 (Q, K); K is `count`, or the size of
+    the gallery if that is smaller.
+    """
+    kept = min(count, len(gallery_GD))
+    entry_QK = np.empty((len(probe_QD), kept), np.int64)
+    cosine_QK = np.empty((len(probe_QD), kept), np.float32)
+    for block, cosine_qG in _similarity_blocks(probe_QD, gallery_GD):
+        best_qK = np.argpartition(-cosine_qG, kept - 1, axis=1)[:, :kept]
+        order_qK = np.argsort(-np.take_along_axis(cosine_qG, best_qK, 1), axis=1, kind="stable")
+        entry_QK[block] = np.take_along_axis(best_qK, order_qK, 1)
+        cosine_QK[block] = np.take_along_axis(cosine_qG, entry_QK[block], 1)
+    return entry_QK, cosine_QK
 
 
 def identification_result(
@@ -89,14 +122,16 @@ def identification_result(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Result:
-    """Return the share of mated probes found within each rank, and TPIR at each FPIR.
+    """Return `rankK` for each rank and `tpir@FPIR` for each of `FPIRS`, with their intervals.
 
-    Of several galleries each number is the mean; the curve is the first one's.
+    With several galleries (IJB has two), each metric is the mean over the galleries, and the curve is that of
+    the first. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
+    keeps the galleries.
     """
     result = Result("identification", {"probes": float(len(searches[0].subject_Q))}, subjects=subjects)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
-    for far in FPIRS:
-        _add_open_set(result, searches, far)
+    for fpir in FPIRS:
+        _add_tpir(result, searches, fpir)
     result.curve = searches[0].curve
     for rank in ranks:
         hits = [
@@ -104,48 +139,49 @@ def identification_result(
             for search in searches
         ]
         result.metrics[f"rank{rank}"] = float(np.mean(hits))
-    add_replicates(result, _replicates(searches, subjects, ranks, result, replicates, seed))
+    add_replicates(result, _bootstrap_searches(searches, subjects, ranks, result, replicates, seed))
     return result
 
 
-def _add_open_set(result: Result, searches: list[Search], far: float) -> None:
-    name = f"tpir@{far:.0e}"
+def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
+    name = f"tpir@{fpir:.0e}"
     curves = [search.curve for search in searches]
-    rates = [None if curve is None else tar_at_far(curve, far) for curve in curves]
+    rates = [None if curve is None else tar_at_far(curve, fpir) for curve in curves]
     known = [rate for rate in rates if rate is not None]
     result.metrics[name] = float(np.mean(known)) if len(known) == len(rates) else None
     if result.metrics[name] is None:
-        unmated = min(int((~search.mated_Q).sum()) for search in searches)
+        nonmated = min(int((~search.mated_Q).sum()) for search in searches)
         result.needs[name] = (
-            f"needs {round(1 / far):,} probes whose person the gallery lacks; there are {unmated:,}"
+            f"needs {round(1 / fpir):,} probes whose person is not in the gallery; there are {nonmated:,}"
         )
 
 
-def _replicates(
+def _bootstrap_searches(
     searches: list[Search], subjects: int, ranks: tuple[int, ...], result: Result, replicates: int, seed: int
 ) -> dict[str, np.ndarray]:
-    told = [far for far in FPIRS if result.metrics[f"tpir@{far:.0e}"] is not None]
-    found: dict[str, list[np.ndarray]] = {}
+    measured_fpirs = [fpir for fpir in FPIRS if result.metrics[f"tpir@{fpir:.0e}"] is not None]
+    chunks: dict[str, list[np.ndarray]] = {}
+    # A search is one comparison of a subject with itself: both sides of the "pair" are the probe's subject.
     curves = [
         bootstrap.WeightedCurve(search.score_Q, search.mated_Q, search.subject_Q, search.subject_Q)
         for search in searches
-        if told
+        if measured_fpirs
     ]
-    for drawn_RS in bootstrap.draw_subjects(
-        subjects, replicates, pairs=len(searches[0].subject_Q), seed=seed
-    ):
-        for number, rate_R in _rank_rates(searches, drawn_RS, ranks).items():
-            found.setdefault(f"rank{number}", []).append(rate_R)
+    draws = bootstrap.draw_subjects(subjects, replicates, pairs=len(searches[0].subject_Q), seed=seed)
+    for drawn_RS in draws:
+        for rank, rate_R in _bootstrap_ranks(searches, drawn_RS, ranks).items():
+            chunks.setdefault(f"rank{rank}", []).append(rate_R)
         rates = [curve.rates(drawn_RS) for curve in curves]
-        for far in told:
-            rate_R = np.mean([bootstrap.true_accept_rates(*rate, far) for rate in rates], axis=0)
-            found.setdefault(f"tpir@{far:.0e}", []).append(rate_R)
-    return {name: np.concatenate(part) for name, part in found.items()}
+        for fpir in measured_fpirs:
+            rate_R = np.mean([bootstrap.true_accept_rates(*rate, fpir) for rate in rates], axis=0)
+            chunks.setdefault(f"tpir@{fpir:.0e}", []).append(rate_R)
+    return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
 
 
-def _rank_rates(
+def _bootstrap_ranks(
     searches: list[Search], drawn_RS: np.ndarray, ranks: tuple[int, ...]
 ) -> dict[int, np.ndarray]:
+    """Return the rank-k rate in each draw, the mean over the galleries: (R,) by rank."""
     drawn = drawn_RS.astype(np.float64)
     subjects = drawn.shape[1]
     rates: dict[int, list[np.ndarray]] = {rank: [] for rank in ranks}
@@ -158,26 +194,3 @@ def _rank_rates(
                 np.divide(drawn @ hit_S, probes_R, out=np.full(len(drawn), np.nan), where=probes_R > 0)
             )
     return {rank: np.mean(rate, axis=0) for rank, rate in rates.items()}
-
-
-_AT_ONCE = 1 << 24
-"""Similarities held at once: 64 MiB."""
-
-
-def top_k(probe_QD: np.ndarray, gallery_GD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the gallery that are most alike, best first, and their cosine: (Q, K) each.
-
-    Embeddings have length 1; K is `count`, or the gallery's size where that is less.
-    """
-    kept = min(count, len(gallery_GD))
-    entry_QK = np.empty((len(probe_QD), kept), np.int64)
-    cosine_QK = np.empty((len(probe_QD), kept), np.float32)
-    step = max(1, _AT_ONCE // max(len(gallery_GD), 1))
-    for start in range(0, len(probe_QD), step):
-        part = slice(start, start + step)
-        cosine_qG = probe_QD[part] @ gallery_GD.T
-        best_qK = np.argpartition(-cosine_qG, kept - 1, axis=1)[:, :kept]
-        order_qK = np.argsort(-np.take_along_axis(cosine_qG, best_qK, 1), axis=1, kind="stable")
-        entry_QK[part] = np.take_along_axis(best_qK, order_qK, 1)
-        cosine_QK[part] = np.take_along_axis(cosine_qG, entry_QK[part], 1)
-    return entry_QK, cosine_QK

@@ -1,12 +1,14 @@
-"""IJB-B and IJB-C as InsightFace hands them out: `meta/` with the official lists, `loose_crop/` with the faces.
+"""IJB-B and IJB-C in InsightFace's layout: `meta/` with the lists, `loose_crop/` with the images.
 
     meta/ijbc_face_tid_mid.txt          image template medium
     meta/ijbc_name_5pts_score.txt       image x1 y1 … x5 y5 score     the same images in the same order
     meta/ijbc_template_pair_label.txt   template template 1|0
-    meta/ijbc_1N_gallery_G1.csv, …G2    TEMPLATE_ID,SUBJECT_ID,…        a line per image or frame
+    meta/ijbc_1N_gallery_G1.csv, …G2    TEMPLATE_ID,SUBJECT_ID,…        one line per image or frame
     meta/ijbc_1N_probe_mixed.csv        TEMPLATE_ID,SUBJECT_ID,…
 
-IJB-B's files begin with `ijbb`, and its galleries end in S1 and S2. The 1:N files may be missing.
+The files of IJB-B begin with `ijbb`, and its galleries end in S1 and S2. The 1:N files are optional.
+The protocols are those of Whitelam et al., "IARPA Janus Benchmark-B face dataset", 2017, and Maze et al.,
+"IARPA Janus Benchmark-C: face dataset and protocol", 2018.
 """
 
 # N images   P pairs   T templates
@@ -23,50 +25,59 @@ import numpy as np
 
 from facetrain.data.align import align
 from facetrain.errors import PairsError
+from facetrain.files import error_reason
 from facetrain.verify.lazy_files import LazyFiles
 
 
 @dataclass(frozen=True)
 class TemplateSubjects:
-    """Templates and whose they are: int (T,) each, ascending by template."""
+    """Templates of a gallery or of the probes, with their subjects."""
 
     template: np.ndarray
+    """Template ids, int (T,) ascending."""
     subject: np.ndarray
+    """Subject number of each template, int (T,)."""
 
 
 @dataclass(frozen=True)
 class IjbSet:
-    """The lists of one of the two sets, and where its images lie."""
+    """Lists of IJB-B or IJB-C, and the folder of the images."""
 
     name: str
     images: Path
+    """Folder of the loose crops."""
     names: list[str]
+    """File names of the N images."""
     landmarks: np.ndarray
-    """float32 (N, 5, 2), in pixels of the loose crop."""
+    """Five landmarks of each face in pixels of the loose crop, float32 (N, 5, 2)."""
     detection: np.ndarray
-    """The detector's score of each image, float32 (N,)."""
+    """Detector score of each image, float32 (N,)."""
     template: np.ndarray
+    """Template id of each image, int64 (N,)."""
     medium: np.ndarray
+    """Medium id of each image, int64 (N,)."""
     first: np.ndarray
-    """Templates of the pairs, int (P,)."""
     second: np.ndarray
+    """Template ids of the pairs of the 1:1 protocol, int64 (P,)."""
     same: np.ndarray
+    """True for a genuine pair, bool (P,)."""
     galleries: dict[str, TemplateSubjects]
-    """The galleries of the 1:N protocol, by the end of their file's name."""
+    """Galleries of the 1:N protocol by the end of the file name, such as `G1`."""
     probes: TemplateSubjects | None
+    """Mixed probes of the 1:N protocol; None if the list does not exist."""
 
     @property
     def encoded(self) -> Sequence[bytes]:
-        """The loose crops, each read when it is asked for."""
+        """Encoded loose crops, read from disk on access."""
         return LazyFiles([self.images / name for name in self.names])
 
-    def crop(self, image: np.ndarray, number: int, size: int) -> np.ndarray:
-        """Align the face of a loose crop."""
-        return align(image, self.landmarks[number], size)
+    def crop(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
+        """Align the face of loose crop `index`: uint8 (H, W, 3) -> uint8 (size, size, 3)."""
+        return align(image, self.landmarks[index], size)
 
 
 def is_ijb(folder: Path) -> bool:
-    """Whether a folder has the lists of IJB-B or IJB-C."""
+    """Return whether a folder has the lists of IJB-B or IJB-C."""
     return any((folder / "meta").glob("*_face_tid_mid.txt"))
 
 
@@ -74,7 +85,7 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
     """Read the lists of IJB-B or IJB-C.
 
     Raises:
-        PairsError: a list is missing or wrong; the message has the file, and the line where it can.
+        PairsError: a list is missing or damaged; the message names the file and, if possible, the line.
     """
     meta = folder / "meta"
     faces = next(iter(sorted(meta.glob("*_face_tid_mid.txt"))), meta / f"{name}_face_tid_mid.txt")
@@ -83,12 +94,15 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
     names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11)
     if names != listed:
         at = next((i for i, pair in enumerate(zip(names, listed, strict=False)) if len(set(pair)) > 1), None)
-        where = f"line {at + 1}" if at is not None else f"{len(names):,} and {len(listed):,} lines"
-        raise PairsError(f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt list other images: {where}")
+        place = f"line {at + 1}" if at is not None else f"{len(listed):,} and {len(names):,} lines"
+        raise PairsError(
+            f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt must list the same images in the same "
+            f"order, but differ: {place}"
+        )
     pairs = read_pair_list(meta / f"{prefix}_template_pair_label.txt")
     template = template_medium[:, 0].astype(np.int64)
     _check_known(template, pairs[:, :2], meta / f"{prefix}_template_pair_label.txt")
-    galleries, probes = _rosters(meta, prefix, template)
+    galleries, probes = _read_one_to_many(meta, prefix, template)
     return IjbSet(
         name=name,
         images=folder / "loose_crop",
@@ -106,41 +120,52 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
 
 
 def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
-    """Read lines of a name and some numbers: the names, float64 (N, numbers)."""
+    """Read lines of a file name and `numbers` numbers; return the names and float64 (N, numbers)."""
     names: list[str] = []
     rows: list[list[str]] = []
     for number, line in enumerate(_text(path).splitlines(), start=1):
-        name, *rest = line.split()
-        if len(rest) != numbers:
-            raise PairsError(f"{path}, line {number}: {len(rest)} numbers after the name, not {numbers}")
-        names.append(name)
-        rows.append(rest)
+        words = line.split()
+        if len(words) != 1 + numbers:
+            raise PairsError(
+                f"{path}, line {number}: expected a file name and {numbers} numbers, found {len(words)} words"
+            )
+        names.append(words[0])
+        rows.append(words[1:])
     try:
         return names, np.array(rows, dtype=np.float64).reshape(-1, numbers)
     except ValueError as error:
-        raise PairsError(f"{path}: {error}") from None
+        raise PairsError(f"{path}: a number cannot be read: {error}") from None
 
 
 def read_pair_list(path: Path) -> np.ndarray:
-    """Read lines of two templates and a label, int64 (P, 3); IJB-C has 15.7 million."""
+    """Read lines of two template ids and a label: int64 (P, 3).
+
+    IJB-C has 15.7 million lines: np.fromfile reads them in seconds, Python code would take minutes.
+
+    Raises:
+        PairsError: the file does not exist, or a line is not of this form.
+    """
     _require(path)
     with warnings.catch_warnings():
-        # What is no number ends the reading with no more than a warning.
+        # np.fromfile stops at text that is not a number, with nothing but this warning.
         warnings.simplefilter("error", DeprecationWarning)
         try:
             flat = np.fromfile(path, dtype=np.int64, sep=" ")
         except (ValueError, DeprecationWarning):
             flat = np.empty(1, np.int64)
     if len(flat) % 3 or not len(flat):
-        raise PairsError(f"{path}{_first_wrong(path)}: not `template template 1` nor `template template 0`")
+        raise PairsError(
+            f"{path}{_first_wrong(path)}: expected `template template label` with integers and the label 0 or 1"
+        )
     pairs_P3 = flat.reshape(-1, 3)
     if not np.isin(pairs_P3[:, 2], (0, 1)).all():
         at = int(np.flatnonzero((pairs_P3[:, 2] != 0) & (pairs_P3[:, 2] != 1))[0])
-        raise PairsError(f"{path}, line {at + 1}: the label is {pairs_P3[at, 2]}, neither 1 nor 0")
+        raise PairsError(f"{path}, line {at + 1}: the label is {pairs_P3[at, 2]}, expected 0 or 1")
     return pairs_P3
 
 
 def _first_wrong(path: Path) -> str:
+    """Return the place of the first damaged line for an error message; empty if no line is damaged."""
     for number, line in enumerate(_text(path).splitlines(), start=1):
         words = line.split()
         if len(words) != 3 or not all(word.lstrip("-").isdigit() for word in words):
@@ -148,37 +173,43 @@ def _first_wrong(path: Path) -> str:
     return ""
 
 
-def _rosters(
+def _read_one_to_many(
     meta: Path, prefix: str, template: np.ndarray
 ) -> tuple[dict[str, TemplateSubjects], TemplateSubjects | None]:
     start = f"{prefix}_1N_gallery_"
     galleries = {
-        path.stem.removeprefix(start): _roster(path, template) for path in sorted(meta.glob(f"{start}*.csv"))
+        path.stem.removeprefix(start): _read_template_subjects(path, template)
+        for path in sorted(meta.glob(f"{start}*.csv"))
     }
     probes = meta / f"{prefix}_1N_probe_mixed.csv"
-    return galleries, _roster(probes, template) if galleries and probes.is_file() else None
+    return galleries, _read_template_subjects(probes, template) if galleries and probes.is_file() else None
 
 
-def _roster(path: Path, template: np.ndarray) -> TemplateSubjects:
+def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubjects:
     rows = list(csv.reader(_text(path).splitlines()))[1:]
     try:
-        owner = {int(row[0]): int(row[1]) for row in rows if row}
-    except (ValueError, IndexError) as error:
-        raise PairsError(f"{path}: a line does not begin with TEMPLATE_ID,SUBJECT_ID ({error})") from None
-    ids = np.array(sorted(owner), np.int64)
+        subject_of = {int(row[0]): int(row[1]) for row in rows if row}
+    except (ValueError, IndexError, csv.Error) as error:
+        raise PairsError(
+            f"{path}: every line must begin with TEMPLATE_ID,SUBJECT_ID as integers ({error})"
+        ) from None
+    ids = np.array(sorted(subject_of), np.int64)
     _check_known(template, ids, path)
-    return TemplateSubjects(ids, np.array([owner[int(number)] for number in ids], np.int64))
+    return TemplateSubjects(ids, np.array([subject_of[int(number)] for number in ids], np.int64))
 
 
-def _check_known(template: np.ndarray, asked: np.ndarray, path: Path) -> None:
-    unknown = np.setdiff1d(asked, template)
+def _check_known(template: np.ndarray, listed: np.ndarray, path: Path) -> None:
+    """Check that every listed template has an image."""
+    unknown = np.setdiff1d(listed, template)
     if len(unknown):
-        raise PairsError(f"{path}: {len(unknown):,} templates have no image, among them {unknown[0]}")
+        raise PairsError(
+            f"{path}: {len(unknown):,} templates have no image, among them template {unknown[0]}"
+        )
 
 
 def _require(path: Path) -> None:
     if not path.is_file():
-        raise PairsError(f"{path}: there is no such list; docs/evaluation.md says which files the set needs")
+        raise PairsError(f"{path}: no such file; docs/evaluation.md lists the files of the set")
 
 
 def _text(path: Path) -> str:
@@ -186,4 +217,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PairsError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise PairsError(f"{path}: {error_reason(error)}") from error

@@ -1,4 +1,6 @@
-"""Embeddings of images wherever they lie, with their names."""
+"""Embedding of images from any input: an image, a folder, a dataset, a `.rec` or a `.bin`."""
+
+# N images   D embedding
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
+from facetrain.files import error_reason, os_errors_as
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.verify.embedder import ImageEmbedder, autocast
 from facetrain.verify.embedding_files import Embeddings
+from facetrain.verify.normalization import l2_normalize
 
 _DATASET_FILES = frozenset({".rec", ".yaml", ".yml"}) | LIST_SUFFIXES
-_IN_MEMORY = 1 << 16
-"""Embeddings that are held in memory: 128 MiB of 512 numbers each. Where there are more, they go to a file."""
+_CHUNK = 1 << 16
+"""Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
 T = TypeVar("T")
 
 
@@ -39,42 +43,41 @@ def embed_input(
     bf16: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Embeddings:
-    """Embed an image, a folder of images, a dataset, a .rec or a .bin; `progress` hears how far it has come.
+    """Return the unit embeddings of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
-    Many embeddings lie in a scratch file that is mapped into memory.
+    More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
+    called with the number of embedded images and their total.
 
     Raises:
-        DataError: there is nothing that can be embedded, or no room for the scratch file.
+        ModelError: the model cannot be opened.
+        DataError: the input cannot be read, or the disk has no space for the temporary file.
     """
-    pictures, names, labels = read_input(input)
+    images, names, labels = read_input(input)
     with join(device) as world:
         opened = open_model(model, world.device)
         embedding = _embed(
-            opened,
-            pictures,
-            str(input),
-            world,
-            flip=flip,
-            batch_size=batch_size,
-            bf16=bf16,
-            progress=progress,
+            opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress
         )
     return Embeddings(embedding, names, labels)
 
 
 def embed_image_files(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
-    """Return the unit embeddings of image files, float32 (N, D)."""
-    pictures = [_bytes_of(path) for path in paths]
+    """Return the unit embeddings of a few image files, with flip: float32 (N, D).
+
+    Raises:
+        ModelError: the model cannot be opened.
+        DataError: an image cannot be read.
+    """
+    images = [_read_image_file(path) for path in paths]
     with join(device) as world:
         opened = open_model(model, world.device)
-        return _embed(
-            opened, pictures, " and ".join(map(str, paths)), world, flip=True, batch_size=len(paths)
-        )
+        name = " and ".join(map(str, paths))
+        return _embed(opened, images, name, world, flip=True, batch_size=len(paths))
 
 
 def _embed(
     opened: EmbeddingModel,
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     name: str,
     world: World,
     *,
@@ -83,7 +86,8 @@ def _embed(
     bf16: bool = False,
     progress: ProgressCallback | None = None,
 ) -> np.ndarray:
-    count, start = len(pictures), 0
+    """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file."""
+    count, start = len(images), 0
     embedder = ImageEmbedder(
         opened.network,
         opened.image_size,
@@ -92,53 +96,56 @@ def _embed(
         workers=usable_cores(),
         prepare=opened.prepare,
         autocast=autocast(world.device, bf16),
+        # `start` is the variable of the loop below: the callback adds the chunks that are finished.
         progress=(lambda done, _: progress(start + done, count)) if progress else None,
     )
-    whole: np.ndarray | None = None
-    for start in range(0, count, _IN_MEMORY):
-        stretch = range(start, min(start + _IN_MEMORY, count))
-        part = _unit(embedder.embed(pictures, name=name, flip=flip, indices=stretch))
-        if len(part) == count:
-            return part
-        if whole is None:
-            whole = spill_buffer((count, part.shape[1]), np.float32)
-        whole[start : stretch.stop] = part
-    assert whole is not None, "no images"
-    return whole
-
-
-def _unit(embedding: np.ndarray) -> np.ndarray:
-    length = np.linalg.norm(embedding, axis=1, keepdims=True)
-    return np.asarray(embedding / np.maximum(length, 1e-12), np.float32)
+    embedding_ND: np.ndarray | None = None
+    for start in range(0, count, _CHUNK):
+        indices = range(start, min(start + _CHUNK, count))
+        chunk = l2_normalize(embedder.embed(images, name=name, flip=flip, indices=indices))
+        if len(chunk) == count:
+            return chunk
+        if embedding_ND is None:
+            embedding_ND = spill_buffer((count, chunk.shape[1]), np.float32)
+        embedding_ND[start : indices.stop] = chunk
+    assert embedding_ND is not None, "no images"
+    return embedding_ND
 
 
 def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
-    """Return the encoded images of an image, folder, dataset, .rec or .bin, their names and labels (−1: none).
+    """Return the encoded images of an input, their names, and their labels, int (N,), −1 for no label.
 
-    Images and names of a dataset are read and made when they are asked for.
+    The images and names of a dataset are read on access.
+
+    Raises:
+        DataError: the input does not exist or cannot be read.
     """
     if input.suffix == ".bin":
         images, _ = read_bin(input)
-        return images, [f"{input.name}:{number}" for number in range(len(images))], np.full(len(images), -1)
-    flat = _flat_images(input)
-    if flat:
-        return [_bytes_of(path) for path in flat], [path.name for path in flat], np.full(len(flat), -1)
+        return images, [f"{input.name}:{index}" for index in range(len(images))], np.full(len(images), -1)
+    files = _image_files(input)
+    if files:
+        return [_read_image_file(path) for path in files], [p.name for p in files], np.full(len(files), -1)
     if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
-        records = input.suffix == ".rec" and input.is_file()
-        source = RecordDataset(input.parent, name=input.name) if records else open_dataset(input)
+        is_record_file = input.suffix == ".rec" and input.is_file()
+        source = RecordDataset(input.parent, name=input.name) if is_record_file else open_dataset(input)
         count = source.num_images
-        pictures, names = _OnDemand(count, source.read), _OnDemand(count, source.location)
-        return pictures, names, np.asarray(source.labels, np.int64)
-    return [_bytes_of(input)], [input.name], np.array([-1])
+        return (
+            _LazySequence(count, source.read),
+            _LazySequence(count, source.location),
+            np.asarray(source.labels, np.int64),
+        )
+    return [_read_image_file(input)], [input.name], np.array([-1])
 
 
-def _flat_images(input: Path) -> list[Path]:
-    entries = input.iterdir() if input.is_dir() else ()
+def _image_files(folder: Path) -> list[Path]:
+    """Return the images directly in a folder; a dataset has them in one subfolder per identity instead."""
+    entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-class _OnDemand(Sequence[T]):
-    """Items that are made when they are asked for, one by its number at a time."""
+class _LazySequence(Sequence[T]):
+    """Sequence whose items a function computes on access. Slices are not supported."""
 
     def __init__(self, count: int, item: Callable[[int], T]) -> None:
         self._count, self._item = count, item
@@ -146,35 +153,33 @@ class _OnDemand(Sequence[T]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: Any) -> Any:
-        if not 0 <= number < self._count:
-            raise IndexError(number)
-        return self._item(number)
+    def __getitem__(self, index: Any) -> Any:
+        # Iteration over a Sequence ends at the first IndexError.
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._item(index)
 
 
-def _bytes_of(path: Path) -> bytes:
-    try:
+def _read_image_file(path: Path) -> bytes:
+    with os_errors_as(DataError, path):
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
 
 
 def spill_buffer(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-    """Return an array of zeros in a file without a name, in TMPDIR; it is gone with the last reference.
+    """Return an array of zeros in an unnamed file in TMPDIR. The file disappears with the last reference.
 
     Raises:
-        DataError: there is no room for it.
+        DataError: the disk has too little space.
     """
-    array = np.empty((0,), dtype)
-    size = int(np.prod(shape)) * array.itemsize
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
         with tempfile.TemporaryFile() as file:
             if hasattr(os, "posix_fallocate"):
-                # Asked for now: memory mapped from a full disk ends the process when it is written.
+                # Reserve the space now: a write to mapped memory on a full disk ends the process with SIGBUS.
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))
             return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
     except OSError as error:
         raise DataError(
-            f"{tempfile.gettempdir()}: no room for {size:,} bytes of scratch ({error.strerror or error}); "
-            "free some, or set TMPDIR to a folder on another disk"
+            f"{tempfile.gettempdir()}: cannot reserve {size:,} bytes for the embeddings ({error_reason(error)}); "
+            "free some space, or set TMPDIR to a folder on another disk"
         ) from error

@@ -1,4 +1,4 @@
-"""The bytes of many files, each read when it is asked for."""
+"""Contents of many files as a sequence that reads each file on access."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import PairsError
+from facetrain.files import os_errors_as
 
 
 class LazyFiles(Sequence[bytes]):
-    """A list of files that reads as a list of their bytes."""
+    """Bytes of files, one item per path. Millions of images are never in memory together."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -18,14 +19,12 @@ class LazyFiles(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, number: Any) -> Any:
-        """Return one file's bytes.
+    def __getitem__(self, index: Any) -> Any:
+        """Return the bytes of one file.
 
         Raises:
-            PairsError: it cannot be read.
+            PairsError: the file cannot be read.
         """
-        path = self.paths[number]
-        try:
+        path = self.paths[index]
+        with os_errors_as(PairsError, path):
             return path.read_bytes()
-        except OSError as error:
-            raise PairsError(f"{path}: {error.strerror or error}") from error

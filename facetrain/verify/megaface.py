@@ -1,6 +1,10 @@
-"""MegaFace's protocol: a person's other image searched among up to a million strangers."""
+"""MegaFace protocol: each probe is searched with one mate among up to a million distractors.
 
-# Q probes   N distractors   D embedding   M pairs of a probe and its mate   Z sizes   R draws of subjects
+Kemelmacher-Shlizerman et al., "The MegaFace benchmark: 1 million faces for recognition at scale", 2016.
+"""
+
+# Q probes   N distractors   D embedding   M ordered pairs of a probe and its mate   Z gallery sizes
+# K kept distractors   S subjects   H hit rates   R draws of subjects
 
 from __future__ import annotations
 
@@ -13,12 +17,13 @@ from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 10)
-_AT_ONCE = 1 << 24
-"""Similarities held at once: 64 MiB."""
+"""Ranks that MegaFace reports."""
+_MAX_SIMILARITIES = 1 << 24
+"""Largest number of similarities in memory at once: 64 MiB of float32."""
 
 
 def distractor_counts(distractors: int) -> list[int]:
-    """Return the sizes of gallery that are told: 10, 100, … and all."""
+    """Return the gallery sizes that are reported: 10, 100, 1000 and so on, and all distractors."""
     powers = [10**power for power in range(1, 10) if 10**power < distractors]
     return [*powers, distractors]
 
@@ -31,75 +36,85 @@ def megaface_result(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Result:
-    """Search every image of a person with every other one as the only mate among distractors.
+    """Return the rank-1 and rank-10 rate for each gallery size, with intervals over subjects.
 
-    The protocol of Kemelmacher-Shlizerman et al., "The MegaFace benchmark", 2016: `rank1` is the share
-    of searches whose mate comes before all distractors, `rank1@1000` that among the first 1000 of them.
-    Embeddings have length 1.
+    Every ordered pair of two images of one person is one search: the first is the probe, the second its only
+    mate in a gallery of distractors. `rank1` is the share of searches whose mate is more similar than all
+    distractors; `rank1@1000` the share among the first 1000 distractors.
+
+    Args:
+        probe_QD: unit embeddings of the probes, float32 (Q, D).
+        subject_Q: subject id of each probe, int (Q,) from 0 without gaps.
+        distractor_ND: unit embeddings of the distractors, float32 (N, D), in random order.
+        replicates: bootstrap draws of subjects; 0 gives no intervals.
+        seed: seed of the draws.
     """
     mates = mate_pairs(subject_Q)
     sizes = distractor_counts(len(distractor_ND))
-    rank_ZM = count_closer_distractors(probe_QD, distractor_ND, mates, sizes)
-    owner_M = subject_Q[mates[0]]
+    closer_ZM = count_closer_distractors(probe_QD, distractor_ND, mates, sizes)
+    subject_M = subject_Q[mates[0]]
     subjects = int(subject_Q.max()) + 1
-    result = Result("distractors", {"searches": float(len(owner_M))}, subjects=subjects)
+    result = Result("distractors", {"searches": float(len(subject_M))}, subjects=subjects)
     result.metrics["distractors"] = float(len(distractor_ND))
     hits = {
-        f"rank{rank}" if size == sizes[-1] else f"rank{rank}@{size}": rank_ZM[row] < rank
+        f"rank{rank}" if size == sizes[-1] else f"rank{rank}@{size}": closer_ZM[row] < rank
         for row, size in enumerate(sizes)
         for rank in RANKS
     }
     result.metrics |= {name: float(hit_M.mean()) for name, hit_M in hits.items()}
-    count_S = np.bincount(owner_M, minlength=subjects)
+    count_S = np.bincount(subject_M, minlength=subjects)
     hit_SH = np.stack(
-        [np.bincount(owner_M, weights=hit, minlength=subjects) for hit in hits.values()], axis=1
+        [np.bincount(subject_M, weights=hit_M, minlength=subjects) for hit_M in hits.values()], axis=1
     )
-    drawn = bootstrap.draw_subjects(subjects, replicates, pairs=subjects, seed=seed)
-    rates = [_rates(drawn_RS.astype(np.float64), count_S, hit_SH) for drawn_RS in drawn]
+    draws = bootstrap.draw_subjects(subjects, replicates, pairs=subjects, seed=seed)
+    rates = [_hit_rates(drawn_RS.astype(np.float64), count_S, hit_SH) for drawn_RS in draws]
     if rates:
         add_replicates(result, dict(zip(hits, np.concatenate(rates).T, strict=True)))
     return result
 
 
-def _rates(drawn_RS: np.ndarray, count_S: np.ndarray, hit_SH: np.ndarray) -> np.ndarray:
+def _hit_rates(drawn_RS: np.ndarray, count_S: np.ndarray, hit_SH: np.ndarray) -> np.ndarray:
+    """Return each hit rate in each draw: float64 (R, H), NaN for a draw without searches."""
     count_R1 = (drawn_RS @ count_S)[:, None]
     hit_RH = drawn_RS @ hit_SH
     return np.divide(hit_RH, count_R1, out=np.full(hit_RH.shape, np.nan), where=count_R1 > 0)
 
 
 def mate_pairs(subject_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return every ordered pair of two images of one subject: int (M,) twice."""
+    """Return all ordered pairs of two images of one subject as indices of probe and mate: int (M,) each."""
     order = np.argsort(subject_Q, kind="stable")
-    runs = np.split(order, np.flatnonzero(np.diff(subject_Q[order])) + 1)
-    probe = [np.repeat(run, len(run) - 1) for run in runs]
-    mate = [np.concatenate([np.delete(run, at) for at in range(len(run))]) for run in runs]
+    groups = np.split(order, np.flatnonzero(np.diff(subject_Q[order])) + 1)
+    probe = [np.repeat(group, len(group) - 1) for group in groups]
+    mate = [np.concatenate([np.delete(group, at) for at in range(len(group))]) for group in groups]
     return np.concatenate(probe), np.concatenate(mate)
 
 
 def count_closer_distractors(
     probe_QD: np.ndarray, distractor_ND: np.ndarray, mates: tuple[np.ndarray, np.ndarray], sizes: list[int]
 ) -> np.ndarray:
-    """Return how many of the first `size` distractors are at least as alike as the mate: int (Z, M).
+    """Return how many of the first `size` distractors are at least as similar as the mate: int (Z, M).
 
-    Counting ends at the largest of `RANKS`: only a probe's most alike distractors are kept.
+    Counts stop at the largest of `RANKS`: only that many best distractors of each probe are kept, so the
+    memory does not grow with the number of distractors.
     """
     probe_M, mate_M = mates
     similarity_M = np.einsum("md,md->m", probe_QD[probe_M], probe_QD[mate_M])
-    nearest_QK = np.full((len(probe_QD), max(RANKS)), -np.inf, np.float32)
-    ranks = []
-    for start, past in _parts(len(probe_QD), sizes):
-        similarity = np.concatenate([nearest_QK, probe_QD @ distractor_ND[start:past].T], axis=1)
-        nearest_QK = np.partition(similarity, -max(RANKS), axis=1)[:, -max(RANKS) :]
-        if past in sizes:
-            ranks.append(np.count_nonzero(nearest_QK[probe_M] >= similarity_M[:, None], axis=1))
-    return np.stack(ranks)
+    best_QK = np.full((len(probe_QD), max(RANKS)), -np.inf, np.float32)
+    counts = []
+    for start, end in _distractor_ranges(len(probe_QD), sizes):
+        similarity = np.concatenate([best_QK, probe_QD @ distractor_ND[start:end].T], axis=1)
+        best_QK = np.partition(similarity, -max(RANKS), axis=1)[:, -max(RANKS) :]
+        if end in sizes:
+            counts.append(np.count_nonzero(best_QK[probe_M] >= similarity_M[:, None], axis=1))
+    return np.stack(counts)
 
 
-def _parts(probes: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
-    step = max(1, _AT_ONCE // max(probes, 1))
+def _distractor_ranges(probes: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of distractors that fit in memory with all probes; every size is the end of one."""
+    step = max(1, _MAX_SIMILARITIES // max(probes, 1))
     start = 0
     for size in sizes:
         while start < size:
-            past = min(start + step, size)
-            yield start, past
-            start = past
+            end = min(start + step, size)
+            yield start, end
+            start = end

@@ -1,4 +1,4 @@
-"""Two models on one set: whether the difference is more than chance."""
+"""Paired comparison of two models on one evaluation set."""
 
 # R draws of subjects
 
@@ -15,17 +15,17 @@ from facetrain.verify.result import Interval, Result
 
 @dataclass(frozen=True)
 class Difference:
-    """One number of two models."""
+    """One metric of two models, with the significance of the difference."""
 
     first: float
     second: float
     interval: Interval
-    """Of first − second."""
+    """95 % interval of `first − second`."""
     p: float
-    """How often a difference as far from 0 would come by chance if there were none; two-sided."""
+    """Two-sided p-value of the hypothesis that the difference is 0."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, and the difference."""
+        """Return the fields and the difference."""
         return {
             "first": self.first,
             "second": self.second,
@@ -36,14 +36,14 @@ class Difference:
 
 
 def compare_results(first: Result, second: Result) -> dict[str, Difference]:
-    """Compare two models on the same draws of the same subjects, number by number.
+    """Compare two models on the same bootstrap draws, metric by metric.
 
-    What makes a set hard makes it hard for both, so the difference moves less than either number, and
-    overlapping intervals of the two decide nothing. The p-value is twice the share of draws on the other
-    side of 0, each counted with the set itself (Davison and Hinkley, "Bootstrap methods and their
-    application", 1997, section 4.4).
+    A set that is hard for one model is usually hard for the other, so the paired difference varies less than
+    either metric: overlapping intervals of two models do not show that they are equal. The p-value is twice
+    the share of draws on the other side of 0, with one added to both counts (Davison and Hinkley, "Bootstrap
+    methods and their application", 1997, section 4.4).
     """
-    found = {}
+    differences = {}
     for name in first.replicates:
         one, other = first.metrics.get(name), second.metrics.get(name)
         if one is None or other is None or name not in second.replicates:
@@ -52,10 +52,10 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
             low, high = np.quantile(gap_R, [(1 - bootstrap.LEVEL) / 2, (1 + bootstrap.LEVEL) / 2])
-            found[name] = Difference(one, other, (float(low), float(high)), _two_sided(gap_R))
-    return found
+            differences[name] = Difference(one, other, (float(low), float(high)), _two_sided_p(gap_R))
+    return differences
 
 
-def _two_sided(gap_R: np.ndarray) -> float:
+def _two_sided_p(gap_R: np.ndarray) -> float:
     tail = min(np.count_nonzero(gap_R <= 0), np.count_nonzero(gap_R >= 0))
     return min(1.0, 2 * (tail + 1) / (len(gap_R) + 1))

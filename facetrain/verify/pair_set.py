@@ -1,4 +1,4 @@
-"""Verification sets: images two by two, and whether each pair shows one person."""
+"""Verification sets of image pairs, read from `.bin` files."""
 
 from __future__ import annotations
 
@@ -14,42 +14,50 @@ from facetrain.errors import PairsError
 
 @dataclass(frozen=True)
 class PairSet:
-    """A verification set; images 2i and 2i+1 are pair i."""
+    """Encoded images in pairs with labels; images 2i and 2i+1 are pair i."""
 
     name: str
     images: list[bytes]
     same: np.ndarray
-    """bool (pairs,)"""
+    """True for a pair of one person, bool (pairs,)."""
     subject: np.ndarray | None = None
-    """Who is in each image, int (images,) from 0 without gaps, where something tells."""
+    """Subject id of each image, int (2 × pairs,) from 0 without gaps; None if unknown."""
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
-    """Read a .bin set by its path, or by its name in a folder.
+    """Read a `.bin` set, given by its path or by its name in `folder`.
 
     Raises:
-        PairsError: there is none, with the names that there are; or it is not such a set.
+        PairsError: the file does not exist (the message lists the sets of the folder), or is not a `.bin` set.
     """
     path = Path(target)
     if path.suffix != ".bin":
         path = folder / f"{target}.bin"
     if not path.exists():
-        there = sorted(p.stem for p in path.parent.glob("*.bin")) if path.parent.is_dir() else []
-        hint = f"there are {', '.join(there)}" if there else f"{path.parent} holds no .bin files"
+        names = sorted(p.stem for p in path.parent.glob("*.bin")) if path.parent.is_dir() else []
+        hint = f"there are {', '.join(names)}" if names else f"{path.parent} has no .bin files"
         raise PairsError(f"{path}: no such verification set; {hint}")
     images, same = read_bin(path)
     return PairSet(path.stem, images, same)
 
 
-def load_pair_sets(targets: Iterable[str], folder: Path, made: Sequence[PairSet] = ()) -> list[PairSet]:
-    """Read several sets, which must have different names; those that are `made` have no files.
+def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:
+    """Read several sets. A target that is the name of a `generated` set is that set.
 
     Raises:
         PairsError: as `load_pair_set`, or two sets have the same name.
     """
-    by_name = {pairs.name: pairs for pairs in made}
+    by_name = {pairs.name: pairs for pairs in generated}
     sets = [by_name.get(target) or load_pair_set(target, folder) for target in targets]
-    names = [pairs.name for pairs in sets]
-    if len(set(names)) < len(names):
-        raise PairsError(f"two verification sets have the same name: {', '.join(sorted(names))}")
+    require_distinct_names([pairs.name for pairs in sets])
     return sets
+
+
+def require_distinct_names(names: list[str]) -> None:
+    """Check that no two evaluation sets have the same name, because results are stored by name.
+
+    Raises:
+        PairsError: two names are equal.
+    """
+    if len(set(names)) < len(names):
+        raise PairsError(f"two evaluation sets have the same name: {', '.join(sorted(names))}; rename one")

@@ -1,6 +1,6 @@
-"""Each protocol from images to results."""
+"""Protocols: from an evaluation set and a network to results."""
 
-# N images   T templates
+# N images   T templates   P pairs   D embedding
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.identification import Search, identification_result, search
 from facetrain.verify.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.megaface import megaface_result
+from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.roc import threshold_at
@@ -29,7 +30,7 @@ from facetrain.verify.verification import verification_result
 
 
 class BootstrapOptions(TypedDict):
-    """How often the bootstrap draws, and from which seed."""
+    """Keyword arguments of every function that computes bootstrap intervals."""
 
     replicates: int
     seed: int
@@ -37,149 +38,163 @@ class BootstrapOptions(TypedDict):
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of every protocol."""
+    """Options of the protocols."""
 
     replicates: int = REPLICATES
-    """BootstrapOptions of the bootstrap; 0 gives no intervals."""
+    """Bootstrap draws of subjects; 0 gives no intervals."""
     seed: int = 0
+    """Seed of the draws."""
     flip: bool = True
-    """Add the embedding of the mirror image, where the protocol leaves it open. Sets of pairs have both."""
+    """Add the embedding of the mirror image. Sets of pairs always use both, as their protocol prescribes."""
     detection: bool = True
-    """Weight IJB's images by the detector's score."""
+    """Weight the images of IJB by the detector's score."""
     table: SliceTable | None = None
-    """By what a set of pairs is sliced, and who is in its images."""
+    """Slice table of a set of pairs."""
     slice_fmr: float | None = None
-    """Slice at the threshold with this false match rate over all pairs; None for that of the folds."""
+    """FMR over all impostor pairs that defines the threshold of the slices; None for the mean of the folds."""
 
     @property
-    def draws(self) -> BootstrapOptions:
-        """What every bootstrap is told."""
+    def bootstrap(self) -> BootstrapOptions:
+        """Keyword arguments for the bootstrap."""
         return {"replicates": self.replicates, "seed": self.seed}
 
 
 def evaluate_set(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> dict[str, Result]:
-    """Embed a set and return its results by name; IJB's 1:N stands beside its 1:1.
+    """Embed a set and return its results by name; IJB's 1:N protocol is a second result, `NAME_1n`.
 
-    Collective: all ranks embed, the leader alone reckons, and the others return nothing.
+    Collective: all ranks embed. Only the leader computes the metrics, which take minutes and gigabytes for a
+    large set; the other ranks return an empty dict.
 
     Raises:
-        ModelError: the network's embeddings are not finite.
+        ModelError: an embedding is not finite.
     """
-    embedded = _embed(target, embedder, options)
-    for embedding_ND in embedded:
-        wrong = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
-        if len(wrong):
+    embeddings = _embed(target, embedder, options)
+    for embedding_ND in embeddings:
+        bad = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
+        if len(bad):
             raise ModelError(
-                f"{target.name}: the embedding of image {wrong[0]} is not finite; the network has diverged"
+                f"{target.name}: the embedding of image {bad[0]} is not finite; the network has diverged, "
+                "evaluate an earlier checkpoint"
             )
-    # The numbers of a large set take minutes and gigabytes: once, not on every rank.
-    return {} if collectives.rank() else results(target, embedded, options)
+    return {} if collectives.rank() else results_from_embeddings(target, embeddings, options)
 
 
 def _embed(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> tuple[np.ndarray, ...]:
-    summed = partial(embedder.embed, flip=options.flip)
+    embed = partial(embedder.embed, flip=options.flip)
     match target:
         case PairSet():
             return embedder.embed_plain_and_mirrored(target.images, name=target.name)
         case IjbSet():
-            return (summed(target.encoded, name=target.name, crop=target.crop),)
+            return (embed(target.encoded, name=target.name, crop=target.crop),)
         case SearchSet():
-            probes = summed(target.probes, name=f"{target.name} probes")
-            return probes, summed(target.gallery, name=f"{target.name} gallery")
+            probes = embed(target.probes, name=f"{target.name} probes")
+            return probes, embed(target.gallery, name=f"{target.name} gallery")
         case DistractorSet():
-            probes = summed(target.probes, name=f"{target.name} probes")
-            return probes, summed(target.distractors, name=f"{target.name} distractors")
+            probes = embed(target.probes, name=f"{target.name} probes")
+            return probes, embed(target.distractors, name=f"{target.name} distractors")
 
 
-def results(target: EvaluationSet, embedded: tuple[np.ndarray, ...], options: Options) -> dict[str, Result]:
-    """Return the results of a set by name, from its embeddings float32 (N, D) before they are scaled to length 1.
+def results_from_embeddings(
+    target: EvaluationSet, embeddings: tuple[np.ndarray, ...], options: Options
+) -> dict[str, Result]:
+    """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
 
-    Of pairs, those of the images and of their mirror images; of a search, those of the probes and of the
-    gallery or the distractors.
+    The embeddings are those of the images and of the mirror images for a `PairSet`, of all images for an
+    `IjbSet`, of probes and gallery for a `SearchSet`, of probes and distractors for a `DistractorSet`.
     """
     match target:
         case PairSet():
-            return {target.name: _pairs(target, options, *embedded)}
+            return {target.name: _pair_set_result(target, options, *embeddings)}
         case IjbSet():
-            return _ijb(target, options, *embedded)
+            return _ijb_results(target, options, *embeddings)
         case SearchSet():
-            return {target.name: _search_set(target, options, *embedded)}
+            return {target.name: _search_set_result(target, options, *embeddings)}
         case DistractorSet():
-            probe, distractor = map(_unit, embedded)
-            result = megaface_result(probe, target.subject, distractor, **options.draws)
-            result.metrics["excluded_images"] = float(target.noises)
+            probe, distractor = map(l2_normalize, embeddings)
+            result = megaface_result(probe, target.subject, distractor, **options.bootstrap)
+            result.metrics["excluded_images"] = float(target.excluded_images)
             return {target.name: result}
 
 
-def _pairs(pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray) -> Result:
+def _pair_set_result(
+    pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray
+) -> Result:
     if options.table and options.table.subject is not None:
         pairs = replace(pairs, subject=options.table.subject)
-    result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.draws)
+    result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.bootstrap)
     if options.table:
-        threshold = _common_threshold(result, options.slice_fmr)
-        result.groups = slice_groups(scored, options.table.columns, threshold, **options.draws)
+        threshold = _slice_threshold(result, options.slice_fmr)
+        result.groups = slice_groups(scored, options.table.columns, threshold, **options.bootstrap)
     return result
 
 
-def _common_threshold(result: Result, fmr: float | None) -> float:
+def _slice_threshold(result: Result, fmr: float | None) -> float:
+    """Return the cosine threshold that all slices share."""
     if fmr is None or result.curve is None:
-        assert result.folds is not None, "pairs have folds"
+        assert result.folds is not None, "a set of pairs has folds"
+        # The folds use squared distances of unit vectors: cos(a, b) = 1 − |a − b|² / 2.
         return 1 - float(result.folds.threshold_F.mean()) / 2
     return threshold_at(result.curve, fmr)
 
 
-def _ijb(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dict[str, Result]:
+def _ijb_results(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dict[str, Result]:
     weight_N = ijb.detection if options.detection else None
     template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, weight_N)
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
     pairs = ScoredPairs(score_pairs(unit_TD, first, second), ijb.same, first, second, subject)
-    found = {ijb.name: pair_result(pairs, protocol="templates", **options.draws)}
+    results = {ijb.name: pair_result(pairs, protocol="templates", **options.bootstrap)}
     if ijb.probes is not None:
-        searches, subjects = _galleries(template, unit_TD, ijb.galleries, ijb.probes)
-        found[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, **options.draws)
-    return found
+        searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
+        results[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, **options.bootstrap)
+    return results
 
 
 def _template_subjects(
     template: np.ndarray, first: np.ndarray, second: np.ndarray, ijb: IjbSet
 ) -> np.ndarray:
-    """Return whose each template is: what the 1:N lists say, and what genuine pairs connect."""
+    """Return the subject id of each template, int (T,), from the 1:N lists and the genuine pairs.
+
+    The 1:N lists do not contain all templates of the 1:1 pairs. Each template is connected with the next one
+    of the same listed subject, and with its partners in genuine pairs.
+    """
     lists = [*ijb.galleries.values(), *([ijb.probes] if ijb.probes else [])]
     firsts, seconds = [first[ijb.same]], [second[ijb.same]]
     if lists:
-        listed = np.searchsorted(template, np.concatenate([roster.template for roster in lists]))
-        owner = np.concatenate([roster.subject for roster in lists])
-        order = np.argsort(owner, kind="stable")
-        joined = np.diff(owner[order]) == 0
-        firsts.append(listed[order][:-1][joined])
-        seconds.append(listed[order][1:][joined])
-    one, other = np.concatenate(firsts), np.concatenate(seconds)
-    return connected_subjects(one, other, np.ones(len(one), bool), len(template))
+        listed = np.searchsorted(template, np.concatenate([one.template for one in lists]))
+        subject = np.concatenate([one.subject for one in lists])
+        order = np.argsort(subject, kind="stable")
+        same_subject = np.diff(subject[order]) == 0
+        firsts.append(listed[order][:-1][same_subject])
+        seconds.append(listed[order][1:][same_subject])
+    one_side, other_side = np.concatenate(firsts), np.concatenate(seconds)
+    return connected_subjects(one_side, other_side, np.ones(len(one_side), bool), len(template))
 
 
-def _galleries(
+def _search_galleries(
     template: np.ndarray,
     unit_TD: np.ndarray,
     galleries: dict[str, TemplateSubjects],
     probes: TemplateSubjects,
 ) -> tuple[list[Search], int]:
-    everybody = np.concatenate([probes.subject, *(roster.subject for roster in galleries.values())])
-    known = dense_ids(everybody.tolist())
-    probe_subject, start, searches = known[: len(probes.subject)], len(probes.subject), []
-    for roster in galleries.values():
-        subject = known[start : start + len(roster.subject)]
-        start += len(roster.subject)
-        entry_TD = unit_TD[np.searchsorted(template, roster.template)]
+    """Search all probes in each gallery; return the searches and the number of subjects of the probes."""
+    all_subjects = np.concatenate([probes.subject, *(gallery.subject for gallery in galleries.values())])
+    # Probes come first: their ids are then 0 to S − 1, without gaps, as the bootstrap needs them.
+    ids = dense_ids(all_subjects.tolist())
+    probe_subject, start, searches = ids[: len(probes.subject)], len(probes.subject), []
+    for gallery in galleries.values():
+        subject = ids[start : start + len(gallery.subject)]
+        start += len(gallery.subject)
+        entry_TD = unit_TD[np.searchsorted(template, gallery.template)]
         probe_TD = unit_TD[np.searchsorted(template, probes.template)]
         searches.append(search(probe_TD, probe_subject, entry_TD, subject))
     return searches, int(probe_subject.max()) + 1
 
 
-def _search_set(found: SearchSet, options: Options, probe_ND: np.ndarray, gallery_ND: np.ndarray) -> Result:
-    searched = search(_unit(probe_ND), found.probe_subject, _unit(gallery_ND), found.gallery_subject)
-    return identification_result([searched], subjects=int(found.probe_subject.max()) + 1, **options.draws)
-
-
-def _unit(embedding_ND: np.ndarray) -> np.ndarray:
-    return embedding_ND / np.maximum(np.linalg.norm(embedding_ND, axis=1, keepdims=True), 1e-12)
+def _search_set_result(
+    target: SearchSet, options: Options, probe_ND: np.ndarray, gallery_ND: np.ndarray
+) -> Result:
+    probe, gallery = l2_normalize(probe_ND), l2_normalize(gallery_ND)
+    searched = search(probe, target.probe_subject, gallery, target.gallery_subject)
+    subjects = int(target.probe_subject.max()) + 1
+    return identification_result([searched], subjects=subjects, **options.bootstrap)

@@ -1,10 +1,10 @@
-"""What a set says of a model, in a form that every protocol shares: numbers, intervals, curves, the hardest cases."""
+"""Result of one evaluation set, in a form that all protocols share: metrics, intervals, curves, hardest pairs."""
 
-# P pairs   R replicates   H cells of a histogram
+# P pairs   R replicates of the bootstrap
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,92 +13,95 @@ from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.roc import Roc
 
 Interval = tuple[float, float]
-_POINTS = 512
-"""Points of a curve that JSON keeps."""
+_JSON_POINTS = 512
+"""Largest number of points of a curve in the JSON."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Pairs per range of scores, for pairs of one person and of two."""
+    """Numbers of genuine and of impostor pairs per bin of the similarity score."""
 
     edge: np.ndarray
-    """Ascending, one more than cells."""
+    """Edges of the bins, ascending; one more than there are bins."""
     genuine: np.ndarray
     impostor: np.ndarray
 
     def as_json(self) -> dict[str, Any]:
-        """Return the lists."""
+        """Return the arrays as lists."""
         return {name: getattr(self, name).tolist() for name in ("edge", "genuine", "impostor")}
 
 
 @dataclass(frozen=True)
 class HardPair:
-    """A pair that lies far on the wrong side."""
+    """Pair with a score far on the wrong side: a low genuine score or a high impostor score."""
 
     pair: int
-    """Its number in the set."""
+    """Index of the pair in the set."""
     first: int
     second: int
-    """The numbers of its images or templates."""
+    """Indices of its two images or templates."""
     score: float
     """Cosine similarity."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return {"pair": self.pair, "first": self.first, "second": self.second, "score": self.score}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One value of a column, at the threshold that all groups share."""
+    """Error rates of the pairs that share one value of a column of the slice table."""
 
     column: str
     value: str
     metrics: dict[str, float | None]
-    """`accuracy`, `fmr`, `fnmr`, `pairs`, `genuine`, `impostors`."""
+    """`accuracy`, `fmr`, `fnmr`, `pairs`, `genuine`, `impostors`; a rate without pairs is None."""
     interval: dict[str, Interval]
+    """95 % interval of each rate."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers beside their intervals."""
+        """Return the metrics at the top level and the intervals under `intervals`."""
         return {"column": self.column, "value": self.value, **self.metrics, "intervals": self.interval}
 
 
 @dataclass
 class Result:
-    """All that one set says of one model."""
+    """Metrics of one model on one evaluation set."""
 
     protocol: str
-    """`verification`, `templates` or `identification`."""
+    """`verification`, `templates`, `identification` or `distractors`."""
     metrics: dict[str, float | None]
-    """Numbers by name; None where the set is too small for one, and `needs` says what it lacks."""
+    """Metrics by name. None if the set is too small for a metric; `needs` then has the reason."""
     needs: dict[str, str] = field(default_factory=dict)
+    """What the set lacks for each metric that is None."""
     interval: dict[str, Interval] = field(default_factory=dict)
-    """The middle 95 % of each number over the replicates of the bootstrap."""
+    """95 % bootstrap interval of each metric."""
     replicates: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """Each number in every replicate (R,): what a paired test of two models needs. Not in the JSON."""
+    """Each metric in every bootstrap draw, (R,): input of the paired test of two models. Not in the JSON."""
     threshold: dict[str, float] = field(default_factory=dict)
-    """Cosine similarity from which on pairs are accepted, at `eer` and at each rate that the set can tell."""
+    """Cosine similarity from which pairs are accepted, by operating point: `eer`, `1e-01`, `1e-02` and so on."""
     curve: Roc | None = None
-    """Exact, from sorted scores; its thresholds are cosine similarities."""
+    """Exact ROC; its thresholds are cosine similarities."""
     grid: GridRoc | None = None
-    """The curve as published code draws it."""
+    """ROC on the threshold grid of the published code."""
     folds: FoldAccuracy | None = None
     histogram: Histogram | None = None
     hardest_genuine: list[HardPair] = field(default_factory=list)
-    """Least alike first."""
+    """Lowest score first."""
     hardest_impostors: list[HardPair] = field(default_factory=list)
-    """Most alike first."""
+    """Highest score first."""
     groups: list[Group] = field(default_factory=list)
+    """Error rates by slice."""
     subjects: int = 0
-    """Of how many subjects the bootstrap has drawn."""
+    """Number of subjects that the bootstrap draws from."""
 
     @property
     def available_metrics(self) -> dict[str, float]:
-        """The numbers that the set is large enough for."""
+        """Metrics that the set is large enough for."""
         return {name: value for name, value in self.metrics.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers at the top, and what is longer under names of its own."""
+        """Return the metrics at the top level, and everything else under names of its own."""
         return {
             "protocol": self.protocol,
             **self.metrics,
@@ -118,9 +121,12 @@ class Result:
         }
 
 
-def thin_curve(curve: Roc, points: int = _POINTS) -> dict[str, list[float]]:
-    """Return at most `points` points of a curve, evenly spread on both axes, the low rates on a logarithmic one."""
-    # The first point accepts nothing, at an infinite score that JSON cannot write.
+def thin_curve(curve: Roc, points: int = _JSON_POINTS) -> dict[str, list[float]]:
+    """Return at most `points` points of a curve as lists `far`, `tar` and `threshold`.
+
+    A third of the points is evenly spaced in log FAR, a third in FAR and a third in TAR.
+    """
+    # Skip the first point: its threshold is infinite, which JSON cannot represent.
     far, tar, threshold = curve.far[1:], curve.tar[1:], curve.threshold[1:]
     third = points // 3
     low = np.log10(1 / curve.impostors)
@@ -136,5 +142,5 @@ def thin_curve(curve: Roc, points: int = _POINTS) -> dict[str, list[float]]:
     return {"far": far[kept].tolist(), "tar": tar[kept].tolist(), "threshold": threshold[kept].tolist()}
 
 
-def _lists(found: object, **names: str) -> dict[str, list[float]] | None:
-    return {name: getattr(found, field).tolist() for name, field in names.items()} if found else None
+def _lists(source: object, **names: str) -> dict[str, list[float]] | None:
+    return {name: getattr(source, field).tolist() for name, field in names.items()} if source else None

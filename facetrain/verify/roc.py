@@ -1,4 +1,14 @@
-"""Exact error rates from sorted scores; higher scores mean more alike."""
+"""Exact error rates from sorted similarity scores: ROC, AUC, EER, TAR@FAR.
+
+The terms of ISO/IEC 19795-1 ("Biometric performance testing and reporting") and of the face-recognition
+papers correspond as follows; a decision here is one comparison, so the rates agree:
+
+    FAR, false accept rate   = FMR, false match rate            share of impostor pairs that are accepted
+    FRR, false reject rate   = FNMR, false non-match rate       share of genuine pairs that are rejected
+    TAR, true accept rate    = 1 − FNMR
+
+A genuine pair shows one person, an impostor pair two. A higher score means more similar.
+"""
 
 # P pairs
 
@@ -9,30 +19,39 @@ from dataclasses import dataclass
 import numpy as np
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""False accept rates at which the true accept rate is reported: the six of InsightFace's IJB tables."""
+ROUNDING = 1 + 1e-12
+"""Factor on a FAR limit: a rate that equals the limit up to float64 rounding is allowed."""
 
 
 @dataclass(frozen=True)
 class Roc:
-    """The receiver operating characteristic: a point for every score that occurs, from strictest to laxest."""
+    """Receiver operating characteristic with one point per distinct score, strictest threshold first.
+
+    All arrays are float64 with one more entry than there are distinct scores. No point is interpolated.
+    """
 
     far: np.ndarray
-    """False accept rate (FMR), ascending from 0 to 1."""
+    """False accept rate, ascending from 0 to 1."""
     tar: np.ndarray
-    """True accept rate at the same threshold."""
+    """True accept rate at the same threshold, ascending from 0 to 1."""
     threshold: np.ndarray
-    """A pair is accepted at this score and above; the first point accepts nothing."""
+    """A pair is accepted if its score is at least the threshold. The first entry is inf: no pair is accepted."""
     impostors: int
-    """Pairs of different people: no false accept rate below one in so many can be told."""
+    """Number of impostor pairs. A FAR below `1 / impostors` cannot be measured."""
 
 
 def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
-    """Return the exact ROC, or None where all pairs are of one kind."""
+    """Return the exact ROC of scores float (P,) with labels bool (P,), True for a genuine pair.
+
+    Return None if there are no genuine or no impostor pairs.
+    """
     impostors, genuine = int((~same_P).sum()), int(same_P.sum())
     if not impostors or not genuine:
         return None
     order = np.argsort(-score_P, kind="stable")
     score, same = score_P[order], same_P[order]
-    # Equal scores are accepted together: only the last of them is a point.
+    # A threshold accepts equal scores together, so only the last pair of each distinct score is a point.
     last = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
     accepted = np.cumsum(same)[last]
     return Roc(
@@ -44,23 +63,31 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
 
 
 def tar_at_far(curve: Roc, far: float) -> float | None:
-    """Return the largest true accept rate whose false accept rate is at most `far`.
+    """Return TAR@FAR: the largest true accept rate among the points with a false accept rate of at most `far`.
 
-    None where there are fewer than 1/far pairs of different people: the number would be that of a
-    threshold that no impostor has tested.
+    This is the metric of IJB-C (Maze et al., "IARPA Janus Benchmark-C", 2018); in ISO/IEC 19795-1 it is
+    1 − FNMR at an FMR limit. Return None if there are fewer than `1 / far` impostor pairs: the threshold
+    would then accept no impostor pair at all, and and the set cannot show the effect of a stricter one.
     """
     if curve.impostors * far < 1 - 1e-9:
         return None
-    return float(curve.tar[np.searchsorted(curve.far, far * (1 + 1e-12), side="right") - 1])
+    return float(curve.tar[np.searchsorted(curve.far, far * ROUNDING, side="right") - 1])
 
 
 def auc(curve: Roc) -> float:
-    """Return the area under the curve: how often a genuine pair scores above an impostor pair."""
+    """Return the area under the ROC by the trapezoidal rule.
+
+    It is the probability that a random genuine pair scores higher than a random impostor pair; ties count
+    one half (Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982).
+    """
     return float(np.trapezoid(curve.tar, curve.far))
 
 
 def equal_error_rate(curve: Roc) -> float:
-    """Return the rate at which false accepts and false rejects are as frequent, interpolated between points."""
+    """Return the EER: the rate at which FMR and FNMR are equal (ISO/IEC 19795-1).
+
+    Linear interpolation between the two neighboring points of the ROC.
+    """
     gap = curve.far - (1 - curve.tar)
     after = int(np.argmax(gap >= 0))
     if after == 0:
@@ -71,14 +98,14 @@ def equal_error_rate(curve: Roc) -> float:
 
 
 def threshold_at(curve: Roc, far: float) -> float:
-    """Return the lowest score from which on at most `far` of the impostor pairs are accepted.
+    """Return the lowest score that, as a threshold, accepts at most a share `far` of the impostor pairs.
 
-    Where that is none, it is the next number above the highest score.
+    If even the highest score accepts more, return the next larger float, which accepts no pair.
     """
-    index = int(np.searchsorted(curve.far, far * (1 + 1e-12), side="right")) - 1
+    index = int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1
     return float(curve.threshold[index]) if index else float(np.nextafter(curve.threshold[1], np.inf))
 
 
 def eer_threshold(curve: Roc) -> float:
-    """Return the strictest score at which false accepts are at least as frequent as false rejects."""
+    """Return the highest score that, as a threshold, gives a false accept rate of at least the false reject rate."""
     return float(curve.threshold[int(np.argmax(curve.far >= 1 - curve.tar))])

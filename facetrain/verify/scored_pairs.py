@@ -1,6 +1,6 @@
-"""Pairs that a model has scored, and all that their scores say."""
+"""Scored pairs, and the metrics that their scores give: ROC, fold accuracy, histogram, hardest pairs."""
 
-# P pairs   N images or templates   R draws of subjects
+# P pairs   N images or templates   F folds   R draws of subjects
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.verify import bootstrap
-from facetrain.verify.fold_accuracy import FoldAccuracy, FoldSearch, grid_roc
+from facetrain.verify.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc
 from facetrain.verify.pair_blocks import every_subject_once
 from facetrain.verify.result import HardPair, Histogram, Result
 from facetrain.verify.roc import (
@@ -24,64 +24,68 @@ from facetrain.verify.roc import (
 )
 
 REPLICATES = 1000
-FOLDS = 10
+"""Bootstrap draws by default."""
 _HARDEST = 50
-_CELLS = 200
+_HISTOGRAM_BINS = 200
 
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """What is compared with what, how alike the model finds it, and whose it is."""
+    """Pairs of images or templates with the score of one model and the subjects."""
 
     score_P: np.ndarray
-    """Cosine similarity."""
+    """Cosine similarity, float (P,)."""
     same_P: np.ndarray
+    """True for a genuine pair, bool (P,)."""
     first_P: np.ndarray
     second_P: np.ndarray
-    """The numbers of the two images or templates."""
+    """Indices of the two images or templates, int (P,)."""
     subject_N: np.ndarray
-    """The subject of each image or template, numbered from 0 without gaps."""
+    """Subject id of each image or template, int (N,) from 0 without gaps."""
 
     @property
     def subjects(self) -> int:
-        """How many there are."""
+        """Number of subjects."""
         return int(self.subject_N.max()) + 1 if len(self.subject_N) else 0
 
     @property
     def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """The subject of either side of each pair."""
+        """Subject ids of the first and the second side of each pair, int (P,) each."""
         return self.subject_N[self.first_P], self.subject_N[self.second_P]
 
 
 def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICATES, seed: int = 0) -> Result:
-    """Return the curve and its numbers, with intervals over subjects, the histogram and the hardest pairs."""
+    """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs."""
     curve = roc(pairs.score_P, pairs.same_P)
     genuine = int(pairs.same_P.sum())
     counts = {"pairs": len(pairs.same_P), "genuine": genuine, "impostors": len(pairs.same_P) - genuine}
     result = Result(protocol, {name: float(count) for name, count in counts.items()}, subjects=pairs.subjects)
     result.histogram = histogram(pairs)
-    result.hardest_genuine, result.hardest_impostors = hardest(pairs)
+    result.hardest_genuine, result.hardest_impostors = hardest_pairs(pairs)
     if curve is None:
-        result.needs["auc"] = "needs pairs of one person and pairs of two; all pairs are of one kind"
+        result.needs["auc"] = "needs genuine and impostor pairs; all pairs are of one kind"
         return result
     result.curve = curve
-    _add_rates(result, curve)
-    add_replicates(result, _curve_replicates(pairs, result, replicates, seed))
+    _add_curve_metrics(result, curve)
+    add_replicates(result, _bootstrap_curve(pairs, result, replicates, seed))
     return result
 
 
 def add_fold_accuracy(
     result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
 ) -> None:
-    """Add the accuracy by the 10-fold protocol and the published grid, where the order of the pairs makes folds."""
-    found, replicate = bootstrap_fold_accuracy(pairs, replicates=replicates, seed=seed)
+    """Add `accuracy`, `accuracy_std` and `threshold` by the 10-fold protocol, and the ROC on the published grid.
+
+    The folds are runs of consecutive pairs, so the pairs must be in the order of the official list.
+    """
+    folds, replicate = bootstrap_fold_accuracy(pairs, replicates=replicates, seed=seed)
     distance_P = 2 - 2 * pairs.score_P
-    result.folds = found
-    result.grid = grid_roc(distance_P, pairs.same_P, folds=len(found.accuracy_F))
+    result.folds = folds
+    result.grid = grid_roc(distance_P, pairs.same_P, folds=len(folds.accuracy_F))
     result.metrics |= {
-        "accuracy": found.mean,
-        "accuracy_std": found.std,
-        "threshold": float(found.threshold_F.mean()),
+        "accuracy": folds.mean,
+        "accuracy_std": folds.std,
+        "threshold": float(folds.threshold_F.mean()),
     }
     add_replicates(result, replicate)
 
@@ -89,32 +93,36 @@ def add_fold_accuracy(
 def bootstrap_fold_accuracy(
     pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
 ) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
-    """Return the accuracy of the folds, and accuracy, its spread and the threshold in every draw of subjects."""
+    """Return the fold accuracy, and `accuracy`, `accuracy_std` and `threshold` in every draw, (R,) each.
+
+    Every draw repeats the search for the thresholds.
+    """
     folds = min(FOLDS, len(pairs.same_P))
+    # Squared distance of unit vectors: |a − b|² = 2 − 2 cos(a, b).
     search = FoldSearch(2 - 2 * pairs.score_P, pairs.same_P, folds, *pairs.sides)
     accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))
-    drawn: list[tuple[np.ndarray, ...]] = []
+    chunks: list[tuple[np.ndarray, ...]] = []
     for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
         accuracy_RF, threshold_RF = search.accuracy(drawn_RS)
         accuracy_RF = np.where(np.isnan(accuracy_RF).all(1, keepdims=True), 0, accuracy_RF)
-        drawn.append((np.nanmean(accuracy_RF, 1), np.nanstd(accuracy_RF, 1), threshold_RF.mean(1)))
+        chunks.append((np.nanmean(accuracy_RF, 1), np.nanstd(accuracy_RF, 1), threshold_RF.mean(1)))
     names = ("accuracy", "accuracy_std", "threshold")
     replicate = {
-        name: np.concatenate(part) for name, part in zip(names, zip(*drawn, strict=True), strict=False)
+        name: np.concatenate(column) for name, column in zip(names, zip(*chunks, strict=True), strict=False)
     }
     return FoldAccuracy(accuracy[0], threshold[0]), replicate
 
 
 def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
-    """Keep every draw's numbers, and the interval that they span."""
+    """Store each metric's values in the bootstrap draws, (R,), and its interval."""
     result.replicates |= replicates
     for name, replicate_R in replicates.items():
-        found = bootstrap.interval(replicate_R, result.subjects)
-        if found is not None:
-            result.interval[name] = found
+        interval = bootstrap.interval(replicate_R, result.subjects)
+        if interval is not None:
+            result.interval[name] = interval
 
 
-def _add_rates(result: Result, curve: Roc) -> None:
+def _add_curve_metrics(result: Result, curve: Roc) -> None:
     result.metrics |= {"auc": auc(curve), "eer": equal_error_rate(curve)}
     result.threshold["eer"] = eer_threshold(curve)
     for far in FARS:
@@ -126,42 +134,41 @@ def _add_rates(result: Result, curve: Roc) -> None:
             result.threshold[f"{far:.0e}"] = threshold_at(curve, far)
 
 
-def _curve_replicates(
-    pairs: ScoredPairs, result: Result, replicates: int, seed: int
-) -> dict[str, np.ndarray]:
+def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: int) -> dict[str, np.ndarray]:
     curve = bootstrap.WeightedCurve(pairs.score_P, pairs.same_P, *pairs.sides)
-    told = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
-    drawn: dict[str, list[np.ndarray]] = {}
+    measured_fars = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
+    chunks: dict[str, list[np.ndarray]] = {}
     for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
         far_RV, tar_RV = curve.rates(drawn_RS)
-        drawn.setdefault("auc", []).append(bootstrap.areas(far_RV, tar_RV))
-        drawn.setdefault("eer", []).append(bootstrap.equal_error_rates(far_RV, tar_RV))
-        for far in told:
-            found = bootstrap.true_accept_rates(far_RV, tar_RV, far)
-            drawn.setdefault(f"tar@{far:.0e}", []).append(found)
-    return {name: np.concatenate(part) for name, part in drawn.items()}
+        chunks.setdefault("auc", []).append(bootstrap.areas(far_RV, tar_RV))
+        chunks.setdefault("eer", []).append(bootstrap.equal_error_rates(far_RV, tar_RV))
+        for far in measured_fars:
+            tar_R = bootstrap.true_accept_rates(far_RV, tar_RV, far)
+            chunks.setdefault(f"tar@{far:.0e}", []).append(tar_R)
+    return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
 
 
-def histogram(pairs: ScoredPairs, cells: int = _CELLS) -> Histogram:
-    """Count the pairs of either kind in equal ranges of the similarity from −1 to 1."""
-    edge = np.linspace(-1, 1, cells + 1)
+def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
+    """Count the pairs of either kind in equal bins of the cosine similarity from −1 to 1."""
+    edge = np.linspace(-1, 1, bins + 1)
+    # Rounding can bring a cosine slightly outside of [−1, 1], where np.histogram would drop it.
     score_P = np.clip(pairs.score_P, -1, 1)
     genuine, impostor = (np.histogram(score_P[kind], edge)[0] for kind in (pairs.same_P, ~pairs.same_P))
     return Histogram(edge, genuine, impostor)
 
 
-def hardest(pairs: ScoredPairs, count: int = _HARDEST) -> tuple[list[HardPair], list[HardPair]]:
-    """Return the genuine pairs that are least alike, and the impostor pairs that are most."""
-    found = []
+def hardest_pairs(pairs: ScoredPairs, count: int = _HARDEST) -> tuple[list[HardPair], list[HardPair]]:
+    """Return the genuine pairs with the lowest scores and the impostor pairs with the highest, hardest first."""
+    hardest = []
     for kind, sign in ((pairs.same_P, 1), (~pairs.same_P, -1)):
-        number = np.flatnonzero(kind)
-        score = sign * pairs.score_P[number]
-        kept = np.argpartition(score, count)[:count] if len(number) > count else np.arange(len(number))
+        index = np.flatnonzero(kind)
+        score = sign * pairs.score_P[index]
+        kept = np.argpartition(score, count)[:count] if len(index) > count else np.arange(len(index))
         kept = kept[np.argsort(score[kept], kind="stable")]
-        found.append([_hard(pairs, int(pair)) for pair in number[kept]])
-    return found[0], found[1]
+        hardest.append([_hard_pair(pairs, int(pair)) for pair in index[kept]])
+    return hardest[0], hardest[1]
 
 
-def _hard(pairs: ScoredPairs, pair: int) -> HardPair:
+def _hard_pair(pairs: ScoredPairs, pair: int) -> HardPair:
     first, second = int(pairs.first_P[pair]), int(pairs.second_P[pair])
     return HardPair(pair, first, second, float(pairs.score_P[pair]))

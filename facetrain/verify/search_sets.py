@@ -1,11 +1,12 @@
-"""Sets for searching: TinyFace's folders, and MegaFace's probes and distractors.
+"""Evaluation sets for identification: TinyFace, and MegaFace's probes and distractors.
 
-Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, or its aligned images
-gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      beside or above them; else `7_2.jpg` is of person 7
+Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, original or aligned images
+gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      subject lists, in that folder or its parent; without
+them, `7_2.jpg` is an image of subject 7
 
-probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or its own:
+probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or the original ones:
 facescrub_images/NAME/*.jpg  megaface_images/**/*.jpg
-facescrub_noises.txt         megaface_noises.txt            InsightFace's lists of what to leave out
+facescrub_noises.txt         megaface_noises.txt            InsightFace's noise lists: images to exclude
 """
 
 from __future__ import annotations
@@ -19,101 +20,106 @@ import numpy as np
 
 from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
+from facetrain.files import error_reason
 from facetrain.verify.lazy_files import LazyFiles
 from facetrain.verify.subjects import dense_ids
 
-_MEGAFACE = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
+_MEGAFACE_FOLDERS = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
+_NOISE_LIST_FOLDERS = 2
+"""Folders above an image that a noise list may name: MegaFace has images of one name in several folders."""
 
 
 @dataclass(frozen=True)
 class SearchSet:
-    """Probes and the gallery that they are searched in; subjects are numbered from 0, −1 is nobody's mate."""
+    """Probes, and the gallery in which they are searched."""
 
     name: str
     probes: Sequence[bytes]
     probe_subject: np.ndarray
+    """Subject id of each probe, int from 0."""
     gallery: Sequence[bytes]
     gallery_subject: np.ndarray
+    """Subject id of each gallery image; −1 for a distractor, the mate of no probe."""
 
 
 @dataclass(frozen=True)
 class DistractorSet:
-    """Images of people, and strangers among whom each is searched with one mate."""
+    """Several images of each person, and distractors among which a person's images are searched."""
 
     name: str
     probes: Sequence[bytes]
     subject: np.ndarray
+    """Subject id of each probe, int from 0 without gaps."""
     distractors: Sequence[bytes]
-    noises: int = 0
-    """Images of either kind that lists have left out."""
+    excluded_images: int = 0
+    """Number of probes and distractors that the noise lists exclude."""
 
 
 def is_tinyface(folder: Path) -> bool:
-    """Whether a folder is laid out as TinyFace."""
-    return _tinyface(folder) is not None
+    """Return whether a folder has the layout of TinyFace."""
+    return _tinyface_root(folder) is not None
 
 
 def is_megaface(folder: Path) -> bool:
-    """Whether a folder holds probes and distractors."""
-    return _megaface(folder) is not None
+    """Return whether a folder has the layout of MegaFace."""
+    return _megaface_folders(folder) is not None
 
 
 def open_tinyface(folder: Path, name: str) -> SearchSet:
-    """List TinyFace's probes and gallery.
+    """List the probes and the gallery of TinyFace (Cheng, Zhu and Gong, "Low-resolution face recognition", 2018).
 
     Raises:
-        PairsError: a list cannot be read, or an image's name does not say whose it is.
+        PairsError: a list cannot be read, or a file name does not begin with a subject number.
     """
-    root = _tinyface(folder)
-    assert root is not None, "asked by is_tinyface"
-    matches, owners = _listed(root, "Gallery_Match", "gallery_match", "gallery")
-    probes, sought = _listed(root, "Probe", "probe", "probe")
-    strangers = _images(root / "Gallery_Distractor")
-    known = dense_ids([*sought, *owners])
+    root = _tinyface_root(folder)
+    assert root is not None, "is_tinyface(folder) holds"
+    matches, match_subjects = _labeled_images(root, "Gallery_Match", "gallery_match", "gallery")
+    probes, probe_subjects = _labeled_images(root, "Probe", "probe", "probe")
+    distractors = _images(root / "Gallery_Distractor")
+    subject = dense_ids([*probe_subjects, *match_subjects])
     return SearchSet(
         name,
         LazyFiles(probes),
-        known[: len(sought)],
-        LazyFiles([*matches, *strangers]),
-        np.append(known[len(sought) :], np.full(len(strangers), -1)),
+        subject[: len(probes)],
+        LazyFiles([*matches, *distractors]),
+        np.append(subject[len(probes) :], np.full(len(distractors), -1)),
     )
 
 
 def open_megaface(folder: Path, name: str) -> DistractorSet:
-    """List the probes, a folder per person, and the distractors, without what InsightFace's lists name.
+    """List the probes, one folder per person, and the distractors of MegaFace, without the images on noise lists.
 
     Raises:
-        PairsError: nobody has two images, or there are no distractors; a list cannot be read.
+        PairsError: no person has two images, there are no distractors, or a noise list cannot be read.
     """
-    found = _megaface(folder)
-    assert found is not None, "asked by is_megaface"
-    people, strangers = found
-    there = _images(people), _images(strangers)
-    lists = (folder / name for name in ("facescrub_noises.txt", "megaface_noises.txt"))
+    folders = _megaface_folders(folder)
+    assert folders is not None, "is_megaface(folder) holds"
+    found = [_images(part) for part in folders]
+    lists = (folder / f"{part}_noises.txt" for part in ("facescrub", "megaface"))
     probes, distractors = (
-        exclude_listed(images, read_noise_list(path)) for images, path in zip(there, lists, strict=True)
+        exclude_listed(images, read_noise_list(path)) for images, path in zip(found, lists, strict=True)
     )
-    noises = sum(map(len, there)) - len(probes) - len(distractors)
-    subject = dense_ids([path.relative_to(people).parts[0] for path in probes])
-    # So that the first n of them are any n, not those of the first folders.
+    excluded = sum(map(len, found)) - len(probes) - len(distractors)
+    subject = dense_ids([path.relative_to(folders[0]).parts[0] for path in probes])
+    # `rank1@1000` uses the first 1000 distractors: a fixed shuffle makes them a random sample, the same each time.
     np.random.default_rng(0).shuffle(distractors)
     if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
         raise PairsError(
-            f"{folder}: {len(probes):,} probes and {len(distractors):,} distractors; "
-            "a person needs two images at least, in a folder of his own"
+            f"{folder}: found {len(probes):,} probes and {len(distractors):,} distractors; at least one person "
+            "must have two images in a folder of the same name, and there must be a distractor"
         )
-    return DistractorSet(name, LazyFiles(probes), subject, LazyFiles(distractors), noises)
+    return DistractorSet(name, LazyFiles(probes), subject, LazyFiles(distractors), excluded)
 
 
-def _tinyface(folder: Path) -> Path | None:
+def _tinyface_root(folder: Path) -> Path | None:
     for root in (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set"):
         if (root / "Gallery_Match").is_dir() and (root / "Probe").is_dir():
             return root
     return None
 
 
-def _megaface(folder: Path) -> tuple[Path, Path] | None:
-    for probes, distractors in _MEGAFACE:
+def _megaface_folders(folder: Path) -> tuple[Path, Path] | None:
+    for probes, distractors in _MEGAFACE_FOLDERS:
         if (folder / probes).is_dir() and (folder / distractors).is_dir():
             return folder / probes, folder / distractors
     return None
@@ -123,74 +129,77 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-def _listed(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:
-    """Return images and the people in them, by the official list or by their names."""
-    for beside in (root, root.parent):
-        path = beside / f"{list_name}_img_ID_pairs.mat"
+def _labeled_images(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:
+    """Return the images of a folder and their subject numbers, from the official list or from the file names."""
+    for place in (root, root.parent):
+        path = place / f"{list_name}_img_ID_pairs.mat"
         if path.is_file():
-            names, people = _matlab(path, key)
-            return [root / folder / name for name in names], people
+            names, subjects = _read_subject_list(path, key)
+            return [root / folder / name for name in names], subjects
     paths = _images(root / folder)
-    people = []
+    subjects = []
     for path in paths:
-        person = path.name.split("_")[0]
-        if not person.isdigit():
+        number = path.name.split("_")[0]
+        if not number.isdigit():
             raise PairsError(
-                f"{path}: does not begin with a person's number; put {list_name}_img_ID_pairs.mat beside"
+                f"{path}: the file name does not begin with a subject number and `_`; rename it, or put "
+                f"{list_name}_img_ID_pairs.mat into {root}"
             )
-        people.append(int(person))
+        subjects.append(int(number))
     if not paths:
-        raise PairsError(f"{root / folder}: holds no images")
-    return paths, people
+        raise PairsError(f"{root / folder}: the folder has no images")
+    return paths, subjects
 
 
-def _matlab(path: Path, key: str) -> tuple[list[str], list[int]]:
+def _read_subject_list(path: Path, key: str) -> tuple[list[str], list[int]]:
+    """Read file names and subject numbers from TinyFace's MATLAB file."""
     from scipy.io import loadmat
 
     try:
-        found = loadmat(path, variable_names=[f"{key}_set", f"{key}_ids"])
-        names = [str(np.asarray(cell).item()) for cell in found[f"{key}_set"].ravel()]
-        people = [int(number) for number in found[f"{key}_ids"].ravel()]
-    except Exception as error:  # scipy has no error of its own for a file that is none
-        raise PairsError(f"{path}: not TinyFace's list ({' '.join(str(error).split())[:120]})") from error
-    if len(names) != len(people) or any(Path(name).name != name for name in names):
-        raise PairsError(f"{path}: {len(names):,} names for {len(people):,} numbers, or names with folders")
-    return names, people
-
-
-_FOLDERS = 2
-"""Above a distractor: they tell apart images of one name."""
+        content = loadmat(path, variable_names=[f"{key}_set", f"{key}_ids"])
+        names = [str(np.asarray(cell).item()) for cell in content[f"{key}_set"].ravel()]
+        subjects = [int(number) for number in content[f"{key}_ids"].ravel()]
+    except Exception as error:  # scipy raises many types for a file that is not a MATLAB file
+        raise PairsError(f"{path}: not a subject list of TinyFace ({error_reason(error)[:120]})") from error
+    # A name with a folder could lead out of the set.
+    if len(names) != len(subjects) or any(Path(name).name != name for name in names):
+        raise PairsError(
+            f"{path}: {len(names):,} file names and {len(subjects):,} subject numbers, or a name with a folder"
+        )
+    return names, subjects
 
 
 def read_noise_list(path: Path) -> set[str]:
-    """Return the images of a list, in the spelling of `exclude_listed`; of a list that is not there, none.
+    """Return the image names of a noise list, in the normal form of `exclude_listed`; empty if there is no file.
 
-    Lines that begin with # are remarks; of lines with tabs the second column counts.
+    Lines that begin with # are comments. Of a line with tabs, the second column is the name.
 
     Raises:
-        PairsError: the file cannot be read as text.
+        PairsError: the file cannot be read as UTF-8 text.
     """
     if not path.exists():
         return set()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise PairsError(f"{path}: cannot be read as a list of images: {error}") from error
+        raise PairsError(f"{path}: cannot read the noise list: {error_reason(error)}") from error
     columns = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
-    return {_spelt((column[1] if len(column) > 1 else column[0]).strip()) for column in columns}
+    return {_normal_name((column[1] if len(column) > 1 else column[0]).strip()) for column in columns}
 
 
-def exclude_listed(images: Iterable[Path], noises: set[str]) -> list[Path]:
-    """Return the images that a list does not name, be it by their names alone or with two folders."""
-    if not noises:
+def exclude_listed(images: Iterable[Path], listed: set[str]) -> list[Path]:
+    """Return the images that a noise list does not name, either by file name or with the two folders above it."""
+    if not listed:
         return list(images)
     return [
         path
         for path in images
-        if not noises & {_spelt(path.name), _spelt("/".join(path.parts[-1 - _FOLDERS :]))}
+        if not listed
+        & {_normal_name(path.name), _normal_name("/".join(path.parts[-1 - _NOISE_LIST_FOLDERS :]))}
     ]
 
 
-def _spelt(name: str) -> str:
-    # Alignment may have changed the suffix, and FaceScrub is handed out with blanks and with underscores.
+def _normal_name(name: str) -> str:
+    """Remove the suffix, blanks and underscores of a file name."""
+    # Alignment tools change the suffix, and FaceScrub exists with blanks and with underscores in its names.
     return re.sub(r"\.[A-Za-z]+$|[ _]", "", name)

@@ -1,6 +1,6 @@
-"""Who is in which image, as far as a list of pairs tells."""
+"""Subject ids of images or templates, derived from equal keys or from genuine pairs."""
 
-# N things that are compared (images, templates)   P pairs
+# N items that are compared (images or templates)   P pairs
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 def connected_subjects(
     first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray, count: int
 ) -> np.ndarray:
-    """Return whose each of `count` things is, by a number from 0 without gaps: int (N,).
+    """Return the subject id of each of `count` items, from 0 without gaps: int64 (N,).
 
-    Two things are of one subject if a chain of genuine pairs leads from one to the other. A subject whose
-    images no genuine pair connects counts as several; nobody is taken for another.
+    Subjects are the connected components of the graph of genuine pairs (`same_P`). A person whose images
+    no chain of genuine pairs connects counts as several subjects; two people are never merged.
     """
     first, second = first_P[same_P], second_P[same_P]
     lowest_N, before_N = np.arange(count), np.full(count, -1)
-    # Each thing learns the lowest number in its chain: from its pairs, and from the thing of the number it has.
+    # Label propagation with pointer jumping: each item takes the lowest id among its pairs and among the items
+    # that it points to. A chain of n items takes about log2(n) passes instead of n.
     while not np.array_equal(lowest_N, before_N):
         before_N = lowest_N.copy()
         lower = np.minimum(lowest_N[first], lowest_N[second])
@@ -30,7 +31,7 @@ def connected_subjects(
     return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
 
 
-def dense_ids(things: Sequence[Hashable]) -> np.ndarray:
-    """Return a number for each thing, the same for equal ones: int (N,), in the order of first appearance."""
+def dense_ids(keys: Sequence[Hashable]) -> np.ndarray:
+    """Return an id for each key, equal for equal keys, from 0 in order of first appearance: int64 (N,)."""
     seen: dict[Hashable, int] = {}
-    return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)
+    return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)

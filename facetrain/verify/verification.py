@@ -1,6 +1,6 @@
-"""A set of pairs, scored by the published protocol, with intervals and exact curves."""
+"""Verification protocol of a set of image pairs: LFW, CFP-FP, AgeDB-30 and other `.bin` sets."""
 
-# P pairs   N images, two per pair   D embedding   S subjects   R draws of them
+# P pairs   N images, two per pair   D embedding   S subjects   R draws of subjects
 
 from __future__ import annotations
 
@@ -31,40 +31,55 @@ def verification_result(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> tuple[Result, ScoredPairs]:
-    """Score a set from the embeddings of its images and of their mirror images, as the published numbers do."""
+    """Return the metrics of a set of pairs, and its scores.
+
+    The embedding of an image is the sum of the embeddings of the image and of its mirror image, as in
+    InsightFace's `verification.py`. `accuracy_no_flip` uses the image only. `xnorm` is InsightFace's XNorm:
+    the mean length of the embeddings of images and mirror images before L2 normalization.
+
+    Args:
+        plain_ND: embeddings of the images, float (N, D), not normalized; images 2i and 2i+1 are pair i.
+        mirrored_ND: embeddings of the mirror images.
+        pairs: labels and, if known, subjects of the pairs. The images are read only to infer the subjects.
+        replicates: bootstrap draws of subjects; 0 gives no intervals.
+        seed: seed of the draws.
+    """
     subject_N = pairs.subject if pairs.subject is not None else inferred_subjects(pairs)
     scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
     result = pair_result(scored, protocol="verification", replicates=replicates, seed=seed)
     add_fold_accuracy(result, scored, replicates=replicates, seed=seed)
-    alone = score_pairs(plain_ND, pairs.same, subject_N)
-    found, replicate = bootstrap_fold_accuracy(alone, replicates=replicates, seed=seed)
-    result.metrics["accuracy_no_flip"] = found.mean
-    # Of both, as InsightFace's XNorm.
+    no_flip = score_pairs(plain_ND, pairs.same, subject_N)
+    folds, replicate = bootstrap_fold_accuracy(no_flip, replicates=replicates, seed=seed)
+    result.metrics["accuracy_no_flip"] = folds.mean
     norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
     if replicates:
-        drawn = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)
-        mean_R = _means(norm_N, subject_N, drawn)
+        draws = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)
+        mean_R = _bootstrap_mean(norm_N, subject_N, draws)
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"], "xnorm": mean_R})
     return result, scored
 
 
-def _means(value_N: np.ndarray, subject_N: np.ndarray, drawn: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the mean over the images of the subjects in each draw: (R,)."""
+def _bootstrap_mean(value_N: np.ndarray, subject_N: np.ndarray, draws: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the mean of a value per image over the images of the drawn subjects: (R,)."""
     sum_S, count_S = np.bincount(subject_N, weights=value_N), np.bincount(subject_N)
-    return np.concatenate([(drawn_RS @ sum_S) / (drawn_RS @ count_S) for drawn_RS in drawn])
+    return np.concatenate([(drawn_RS @ sum_S) / (drawn_RS @ count_S) for drawn_RS in draws])
 
 
 def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndarray) -> ScoredPairs:
-    """Return the cosine similarity of rows 2i and 2i+1, in float64."""
-    # From the distance, not from the product: both must tell the same pairs apart, to the last bit.
+    """Return the cosine similarity of rows 2i and 2i+1, computed in float64."""
+    # Computed from the squared distance, not from the dot product: the exact ROC and the fold accuracy, which
+    # uses the distance, then order all pairs in the same way to the last bit.
     score_P = 1 - squared_distances(np.asarray(embedding_ND, np.float64)) / 2
-    number_P = np.arange(len(same_P))
-    return ScoredPairs(score_P, same_P, 2 * number_P, 2 * number_P + 1, subject_N)
+    pair_P = np.arange(len(same_P))
+    return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N)
 
 
 def inferred_subjects(pairs: PairSet) -> np.ndarray:
-    """Return the subject of every image of a set that names nobody: what genuine pairs and equal bytes connect."""
+    """Return the subject id of every image of a set without subject labels: int (N,).
+
+    Images with equal bytes are one image, and genuine pairs connect images of one subject.
+    """
     image_N = dense_ids(pairs.images)
     first_P, second_P = image_N[0::2], image_N[1::2]
     return connected_subjects(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]

@@ -1,4 +1,4 @@
-"""`facetrain eval` with its protocols, `search`, and the files between `embed` and `search`."""
+"""`facetrain eval` with all protocols, `search`, and the files that `embed` writes and `search` reads."""
 
 import csv
 import json
@@ -30,12 +30,12 @@ def model(tmp_path):
     return write_model(tmp_path / "model.safetensors", 0)
 
 
-def said(process):
+def output_of(process):
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
-def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
+def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     same = [n % 2 == 0 for n in range(40)]
     images = [
         face(n % 10 + (0 if k == 0 or one else 50), 2 * n + k) for n, one in enumerate(same) for k in range(2)
@@ -54,7 +54,7 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
         "--slices", f"pairs={tmp_path / 'table.csv'}", "--json", tmp_path / "found.json",
         "--report", tmp_path / "report",
     )  # fmt: skip
-    shown = said(process)
+    shown = output_of(process)
     page = (tmp_path / "report" / "report.html").read_text()
     assert all(f"<h2>{name}</h2>" in page for name in ("pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"))
     assert (
@@ -77,10 +77,13 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
     ("options", "message"),
     [
         (["--target", "nothing"], "no such verification set"),
-        (["--target", "pairs", "--slices", "other=table.csv"], "is for other, which is no set of pairs here"),
+        (
+            ["--target", "pairs", "--slices", "other=table.csv"],
+            "not one of the evaluated sets of pairs: pairs",
+        ),
         (["--target", "pairs", "--slices", "absent.csv"], "No such file"),
         (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "there are 2 sets; say which"),
-        (["--target", "empty"], "a folder that is none of IJB"),
+        (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
         (["--target", "pairs", "--device", "tpu"], "unknown device; choose one of auto, cpu, cuda"),
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
@@ -88,7 +91,9 @@ def test_every_protocol_is_scored_and_two_models_are_compared(model, tmp_path):
         (["--target", "pairs", "--report", "pairs.bin"], "is no folder; name one for the report"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_in_one_line(model, tmp_path, monkeypatch, options, message):
+def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
+    model, tmp_path, monkeypatch, options, message
+):
     write_bin(tmp_path / "pairs.bin", [face(n) for n in range(20)], [n % 2 == 0 for n in range(10)])
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -96,17 +101,17 @@ def test_what_cannot_be_evaluated_is_said_in_one_line(model, tmp_path, monkeypat
     assert message in str(refused) and refused.exit_code == 2 and "\n" not in str(refused)
 
 
-def test_a_face_is_found_in_a_gallery_of_embeddings(model, tmp_path):
+def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     pytest.importorskip("pyarrow")
     for part, count in (("gallery", 6), ("probe", 2)):
         (tmp_path / part).mkdir()
         for person in range(count):
             (tmp_path / part / f"{part}{person}.png").write_bytes(face(person, size=32))
-    said(facetrain("embed", model, tmp_path / "gallery", "--output", tmp_path / "gallery.parquet"))
+    output_of(facetrain("embed", model, tmp_path / "gallery", "--output", tmp_path / "gallery.parquet"))
     embedded = load_embeddings(tmp_path / "gallery.parquet")
     assert embedded.embedding.shape == (6, 16)
     save_embeddings(tmp_path / "gallery.npz", embedded)
-    found = said(
+    found = output_of(
         facetrain(
             "search", tmp_path / "gallery.parquet", tmp_path / "probe", "--model", model, "--top", 3, "--json"
         )
@@ -117,7 +122,7 @@ def test_a_face_is_found_in_a_gallery_of_embeddings(model, tmp_path):
         assert one["found"][0]["cosine"] == pytest.approx(1, abs=1e-5)
     table = tmp_path / "found.csv"
     files = (tmp_path / "gallery.npz", tmp_path / "gallery.parquet")
-    said(facetrain("search", *files, "--threshold", 0.9999, "--output", table))
+    output_of(facetrain("search", *files, "--threshold", 0.9999, "--output", table))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["name"] for row in rows if row["rank"] == "1"] == [f"gallery{n}.png" for n in range(6)]
     failed = facetrain("search", tmp_path / "gallery", tmp_path / "probe")

@@ -1,4 +1,4 @@
-"""What a published model sees in real faces: people of the test set in the training set, and wrong labels."""
+"""Overlap and cleaning tools on real faces with a published model."""
 
 import json
 import shutil
@@ -31,13 +31,13 @@ def copied(images, folder):
         shutil.copyfile(image, folder / image.name)
 
 
-def said(*arguments):
+def output_of(*arguments):
     process = facetrain("data", *arguments, "--device", "cpu")
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
-def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, model, tmp_path):
+def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(people, model, tmp_path):
     for number, images in enumerate(people[:16]):
         copied(images[:3], tmp_path / "train" / f"{number:02d}")
     shared = (2, 7, 11)
@@ -46,7 +46,7 @@ def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, mod
     pairs = [path.read_bytes() for path in tested]
     write_bin(tmp_path / "test.bin", pairs, [True] * (len(pairs) // 2))
     found = json.loads(
-        said(
+        output_of(
             "overlap", model, tmp_path / "train", tmp_path / "test.bin",
             "--output", tmp_path / "drop.txt", "--sheet", tmp_path / "pairs.png", "--json",
         )
@@ -58,31 +58,31 @@ def test_people_of_a_test_set_who_are_trained_on_are_named_and_drawn(people, mod
     assert sorted(map(int, (tmp_path / "drop.txt").read_text().split())) == list(shared)
     assert encoded_image_size((tmp_path / "pairs.png").read_bytes()) == (4 * (2 * 112 + 14), 112 + 14)
     (tmp_path / "mix.yaml").write_text("datasets: [{path: train, without: drop.txt}]")
-    assert "0 identities of" in said("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
+    assert "0 identities of" in output_of("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
 
 
-def test_wrong_labels_are_found_and_a_dataset_without_them_is_written(people, model, tmp_path):
+def test_clean_finds_wrong_labels_and_writes_a_dataset_without_them(people, model, tmp_path):
     for number, images in enumerate(people[:16]):
         copied(images[:5], tmp_path / "data" / f"{number:02d}")
-    copied([people[0][0]], tmp_path / "data" / "05")  # stands under another's name
+    copied([people[0][0]], tmp_path / "data" / "05")  # under the label of another person
     (tmp_path / "data" / "00" / people[0][0].name).unlink()
     copied(people[3][:2], tmp_path / "data" / "20")  # one person, two identities
     for image in people[3][:2]:
         (tmp_path / "data" / "03" / image.name).unlink()
     copied(people[20][:4], tmp_path / "data" / "09")  # two people, one identity
     report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
-    printed = said("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
-    assert f"{cleaned}: " in printed
-    findings = json.loads(report.read_text())["faults"]
-    kinds = {kind: [one for one in findings if one["kind"] == kind] for kind in KINDS}
+    output = output_of("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
+    assert f"{cleaned}: " in output
+    faults = json.loads(report.read_text())["faults"]
+    kinds = {kind: [one for one in faults if one["kind"] == kind] for kind in KINDS}
     assert [one["identity"] for one in kinds["mixed_identity"]] == [9]
     assert [(one["identity"], one["other"]) for one in kinds["duplicate_identity"]] == [(3, 16)]
     assert [(one["identity"], one["other"]) for one in kinds["mislabeled_image"]] == [(5, 0)]
     assert kinds["mislabeled_image"][0]["name"].endswith(f"05/{people[0][0].name}")
     source, before = open_dataset(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
-    assert source.num_classes == 17  # 16 and the one who stood under 9
+    assert source.num_classes == 17  # the 16 people, and the second person of identity 9
     names = [before[source.read(number)].name.rpartition("_")[0] for number in range(source.num_images)]
-    whose = {}
+    people_of = {}
     for name, label in zip(names, source.labels.tolist(), strict=True):
-        whose.setdefault(label, set()).add(name)
-    assert all(len(persons) == 1 for persons in whose.values())
+        people_of.setdefault(label, set()).add(name)
+    assert all(len(persons) == 1 for persons in people_of.values())

@@ -6,7 +6,7 @@ from facetrain.verify.verification import verification_result
 from tests.support.shared import shared_path
 
 
-def test_every_folds_accuracy_is_the_peers():
+def test_the_accuracy_of_every_fold_equals_insightfaces():
     golden = np.load(shared_path("golden/verification.npz"))
     same = golden["issame"].astype(bool)
     found = fold_accuracy(squared_distances(golden["embeddings"].astype(np.float64)), same)
@@ -16,7 +16,7 @@ def test_every_folds_accuracy_is_the_peers():
     assert result.metrics["accuracy"] == golden["fold_accuracy"].mean()
 
 
-def test_the_curve_on_the_grid_is_the_peers():
+def test_the_roc_on_the_grid_equals_insightfaces():
     golden = np.load(shared_path("golden/verification.npz"))
     found = grid_roc(
         squared_distances(golden["embeddings"].astype(np.float64)), golden["issame"].astype(bool)

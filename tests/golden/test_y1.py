@@ -1,4 +1,4 @@
-"""InsightFace's published MobileFaceNet y1, against what NumPy and onnxruntime measured of it."""
+"""InsightFace's published MobileFaceNet y1, compared with measurements by NumPy and onnxruntime."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def some_faces(count):
     return torch.stack([torch.from_numpy(decode_rgb(data, location="")) for data in pairs.images[:count]])
 
 
-def test_y1_scores_on_real_faces_as_measured_elsewhere():
+def test_y1_has_the_accuracy_on_real_faces_that_numpy_measured():
     faces, model = shared_path(FACES), shared_path("real/y1/model-symbol.json")
     options = Options(replicates=0)
     (found,) = evaluate(model, [str(faces)], faces.parent, device="cpu", options=options).results.values()
@@ -31,7 +31,7 @@ def test_y1_scores_on_real_faces_as_measured_elsewhere():
     assert found.metrics["auc"] == pytest.approx(0.99964, abs=5e-4)
 
 
-def test_y1_from_mxnet_and_from_onnx_gives_the_same_embeddings():
+def test_the_mxnet_and_onnx_files_of_y1_give_the_same_embeddings():
     image, found = some_faces(8), []
     for name in ("model-symbol.json", "y1_rgb_pm1.onnx"):
         opened = open_model(shared_path(f"real/y1/{name}"), torch.device("cpu"))
@@ -41,7 +41,7 @@ def test_y1_from_mxnet_and_from_onnx_gives_the_same_embeddings():
 
 
 @pytest.mark.parametrize("name", ["model-symbol.json", "y1_rgb_pm1.onnx"])
-def test_a_network_that_starts_from_y1_is_y1_also_while_it_trains(name):
+def test_a_network_initialized_from_y1_gives_its_embeddings_also_in_training_mode(name):
     path, (image, others) = shared_path(f"real/y1/{name}"), some_faces(128).chunk(2)
     opened, ours = open_model(path, torch.device("cpu")), build_backbone("mbf_small", embedding_size=128)
     initialize_backbone(ours, path, lambda: normalize(others))
@@ -49,5 +49,5 @@ def test_a_network_that_starts_from_y1_is_y1_also_while_it_trains(name):
         expected = opened.network(opened.prepare(image))
         torch.testing.assert_close(ours.eval()(normalize(image)), expected, atol=1e-4, rtol=1e-4)
         training = ours.train()(normalize(image))
-    # The ONNX file has lost the statistics of its norms; with others than the faces' this would be 0.6.
+    # The ONNX file has no batch-norm statistics. With other statistics than those of faces this would be 0.6.
     assert torch.nn.functional.cosine_similarity(training, expected).mean() > 0.85

@@ -1,4 +1,4 @@
-"""Small sets in the layouts of the public ones, of faces that a mean color tells apart."""
+"""Small evaluation sets in the layouts of IJB, TinyFace and MegaFace, with faces that differ in mean color."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def write_ijb(folder: Path, *, prefix: str = "ijbc", people: int = 8, seed: int 
     template_of, faces, points = [], [], []
     for template in range(3 * people):
         template_of.append(template % people)
-        for picture in range(int(random.integers(1, 5))):
+        for image_index in range(int(random.integers(1, 5))):
             name = f"{len(faces) + 1}.png"
-            (crops / name).write_bytes(_loose(template % people, len(faces), random, points))
-            faces.append(f"{name} {100 + template} {picture // 2}")
+            (crops / name).write_bytes(_loose_crop(template % people, len(faces), random, points))
+            faces.append(f"{name} {100 + template} {image_index // 2}")
             points[-1] = f"{name} {points[-1]} {random.uniform(0.5, 1):.5f}"
     (meta / f"{prefix}_face_tid_mid.txt").write_text("\n".join(faces) + "\n")
     (meta / f"{prefix}_name_5pts_score.txt").write_text("\n".join(points) + "\n")
@@ -31,21 +31,21 @@ def write_ijb(folder: Path, *, prefix: str = "ijbc", people: int = 8, seed: int 
     pairs = [f"{100 + a} {100 + b} {int(template_of[a] == template_of[b])}" for a in enrolled for b in probes]
     (meta / f"{prefix}_template_pair_label.txt").write_text("\n".join(random.permutation(pairs)) + "\n")
     for gallery, name in enumerate(("G1", "G2")):
-        _roster(
+        _write_subjects(
             meta / f"{prefix}_1N_gallery_{name}.csv", [t for t in enrolled if t % 2 == gallery], template_of
         )
-    _roster(meta / f"{prefix}_1N_probe_mixed.csv", list(probes), template_of)
+    _write_subjects(meta / f"{prefix}_1N_probe_mixed.csv", list(probes), template_of)
     return folder
 
 
-def _roster(path: Path, templates: list[int], template_of: list[int]) -> None:
-    # The official lists have a line for each image, and more columns.
+def _write_subjects(path: Path, templates: list[int], template_of: list[int]) -> None:
+    # Like the official lists: one line per image, and more columns.
     lines = [f"{100 + t},{7000 + template_of[t]},img/{n}.jpg,{n}" for t in templates for n in range(2)]
     path.write_text("\n".join(["TEMPLATE_ID,SUBJECT_ID,FILENAME,SIGHTING_ID", *lines]) + "\n")
 
 
-def _loose(person: int, variation: int, random: np.random.Generator, points: list[str]) -> bytes:
-    """Return an image of noise with a face somewhere in it, and note its landmarks."""
+def _loose_crop(person: int, variation: int, random: np.random.Generator, points: list[str]) -> bytes:
+    """Return an image of noise with a face at a random place, and append its landmarks to `points`."""
     scale, shift = random.uniform(0.5, 0.8), random.uniform(5, 30, 2)
     image = random.integers(0, 256, (150, 140, 3), dtype=np.uint8)
     side = round(112 * scale)
@@ -57,23 +57,23 @@ def _loose(person: int, variation: int, random: np.random.Generator, points: lis
     return bytes(cv2.imencode(".png", image)[1])
 
 
-def write_tinyface(folder: Path, *, people: int = 6, strangers: int = 30) -> Path:
-    """Write TinyFace's folders; an image's name begins with its person."""
+def write_tinyface(folder: Path, *, people: int = 6, distractors: int = 30) -> Path:
+    """Write TinyFace's folders; each file name begins with the subject number."""
     for person in range(people):
         for part, variation in (("Gallery_Match", 0), ("Gallery_Match", 1), ("Probe", 2), ("Probe", 3)):
             _write(folder / part / f"{person + 1}_{variation}.png", face(person, variation))
-    for stranger in range(strangers):
-        _write(folder / "Gallery_Distractor" / f"{stranger}.png", face(1000 + stranger))
+    for distractor in range(distractors):
+        _write(folder / "Gallery_Distractor" / f"{distractor}.png", face(1000 + distractor))
     return folder
 
 
-def write_megaface(folder: Path, *, people: int = 5, images: int = 3, strangers: int = 120) -> Path:
-    """Write probes, a folder per person, and distractors."""
+def write_megaface(folder: Path, *, people: int = 5, images: int = 3, distractors: int = 120) -> Path:
+    """Write MegaFace's probes, one folder per person, and its distractors."""
     for person in range(people):
-        for picture in range(images):
-            _write(folder / "probes" / f"person{person}" / f"{picture}.png", face(person, picture))
-    for stranger in range(strangers):
-        _write(folder / "distractors" / f"{stranger % 7}" / f"{stranger}.png", face(1000 + stranger))
+        for image_index in range(images):
+            _write(folder / "probes" / f"person{person}" / f"{image_index}.png", face(person, image_index))
+    for distractor in range(distractors):
+        _write(folder / "distractors" / f"{distractor % 7}" / f"{distractor}.png", face(1000 + distractor))
     return folder
 
 

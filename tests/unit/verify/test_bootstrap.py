@@ -21,7 +21,7 @@ def some_pairs(seed=0, pairs=300, subjects=40, decimals=1):
 
 
 def repeated(drawn_S, first, second):
-    """The pairs as often as a draw has them, one by one."""
+    """Return the indices of the pairs, each as often as the draw counts it."""
     times = np.where(
         first == second, drawn_S[first].astype(int), drawn_S[first].astype(int) * drawn_S[second]
     )
@@ -29,7 +29,7 @@ def repeated(drawn_S, first, second):
 
 
 @pytest.mark.parametrize("decimals", [1, 8])
-def test_a_draw_gives_the_numbers_of_the_pairs_written_out(decimals):
+def test_the_metrics_of_a_draw_equal_those_of_the_pairs_repeated_one_by_one(decimals):
     score, same, first, second = some_pairs(decimals=decimals)
     curve = WeightedCurve(score, same, first, second)
     for drawn_RS in draw_subjects(40, 20, pairs=0):
@@ -47,7 +47,7 @@ def test_a_draw_gives_the_numbers_of_the_pairs_written_out(decimals):
             assert found[2][row] == pytest.approx(tar_at_far(expected, 0.1))
 
 
-def test_a_draws_accuracy_is_that_of_folds_written_out():
+def test_the_fold_accuracy_of_a_draw_equals_that_of_loops_over_repeated_pairs():
     score, same, first, second = some_pairs(decimals=8)
     distance = 2 - 2 * score
     search = FoldSearch(distance, same, 10, first, second)
@@ -64,7 +64,7 @@ def test_a_draws_accuracy_is_that_of_folds_written_out():
             assert accuracy[row, number] == pytest.approx(np.mean((distance[test] < best) == same[test]))
 
 
-def test_every_subject_once_is_the_set_itself():
+def test_the_draw_with_every_subject_once_gives_the_metrics_of_the_set():
     score, same, first, second = some_pairs()
     found = pair_result(ScoredPairs(score, same, first, second, np.arange(40)), protocol="x", replicates=0)
     curve = roc(score, same)
@@ -74,9 +74,9 @@ def test_every_subject_once_is_the_set_itself():
     assert found.interval == {}
 
 
-def test_draws_do_not_depend_on_how_many_are_held_at_once():
+def test_draws_do_not_depend_on_the_number_in_memory_at_once():
     whole = np.concatenate(list(draw_subjects(30, 25, pairs=10)))
-    pieces = np.concatenate(list(draw_subjects(30, 25, pairs=bootstrap._CHUNK // 4)))
+    pieces = np.concatenate(list(draw_subjects(30, 25, pairs=bootstrap._MAX_WEIGHTS // 4)))
     np.testing.assert_array_equal(whole, pieces)
     assert (whole.sum(1) == 30).all()
     assert not np.array_equal(whole, np.concatenate(list(draw_subjects(30, 25, pairs=10, seed=1))))
@@ -99,27 +99,27 @@ def people(random, subjects, images=3):
     return ScoredPairs(scores[order], same[order], first[order], second[order], subject)
 
 
-def test_intervals_hold_what_a_large_population_gives_about_as_often_as_they_say():
+def test_at_least_90_percent_of_the_95_percent_intervals_contain_the_value_of_a_large_population():
     random = np.random.default_rng(1)
     truth = pair_result(people(random, 10_000), protocol="x", replicates=0).metrics
-    held = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
-    held_by_pairs = 0
+    contained = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
+    contained_by_pairs = 0
     for trial in range(100):
         pairs = people(random, 100)
         found = pair_result(pairs, protocol="x", replicates=200, seed=trial)
-        for name in held:
+        for name in contained:
             low, high = found.interval[name]
-            held[name] += low <= truth[name] <= high
-        # As if every pair were of two people of its own: too narrow.
+            contained[name] += low <= truth[name] <= high
+        # As if every pair had two subjects of its own: intervals that are too narrow.
         number = np.arange(2 * len(pairs.same_P))
         alone = ScoredPairs(pairs.score_P, pairs.same_P, number[0::2], number[0::2], number)
         low, high = pair_result(alone, protocol="x", replicates=200, seed=trial).interval["auc"]
-        held_by_pairs += low <= truth["auc"] <= high
-    assert all(count >= 90 for count in held.values()), held
-    assert held_by_pairs < held["auc"]
+        contained_by_pairs += low <= truth["auc"] <= high
+    assert all(count >= 90 for count in contained.values()), contained
+    assert contained_by_pairs < contained["auc"]
 
 
-def test_no_error_in_any_draw_is_no_proof_that_there_is_none():
+def test_an_interval_without_any_error_ends_at_the_binomial_limit():
     low, high = interval(np.ones(100), subjects=50)
     assert high == 1 and 1 - low == pytest.approx(1 - 0.025 ** (1 / 50))
     assert interval(np.zeros(100), subjects=50)[1] == pytest.approx(1 - low)
@@ -137,7 +137,7 @@ def test_subjects_are_the_connected_components_of_the_genuine_pairs(shape):
     assert np.array_equal(connected_subjects(first, second, same, 500), expected)
 
 
-def test_people_are_known_by_their_genuine_pairs_and_equal_images():
+def test_equal_images_and_genuine_pairs_connect_the_images_of_a_subject():
     image = dense_ids([b"a", b"b", b"b", b"c", b"d", b"e", b"a", b"d"])
     assert image.tolist() == [0, 1, 1, 2, 3, 4, 0, 3]
     same = np.array([True, True, False, False])
@@ -146,7 +146,7 @@ def test_people_are_known_by_their_genuine_pairs_and_equal_images():
     assert a == b == b2 == c == a2 and d == d2 and len({a, d, e}) == 3
 
 
-def test_folds_are_scored_as_without_the_bootstrap():
+def test_the_bootstrap_does_not_change_the_fold_accuracy():
     score, same, first, second = some_pairs(decimals=8)
     pairs = ScoredPairs(score, same, first, second, np.arange(40))
     result = pair_result(pairs, protocol="verification", replicates=50)

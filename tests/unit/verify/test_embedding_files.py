@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.errors import DataError
-from facetrain.verify import identification as nearest_module
+from facetrain.verify import identification
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 from facetrain.verify.identification import top_k
 
@@ -16,7 +16,7 @@ def some(count=7, size=4):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-def test_embeddings_come_back_as_they_were_written(tmp_path, suffix):
+def test_embeddings_are_read_as_they_were_written(tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
     save_embeddings(tmp_path / f"e{suffix}", some())
@@ -35,32 +35,32 @@ def test_a_table_of_embeddings_has_a_row_for_each_face(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-def test_what_is_no_file_of_embeddings_is_refused(tmp_path, suffix):
+def test_a_file_that_holds_no_embeddings_is_refused(tmp_path, suffix):
     path = tmp_path / f"e{suffix}"
     with pytest.raises(DataError, match="No such file"):
         load_embeddings(path)
-    path.write_bytes(b"nothing of the kind" * 9)
+    path.write_bytes(b"not an archive" * 9)
     with pytest.raises(DataError, match="not a file of embeddings"):
         load_embeddings(path)
 
 
-def test_embeddings_that_do_not_go_with_their_names_are_refused(tmp_path):
+def test_a_file_with_fewer_names_than_embeddings_is_refused(tmp_path):
     np.savez(tmp_path / "e.npz", embedding=np.ones((3, 4)), name=np.array(["a"]), label=np.zeros(3))
-    with pytest.raises(DataError, match="1 names and embeddings of shape"):
+    with pytest.raises(DataError, match="1 names, 3 labels and embeddings of shape"):
         load_embeddings(tmp_path / "e.npz")
     np.savez(tmp_path / "p.npz", embedding=np.ones((1, 4)), name=np.array(["a"], object), label=np.zeros(1))
     with pytest.raises(DataError, match="not a file of embeddings"):
         load_embeddings(tmp_path / "p.npz")
 
 
-def test_other_endings_are_refused():
-    with pytest.raises(DataError, match=r"written as \.npz or \.parquet"):
+def test_an_unknown_suffix_is_refused():
+    with pytest.raises(DataError, match=r"unknown suffix .* use \.npz or \.parquet"):
         save_embeddings(Path("e.csv"), some())
 
 
 @pytest.mark.parametrize("at_once", [3, 1 << 24])
-def test_the_nearest_are_those_of_a_full_sort(at_once, monkeypatch):
-    monkeypatch.setattr(nearest_module, "_AT_ONCE", at_once)
+def test_top_k_agrees_with_a_full_sort(at_once, monkeypatch):
+    monkeypatch.setattr(identification, "_MAX_SIMILARITIES", at_once)
     random = np.random.default_rng(0)
     probe, gallery = (
         random.normal(size=(9, 5)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""The open-set curve and the ranks, against loops over every probe, entry and threshold."""
+"""Open-set curve and ranks, compared with loops over every probe, entry and threshold."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from facetrain.verify.identification import identification_result, search
 def small_set(seed, *, probes=40, entries=25, people=12):
     """Embeddings of small whole numbers: many similarities are equal, and to the last bit.
 
-    Some people have no entry, some several; owner −1 is nobody's mate.
+    Some people have no entry, some several; subject −1 is the mate of no probe.
     """
     random = np.random.default_rng(seed)
     probe, entry = (random.integers(-4, 5, (count, 3)).astype(np.float64) for count in (probes, entries))
@@ -17,21 +17,21 @@ def small_set(seed, *, probes=40, entries=25, people=12):
 
 
 def by_loops(probe, sought, entry, owner):
-    """Return of every probe the mate's similarity or None, the best other's, and how many others reach the mate."""
+    """Return for every probe its mate's similarity or None, the best other entry's, and the rank of the mate."""
     found = []
     for vector, person in zip(probe, sought, strict=True):
         scores = [float(vector @ other) for other in entry]
-        own = [s for s, whose in zip(scores, owner, strict=True) if whose == person]
-        others = [s for s, whose in zip(scores, owner, strict=True) if whose != person]
-        mate = max(own) if own else None
-        found.append((mate, max(others), sum(s >= mate for s in others) if own else None))
+        mates = [s for s, subject in zip(scores, owner, strict=True) if subject == person]
+        others = [s for s, subject in zip(scores, owner, strict=True) if subject != person]
+        mate = max(mates) if mates else None
+        found.append((mate, max(others), sum(s >= mate for s in others) if mates else None))
     return found
 
 
 @pytest.mark.parametrize("at_once", [7, 1 << 24])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_point_of_the_open_set_curve_is_what_counting_gives(seed, at_once, monkeypatch):
-    monkeypatch.setattr("facetrain.verify.identification._AT_ONCE", at_once)
+def test_every_point_of_the_open_set_curve_equals_counting(seed, at_once, monkeypatch):
+    monkeypatch.setattr("facetrain.verify.identification._MAX_SIMILARITIES", at_once)
     given = small_set(seed)
     found, expected = search(*given), by_loops(*given)
     mates = np.array([mate for mate, _, _ in expected if mate is not None])
@@ -47,7 +47,7 @@ def test_every_point_of_the_open_set_curve_is_what_counting_gives(seed, at_once,
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_ranks_and_rates_are_what_counting_gives(seed):
+def test_ranks_and_rates_equal_counting(seed):
     given = small_set(seed)
     expected = by_loops(*given)
     result = identification_result([search(*given)], subjects=12, replicates=0)
@@ -57,13 +57,13 @@ def test_ranks_and_rates_are_what_counting_gives(seed):
     mates = np.array([mate for mate, _, _ in expected if mate is not None])
     alarms = np.array([other for mate, other, _ in expected if mate is None])
     allowed = [t for t in [*mates, *alarms, np.inf] if np.mean(alarms >= t) <= 0.1]
-    told = result.metrics["tpir@1e-01"]
-    assert (told is None) == (len(alarms) < 10)
-    if told is not None:
-        assert told == pytest.approx(np.mean(mates >= min(allowed)))
+    tpir = result.metrics["tpir@1e-01"]
+    assert (tpir is None) == (len(alarms) < 10)
+    if tpir is not None:
+        assert tpir == pytest.approx(np.mean(mates >= min(allowed)))
 
 
-def test_a_probe_whose_mate_an_entry_of_another_equals_is_not_found_first():
+def test_an_entry_as_similar_as_the_mate_ranks_before_it():
     probe, entry = np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [0.6, -0.8]])
     found = search(probe, np.array([0]), entry, np.array([0, -1]))
     assert found.rank_Q.tolist() == [1] and found.curve is None

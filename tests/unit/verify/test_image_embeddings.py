@@ -1,4 +1,4 @@
-"""What can be embedded, and under which names and labels it comes out."""
+"""Inputs that can be embedded, with the names and labels of their images."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def read(path):
     return list(images), list(names), np.asarray(labels).tolist()
 
 
-def test_images_alone_and_in_a_folder_have_their_names_and_no_label(tmp_path):
+def test_an_image_and_a_folder_of_images_have_file_names_and_no_labels(tmp_path):
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_bytes(encoded_image(ord(name[0])))
     (tmp_path / "notes.txt").write_text("no image")
@@ -34,7 +34,7 @@ def test_images_alone_and_in_a_folder_have_their_names_and_no_label(tmp_path):
     )
 
 
-def test_a_folder_per_person_gives_labels(tmp_path):
+def test_one_folder_per_person_gives_labels(tmp_path):
     for person, number in (("x", 1), ("x", 2), ("y", 3)):
         (tmp_path / person).mkdir(exist_ok=True)
         (tmp_path / person / f"{number}.png").write_bytes(encoded_image(number))
@@ -44,7 +44,7 @@ def test_a_folder_per_person_gives_labels(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.rec", "others.rec"])
-def test_records_of_any_name_are_those_of_that_name(tmp_path, name):
+def test_a_record_file_is_read_by_its_own_name(tmp_path, name):
     write_records(tmp_path / "of_others", [0, 0, 5])
     for suffix in ("rec", "idx"):
         (tmp_path / "of_others" / f"train.{suffix}").rename(tmp_path / f"others.{suffix}")
@@ -56,7 +56,7 @@ def test_records_of_any_name_are_those_of_that_name(tmp_path, name):
     assert all(name in where and f"key {n + 1}" in where for n, where in enumerate(names))
 
 
-def test_verification_sets_are_numbered(tmp_path):
+def test_images_of_a_verification_set_are_numbered(tmp_path):
     write_bin(tmp_path / "s.bin", [encoded_image(n) for n in range(4)], [True, False])
     assert read(tmp_path / "s.bin") == (
         [encoded_image(n) for n in range(4)],
@@ -66,7 +66,7 @@ def test_verification_sets_are_numbered(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["none.png", "none.rec", "none"])
-def test_what_is_not_there_is_said(tmp_path, name):
+def test_a_missing_input_is_named(tmp_path, name):
     with pytest.raises(DataError, match="none"):
         read(tmp_path / name)
 
@@ -85,7 +85,7 @@ class Seen(nn.Module):
         return embedding
 
 
-def test_a_network_embeds_in_bfloat16_where_that_is_asked_for():
+def test_bf16_runs_the_network_in_bfloat16():
     network, images = Seen(), [encoded_image(n) for n in range(9)]
     found = {}
     for bf16, dtype in ((False, torch.float32), (True, torch.bfloat16)):
@@ -96,23 +96,23 @@ def test_a_network_embeds_in_bfloat16_where_that_is_asked_for():
     assert 0 < gap < 0.02
 
 
-def test_embeddings_that_go_to_a_file_are_those_that_stay_in_memory(tmp_path, monkeypatch):
+def test_embeddings_in_a_spill_buffer_equal_those_in_memory(tmp_path, monkeypatch):
     options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
     network = build_backbone("iresnet", **options)
     save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
     write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
     reports, found = [], []
-    for most in (7, 3):
-        monkeypatch.setattr(image_embeddings, "_IN_MEMORY", most)
+    for chunk in (7, 3):
+        monkeypatch.setattr(image_embeddings, "_CHUNK", chunk)
         found.append(
             image_embeddings.embed_input(
                 tmp_path / "m.safetensors", tmp_path / "data", device="cpu", batch_size=2,
                 progress=lambda done, count: reports.append((done, count)),
             )
         )  # fmt: skip
-    whole, in_stretches = found
-    np.testing.assert_allclose(in_stretches.embedding, whole.embedding, atol=1e-6)
-    assert list(in_stretches.name) == list(whole.name) and in_stretches.label.tolist() == [
+    whole, in_chunks = found
+    np.testing.assert_allclose(in_chunks.embedding, whole.embedding, atol=1e-6)
+    assert list(in_chunks.name) == list(whole.name) and in_chunks.label.tolist() == [
         0,
         0,
         1,
@@ -124,8 +124,8 @@ def test_embeddings_that_go_to_a_file_are_those_that_stay_in_memory(tmp_path, mo
     assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
 
 
-def test_room_that_is_not_there_is_said_before_anything_is_written():
+def test_a_spill_buffer_larger_than_the_disk_is_refused_before_anything_is_written():
     array = spill_buffer((3, 5), np.float32)
     assert array.shape == (3, 5) and array.dtype == np.float32 and not array.any()
-    with pytest.raises(DataError, match="no room for .* bytes of scratch .* TMPDIR"):
+    with pytest.raises(DataError, match="cannot reserve .* bytes for the embeddings .* TMPDIR"):
         spill_buffer((1 << 40, 1 << 20), np.float32)

@@ -19,7 +19,7 @@ def test_a_model_does_not_differ_from_itself():
         assert (difference.interval, difference.p) == ((0, 0), 1)
 
 
-def test_a_worse_model_is_told_from_a_better_one_where_their_own_intervals_overlap():
+def test_a_worse_model_differs_significantly_although_the_intervals_overlap():
     better, worse = scored(0), scored(0.15)
     found = compare_results(better, worse)["auc"]
     assert better.interval["auc"][0] < worse.interval["auc"][1]
@@ -29,7 +29,7 @@ def test_a_worse_model_is_told_from_a_better_one_where_their_own_intervals_overl
     assert back.interval == pytest.approx((-found.interval[1], -found.interval[0])) and back.p == found.p
 
 
-def test_equally_good_models_seldom_differ():
+def test_equally_good_models_rarely_differ_significantly():
     seen = 0
     for seed in range(60):
         pairs = people(np.random.default_rng(seed), 60)

@@ -1,4 +1,4 @@
-"""Whole protocols on small sets in the official layouts, against loops over their files."""
+"""Whole protocols on small sets in the official layouts, compared with loops over their files."""
 
 import csv
 
@@ -21,7 +21,7 @@ FEW = Options(replicates=60)
 
 
 def colors(folder, names, landmarks, size=16):
-    """What mean color sees in the aligned faces: twice that, because a mirror image has the same."""
+    """Return the embeddings of `mean_color` for the aligned faces, times two because the mirror image has the same."""
     from facetrain.data.align import align
 
     rows = []
@@ -32,7 +32,7 @@ def colors(folder, names, landmarks, size=16):
 
 
 def templates_by_loops(folder, *, detection=True):
-    """InsightFace's evaluation of IJB, from the files, in loops."""
+    """Return the template embeddings by InsightFace's procedure, with loops over the lines of the lists."""
     rows = [line.split() for line in (folder / "meta/ijbc_name_5pts_score.txt").read_text().splitlines()]
     numbers = np.array([row[1:] for row in rows], float)
     seen = colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
@@ -71,7 +71,7 @@ def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
     assert low <= found.metrics["auc"] <= high
 
 
-def rosters(folder):
+def template_subjects(folder):
     for name in ("gallery_G1", "gallery_G2", "probe_mixed"):
         with (folder / f"meta/ijbc_1N_{name}.csv").open() as file:
             yield {int(row["TEMPLATE_ID"]): int(row["SUBJECT_ID"]) for row in csv.DictReader(file)}
@@ -81,17 +81,17 @@ def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
     folder = write_ijb(tmp_path / "ijbc", people=40)
     found = evaluate_set(open_evaluation_set("ijbc", tmp_path), embedder(), FEW)["ijbc_1n"]
     unit = templates_by_loops(folder)
-    *galleries, probes = rosters(folder)
+    *galleries, probes = template_subjects(folder)
     rank1, rank5, tpir = [], [], []
     for gallery in galleries:
         ranks, mates, others = [], [], []
         for probe, subject in probes.items():
             scored = sorted(
-                ((unit[probe] @ unit[t], owner == subject) for t, owner in gallery.items()), reverse=True
+                ((unit[probe] @ unit[t], other == subject) for t, other in gallery.items()), reverse=True
             )
             if subject in gallery.values():
-                ranks.append([own for _, own in scored].index(True))
-                mates.append(next(score for score, own in scored if own))
+                ranks.append([is_mate for _, is_mate in scored].index(True))
+                mates.append(next(score for score, is_mate in scored if is_mate))
             else:
                 others.append(scored[0][0])
         rank1.append(np.mean(np.array(ranks) < 1))
@@ -106,54 +106,67 @@ def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
     assert found.interval["rank1"][0] < found.metrics["rank1"] < found.interval["rank1"][1]
 
 
-def test_ijb_b_has_its_own_names_and_no_need_of_the_one_to_many_lists(tmp_path):
+def test_ijb_b_has_other_file_names_and_works_without_the_one_to_many_lists(tmp_path):
     folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
     for path in folder.glob("meta/*1N*"):
         path.unlink()
     assert evaluate_set(open_evaluation_set("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
 
 
-def test_a_name_means_the_bin_set_even_where_a_folder_of_images_has_it_too(tmp_path, monkeypatch):
+def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monkeypatch):
     write_bin(tmp_path / "lfw.bin", [face(n) for n in range(4)], [True, False])
     (tmp_path / "lfw").mkdir()
     monkeypatch.chdir(tmp_path)
     assert open_evaluation_set("lfw", tmp_path).images
-    with pytest.raises(PairsError, match="none of IJB"):
+    with pytest.raises(PairsError, match="unknown layout of an evaluation set"):
         open_evaluation_set("./lfw/", tmp_path / "lfw")
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "said"),
+    ("file", "damage", "message"),
     [
         ("template_pair_label", lambda t: t + "100 101 2\n", r"line 129: the label is 2"),
         (
             "template_pair_label",
             lambda t: t.replace("\n", "\nwhat 101 1\n", 1),
-            "line 2: not `template template 1`",
+            "line 2: expected `template template label`",
         ),
-        ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no image, among them 9999"),
-        ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "list other images: line 2"),
-        ("name_5pts_score", lambda t: t.split("\n", 1)[1], "list other images"),
-        ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), "line 1: 1 numbers after the name, not 2"),
+        (
+            "template_pair_label",
+            lambda t: t + "100 9999 1\n",
+            "1 templates have no image, among them template 9999",
+        ),
+        ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "differ: line 2"),
+        ("name_5pts_score", lambda t: t.split("\n", 1)[1], "must list the same images in the same order"),
+        (
+            "face_tid_mid",
+            lambda t: t.replace(" 100 ", " ", 1),
+            "line 1: expected a file name .* found 2 words",
+        ),
+        (
+            "face_tid_mid",
+            lambda t: t.replace("\n", "\n\n", 1),
+            "line 2: expected a file name .* found 0 words",
+        ),
         ("1N_probe_mixed", None, None),
-        ("template_pair_label", None, "there is no such list"),
+        ("template_pair_label", None, "no such file"),
     ],
 )
-def test_a_damaged_list_is_named_with_its_line(tmp_path, file, damage, said):
+def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, message):
     folder = write_ijb(tmp_path / "ijbc")
     (path,) = folder.glob(f"meta/ijbc_{file}.*")
     if damage:
         path.write_text(damage(path.read_text()))
     else:
         path.unlink()
-    if said is None:
+    if message is None:
         assert open_evaluation_set("ijbc", tmp_path).probes is None
         return
-    with pytest.raises(PairsError, match=said):
+    with pytest.raises(PairsError, match=message):
         open_evaluation_set("ijbc", tmp_path)
 
 
-def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
+def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface")
     found = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
     seen = {}
@@ -164,15 +177,15 @@ def test_tinyface_ranks_the_own_person_among_all_others(tmp_path):
     ranks = []
     for probe in (p for p in seen if p.parent.name == "Probe"):
         order = sorted(gallery, key=lambda p: -float(seen[p] @ seen[probe]))
-        own = [p.parent.name == "Gallery_Match" and p.name[0] == probe.name[0] for p in order]
-        ranks.append(own.index(True))
+        is_mate = [p.parent.name == "Gallery_Match" and p.name[0] == probe.name[0] for p in order]
+        ranks.append(is_mate.index(True))
     for rank in (1, 5, 10, 20):
         assert found.metrics[f"rank{rank}"] == pytest.approx(np.mean(np.array(ranks) < rank))
     assert (found.metrics["probes"], found.metrics["mated"], found.subjects) == (12, 12, 6)
     assert found.metrics["tpir@1e-01"] is None and found.curve is None
 
 
-def test_tinyfaces_own_lists_say_who_is_who(tmp_path):
+def test_tinyfaces_subject_lists_replace_the_file_names(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface" / "Testing_Set")
     by_name = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
     for part, key in (("Gallery_Match", "gallery"), ("Probe", "probe")):
@@ -186,45 +199,45 @@ def test_tinyfaces_own_lists_say_who_is_who(tmp_path):
         == by_name.metrics
     )
     (folder / "probe_img_ID_pairs.mat").write_bytes(b"nothing that MATLAB wrote" * 20)
-    with pytest.raises(PairsError, match=r"probe_img_ID_pairs.mat: not TinyFace's list"):
+    with pytest.raises(PairsError, match=r"probe_img_ID_pairs.mat: not a subject list of TinyFace"):
         open_evaluation_set("tinyface", tmp_path)
 
 
-def test_megaface_searches_each_mate_among_distractors_alone(tmp_path):
+def test_megaface_rates_fall_with_the_number_of_distractors(tmp_path):
     folder = write_megaface(tmp_path / "megaface")
     found = evaluate_set(open_evaluation_set("megaface", tmp_path), embedder(), FEW)["megaface"]
     assert {"rank1", "rank10", "rank1@10", "rank1@100"} < found.metrics.keys()
     assert (found.metrics["searches"], found.metrics["distractors"]) == (30, 120)
     assert found.metrics["rank1"] <= found.metrics["rank1@100"] <= found.metrics["rank1@10"]
     (folder / "distractors").rename(folder / "elsewhere")
-    with pytest.raises(PairsError, match="none of IJB"):
+    with pytest.raises(PairsError, match="unknown layout of an evaluation set"):
         open_evaluation_set("megaface", tmp_path)
 
 
-def test_images_that_insightfaces_lists_name_are_left_out_of_megaface(tmp_path):
+def test_images_on_insightfaces_noise_lists_are_excluded_from_megaface(tmp_path):
     folder = write_megaface(tmp_path / "megaface")
     for path in sorted((folder / "probes").rglob("*.png")):
         path.rename(path.with_name(f"{path.parent.name}_{path.name}"))
-    # As handed out: a remark, names with another suffix or a blank, tabs before a path; and one of no image here.
+    # As published: a comment, names with another suffix or a blank, a path after a tab; and a name without an image.
     (folder / "facescrub_noises.txt").write_text("# remark\nperson0_0.jpg\nperson1 2.png\nperson9_0.png\n")
     (folder / "megaface_noises.txt").write_text(
         "0\tdistractors/3/3.png\ndistractors/4/4.jpg\n\ndistractors/4/3.png\n"
     )
     target = open_evaluation_set("megaface", tmp_path)
     names = {"/".join(path.parts[-2:]) for path in (*target.probes.paths, *target.distractors.paths)}
-    left_out = {"person0/person0_0.png", "person1/person1_2.png", "3/3.png", "4/4.png"}
-    assert not names & left_out and len(names) == 15 + 120 - 4
+    excluded = {"person0/person0_0.png", "person1/person1_2.png", "3/3.png", "4/4.png"}
+    assert not names & excluded and len(names) == 15 + 120 - 4
     assert "4/11.png" in names and "3/10.png" in names
     found = evaluate_set(target, embedder(), FEW)["megaface"].metrics
     assert (found["searches"], found["distractors"], found["excluded_images"]) == (2 + 2 + 3 * 6, 118, 4)
     (folder / "megaface_noises.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PairsError, match=r"megaface_noises.txt: cannot be read"):
+    with pytest.raises(PairsError, match=r"megaface_noises.txt: cannot read the noise list"):
         open_evaluation_set("megaface", tmp_path)
 
 
 @pytest.mark.parametrize("at_once", [50, 1 << 24])
-def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
-    monkeypatch.setattr("facetrain.verify.megaface._AT_ONCE", at_once)
+def test_counts_of_closer_distractors_equal_full_comparisons(at_once, monkeypatch):
+    monkeypatch.setattr("facetrain.verify.megaface._MAX_SIMILARITIES", at_once)
     random = np.random.default_rng(0)
     unit = random.normal(size=(240, 3)).astype(np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -242,7 +255,7 @@ def test_ranks_among_distractors_are_counted(at_once, monkeypatch):
         np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
 
 
-def test_pairs_have_both_curves_their_folds_and_the_hardest_images(tmp_path):
+def test_a_set_of_pairs_has_both_curves_folds_intervals_and_hardest_pairs(tmp_path):
     random = np.random.default_rng(0)
     same = random.random(200) < 0.5
     images = []
@@ -271,7 +284,7 @@ def test_pairs_have_both_curves_their_folds_and_the_hardest_images(tmp_path):
     assert low < found.metrics["xnorm"] < high
 
 
-def test_a_network_that_has_diverged_is_named(tmp_path):
+def test_an_embedding_that_is_not_finite_is_an_error(tmp_path):
     write_ijb(tmp_path / "ijbc")
     from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The page of an evaluation."""
+"""HTML report of an evaluation."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def found():
     return Evaluation("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
 
 
-def test_the_page_holds_everything_it_shows_and_runs_nothing(found, tmp_path):
+def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
     page = write_report(tmp_path / "report", found, model="runs/a&b").read_text()
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
@@ -37,7 +37,7 @@ def test_the_page_holds_everything_it_shows_and_runs_nothing(found, tmp_path):
     assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
 
 
-def test_beside_the_page_lie_its_figures_and_its_numbers(found, tmp_path):
+def test_the_report_folder_has_the_figures_and_the_json(found, tmp_path):
     write_report(tmp_path, found, model="m")
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
@@ -65,23 +65,23 @@ def test_rates_are_drawn_on_logarithmic_axes(found):
 
 def test_axes_are_named_after_the_protocol(found):
     searched = replace(found.results["lfw"], protocol="identification")
-    for result, across, up in (
+    for result, xlabel, ylabel in (
         (found.results["lfw"], "false accept rate", "false reject rate"),
         (searched, "false positive identification rate", "false negative identification rate"),
     ):
         axes = result_figures(result)["det"].axes[0]
-        assert (axes.get_xlabel(), axes.get_ylabel()) == (across, up)
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (xlabel, ylabel)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
-def test_images_are_the_figures_in_pixels_however_well_the_pairs_are_told_apart(spread):
+def test_figure_images_are_drawn_for_good_and_bad_models(spread):
     random, same = np.random.default_rng(0), np.arange(40) % 2 == 0
     embedding_ND = random.normal(size=(80, 8))
     embedding_ND[1::2][same] = embedding_ND[0::2][same] + spread * embedding_ND[1::2][same]
     pairs = PairSet("lfw", [], same, subject=np.arange(80))
     result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=0)
-    pictures = figure_images(result)
-    assert set(pictures) == {"roc", "det", "scores", "folds"}
-    for pixels in pictures.values():
+    images_of = figure_images(result)
+    assert set(images_of) == {"roc", "det", "scores", "folds"}
+    for pixels in images_of.values():
         assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8
         assert (pixels[0, 0] == 255).all() and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20

@@ -15,7 +15,7 @@ def write(path, names, rows):
     return path
 
 
-def test_every_group_is_held_against_one_threshold():
+def test_all_groups_share_one_threshold():
     pairs = people(np.random.default_rng(0), 60)
     value = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
     groups = slice_groups(pairs, {"light": value}, 0.6, replicates=100)
@@ -39,21 +39,21 @@ def test_a_group_without_impostors_has_no_false_match_rate():
     json.dumps([group.as_json() for group in groups], allow_nan=False)
 
 
-def test_images_of_one_value_make_a_group_and_of_two_another(tmp_path):
+def test_a_pair_of_images_has_their_common_value_or_both(tmp_path):
     table = write(tmp_path / "t.csv", ["sex"], [["f"], ["f"], ["m"], ["f"], ["f"], ["m"]])
     assert read_slice_table(table, 3).columns["sex"].tolist() == ["f", "f / m", "f / m"]
 
 
-def test_a_table_of_images_says_who_they_show(tmp_path):
+def test_a_table_of_images_gives_the_subjects(tmp_path):
     table = write(tmp_path / "t.csv", ["subject", "sex"], [[70 + n % 13, "f"] for n in range(40)])
     found = read_slice_table(table, 20)
     assert found.subject.tolist() == [n % 13 for n in range(40)] and found.columns.keys() == {"sex"}
     table = write(tmp_path / "t.csv", ["subject"], [[n] for n in range(20)])
-    with pytest.raises(DataError, match="needs a row for each of 40 images"):
+    with pytest.raises(DataError, match="needs one row for each of 40 images"):
         read_slice_table(table, 20)
 
 
-def test_many_numbers_become_four_ranges_and_few_stay(tmp_path):
+def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
     table = write(tmp_path / "t.csv", ["age gap", "pose"], [[n, n % 3] for n in range(100)])
     found = read_slice_table(table, 100).columns
     assert sorted(set(found["pose"])) == ["0", "1", "2"]
@@ -62,30 +62,30 @@ def test_many_numbers_become_four_ranges_and_few_stay(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
-        ([["a"]], r"1 rows; a row for each of 3 pairs or 6 images"),
-        ([["a"], ["b", "c"], ["d"]], "row 3: 2 fields under 1 names"),
+        ([["a"]], "1 rows, expected one for each of 3 pairs or of 6 images"),
+        ([["a"], ["b", "c"], ["d"]], "row 3: 2 fields, but the header line has 1"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, said):
-    with pytest.raises(DataError, match=said):
+def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, message):
+    with pytest.raises(DataError, match=message):
         read_slice_table(write(tmp_path / "t.csv", ["x"], rows), 3)
     with pytest.raises(DataError, match="No such file"):
         read_slice_table(tmp_path / "none.csv", 3)
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(DataError, match=r"empty.csv"):
+    with pytest.raises(DataError, match=r"empty.csv: .* the file is empty"):
         read_slice_table(tmp_path / "empty.csv", 3)
 
 
-def test_a_result_is_written_as_json_that_any_reader_takes():
+def test_a_result_is_valid_json_with_a_short_curve():
     pairs = people(np.random.default_rng(0), 3000)
     result = pair_result(pairs, protocol="verification", replicates=10)
     found = json.loads(json.dumps(result.as_json(), allow_nan=False))
     curve = found["curve"]
     assert len(curve["far"]) == len(curve["tar"]) == len(curve["threshold"]) <= 512
     assert curve["far"] == sorted(curve["far"]) and (curve["far"][-1], curve["tar"][-1]) == (1, 1)
-    # The thinned curve still has the low rates: the area from it is that of all points.
+    # The thinned curve keeps the low rates, so its area is that of all points.
     assert np.trapezoid(curve["tar"], curve["far"]) == pytest.approx(found["auc"], abs=1e-3)
     assert found["tar@1e-06"] is None and "needs 1,000,000" in found["needs"]["tar@1e-06"]
     assert Result("x", {}).as_json()["curve"] is None

@@ -20,7 +20,7 @@ def pooled_by_loops(embedding, template, medium, weight):
 @pytest.mark.parametrize("at_once", [1, 40, 1 << 15])
 def test_pooling_equals_loops_over_templates_and_media(at_once, monkeypatch):
     random = np.random.default_rng(0)
-    monkeypatch.setattr(templates, "_ROWS", at_once)
+    monkeypatch.setattr(templates, "_MAX_IMAGES", at_once)
     embedding = random.normal(size=(300, 6)).astype(np.float32)
     # Media have the same numbers in several templates, and one template holds a third of all images.
     template, medium = random.choice([5, 9, 9, 40, 41], 300), random.integers(0, 4, 300)
@@ -34,9 +34,9 @@ def test_pooling_equals_loops_over_templates_and_media(at_once, monkeypatch):
 
 @pytest.mark.parametrize("pairs", [3, 4000])
 @pytest.mark.parametrize("products", [64, 1 << 24])
-def test_pairs_score_as_single_products_do(pairs, products, monkeypatch):
+def test_block_scores_equal_single_dot_products(pairs, products, monkeypatch):
     random = np.random.default_rng(1)
-    monkeypatch.setattr(templates, "_PRODUCTS", products)
+    monkeypatch.setattr(templates, "_MAX_PRODUCTS", products)
     unit = random.normal(size=(70, 8)).astype(np.float32)
     first, second = random.integers(0, 70, pairs), random.integers(20, 70, pairs)
     np.testing.assert_allclose(

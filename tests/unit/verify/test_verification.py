@@ -12,11 +12,11 @@ from facetrain.verify.verification import verification_result
 def scores(pairs=300, seed=0, decimals=2):
     random = np.random.default_rng(seed)
     same = random.random(pairs) < 0.5
-    # Rounded, so that scores tie; and that thresholds of the grid are met exactly.
+    # Rounded: some scores are equal, and some are exactly on a threshold of the grid.
     return np.round(random.normal(2.2 - 0.8 * same, 0.5).clip(0, 4), decimals), same
 
 
-def numbers(embedding, same):
+def metrics_of(embedding, same):
     pairs = PairSet("set", [], same, subject=np.arange(2 * len(same)))
     return verification_result(embedding, embedding, pairs, replicates=0)[0].available_metrics
 
@@ -34,7 +34,7 @@ def accuracy_by_double_loop(distance, same, folds=10):
 
 
 @pytest.mark.parametrize(("pairs", "seed"), [(300, 0), (600, 1), (123, 2), (10, 3)])
-def test_counting_all_thresholds_at_once_equals_the_double_loop(pairs, seed):
+def test_the_cumulative_search_equals_the_loop_over_folds_and_thresholds(pairs, seed):
     distance, same = scores(pairs, seed)
     accuracy, thresholds = accuracy_by_double_loop(distance, same)
     found = fold_accuracy(distance, same)
@@ -48,7 +48,7 @@ def test_fewer_pairs_than_folds_is_an_error():
 
 
 @pytest.mark.parametrize("decimals", [1, 8])
-def test_the_curve_and_its_area_are_scikit_learns(decimals):
+def test_the_roc_and_its_area_agree_with_scikit_learn(decimals):
     distance, same = scores(500, decimals=decimals)
     curve = roc(-distance, same)
     far, tar, _ = roc_curve(same, -distance, drop_intermediate=False)
@@ -58,7 +58,7 @@ def test_the_curve_and_its_area_are_scikit_learns(decimals):
 
 
 @pytest.mark.parametrize("far", [1e-1, 1e-2])
-def test_the_true_accept_rate_is_that_of_the_laxest_threshold_allowed(far):
+def test_tar_at_far_uses_the_lowest_threshold_within_the_limit(far):
     distance, same = scores(400)
     rates = [
         (np.mean(distance[same] <= t), np.mean(distance[~same] <= t))
@@ -68,14 +68,14 @@ def test_the_true_accept_rate_is_that_of_the_laxest_threshold_allowed(far):
     assert tar_at_far(roc(-distance, same), far) == pytest.approx(expected)
 
 
-def test_a_rate_that_no_impostor_has_tested_is_not_told():
+def test_tar_at_a_far_below_one_impostor_pair_is_not_available():
     distance, same = scores(400)
     assert tar_at_far(roc(-distance, same), 1e-3) is None
-    metrics = numbers(np.random.default_rng(0).normal(size=(800, 4)), same)
+    metrics = metrics_of(np.random.default_rng(0).normal(size=(800, 4)), same)
     assert "tar@1e-02" in metrics and "tar@1e-03" not in metrics
 
 
-def test_the_equal_error_rate_lies_where_both_errors_meet():
+def test_both_errors_are_equal_at_the_equal_error_rate():
     distance, same = scores(4000, decimals=8)
     rate = equal_error_rate(roc(-distance, same))
     threshold = np.quantile(distance[~same], rate)
@@ -85,7 +85,7 @@ def test_the_equal_error_rate_lies_where_both_errors_meet():
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("decimals", [1, 3])
-def test_the_equal_error_rate_is_the_root_that_scipy_finds(seed, decimals):
+def test_the_equal_error_rate_agrees_with_scipys_root(seed, decimals):
     distance, same = scores(300, seed, decimals)
     far, tar, _ = roc_curve(same, -distance, drop_intermediate=False)
     root = brentq(lambda rate: 1 - rate - np.interp(rate, far, tar), 0, 1, xtol=1e-12)
@@ -93,7 +93,7 @@ def test_the_equal_error_rate_is_the_root_that_scipy_finds(seed, decimals):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_thresholds_are_those_that_trying_every_score_finds(seed):
+def test_thresholds_agree_with_a_search_over_all_scores(seed):
     distance, same = scores(300, seed)
     score, tried = -distance, np.unique(-distance)[::-1]
     accepts = np.array([np.mean(score[~same] >= t) for t in tried])
@@ -104,13 +104,13 @@ def test_thresholds_are_those_that_trying_every_score_finds(seed):
         assert threshold_at(curve, far) == tried[accepts <= far][-1]
     best = score.max() + 1
     none = roc(np.append(score, best), np.append(same, False))
-    assert threshold_at(none, 1e-3) > best, "where the highest score is an impostor's, it accepts nobody"
+    assert threshold_at(none, 1e-3) > best, "an impostor pair with the highest score leaves no accepted pair"
 
 
 def test_pairs_of_one_kind_have_an_accuracy_and_no_curve():
-    metrics = numbers(np.ones((40, 4)), np.ones(20, bool))
+    metrics = metrics_of(np.ones((40, 4)), np.ones(20, bool))
     assert metrics["accuracy"] == 1.0 and "auc" not in metrics
 
 
-def test_embeddings_that_are_zero_do_not_divide_by_it():
-    assert numbers(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5
+def test_embeddings_of_zero_do_not_divide_by_zero():
+    assert metrics_of(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5

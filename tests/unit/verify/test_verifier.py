@@ -33,7 +33,7 @@ def make_verifier(*sets):
     return Verifier(sets, image_size=16, batch_size=7, device=torch.device("cpu"))
 
 
-def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
+def test_verification_separates_the_pairs_and_does_not_change_the_network():
     net = Net()
     net.norm.eval()
     before = {name: t.clone() for name, t in net.state_dict().items()}
@@ -47,14 +47,14 @@ def test_genuine_pairs_are_told_from_others_and_the_network_is_left_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_mean_length_is_that_of_images_and_mirrors_as_insightface_prints_it():
+def test_xnorm_is_the_mean_length_over_images_and_mirror_images():
     plain, mirrored = np.eye(4), 3 * np.eye(4)
     result, _ = verification_result(plain, mirrored, PairSet("set", [b""] * 4, np.array([True, False])))
     assert result.metrics["xnorm"] == 2
 
 
-def test_a_image_of_several_pairs_is_embedded_once_and_stands_in_each():
-    pictures = [encoded_image(number) for number in (4, 9, 4, 2, 9, 9)]
+def test_an_image_in_several_pairs_is_embedded_once():
+    images = [encoded_image(number) for number in (4, 9, 4, 2, 9, 9)]
     rows = []
 
     def embed(image_BCHW):
@@ -62,28 +62,28 @@ def test_a_image_of_several_pairs_is_embedded_once_and_stands_in_each():
         return image_BCHW.flatten(1)
 
     embedder = ImageEmbedder(embed, image_size=16, batch_size=2, device=torch.device("cpu"))
-    plain, mirrored = embedder.embed_plain_and_mirrored(pictures, name="set")
-    alone = [embedder.embed([one], name="set", flip=False)[0] for one in pictures]
+    plain, mirrored = embedder.embed_plain_and_mirrored(images, name="set")
+    alone = [embedder.embed([one], name="set", flip=False)[0] for one in images]
     assert sum(rows[:-6]) == 2 * 3
     assert np.array_equal(plain, np.stack(alone)) and np.array_equal(mirrored[0], mirrored[2])
     assert not np.array_equal(plain[0], plain[1]) and not np.array_equal(plain[0], mirrored[0])
 
 
-def test_a_network_that_has_diverged_has_no_accuracy():
+def test_a_diverged_network_has_accuracy_zero():
     net = Net()
     nn.init.constant_(net.fc.weight, float("nan"))
     result = dict(make_verifier(pair_set())(net))["set"]
     assert result.available_metrics["accuracy"] == 0 and figure_images(result) == {}
 
 
-def test_a_damaged_image_is_named_by_set_and_number():
+def test_a_damaged_image_is_named_by_set_and_index():
     pairs = pair_set()
     pairs.images[5] = b"nothing"
     with pytest.raises(ImageError, match="set: image 5"):
         dict(make_verifier(pairs)(Net()))
 
 
-def test_sets_are_found_by_name_or_path_and_missing_ones_named(tmp_path):
+def test_sets_are_found_by_name_or_path_and_a_missing_set_is_named(tmp_path):
     for name in ("lfw", "other"):
         write_bin(tmp_path / f"{name}.bin", [encoded_image(n) for n in range(4)], [True, False])
     sets = load_pair_sets(["lfw", str(tmp_path / "other.bin")], tmp_path)
