@@ -1,4 +1,4 @@
-"""`facetrain eval`, `embed` and `compare`: what a model makes of faces."""
+"""Commands `facetrain eval`, `facetrain embed` and `facetrain compare`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from facetrain.verify.formatting import format_evaluation
 Model = Annotated[
     Path,
     typer.Argument(
-        help="A run's folder, a checkpoint, .safetensors, arcface_torch's .pt or .pth, .onnx, MXNet's -symbol.json."
+        help="Model to run: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, "
+        "an .onnx file, or a -symbol.json file of MXNet."
     ),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="Embed in bfloat16.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward pass on each process.")]
+Bf16 = Annotated[
+    bool, typer.Option("--bf16", help="Run the network in bfloat16 autocast; the default is float32.")
+]
 
 
 def evaluate(
@@ -27,21 +30,30 @@ def evaluate(
     target: Annotated[
         list[str],
         typer.Option(
-            help="A .bin set, or a folder of IJB, TinyFace or MegaFace, by name in the data folder or by path; "
-            "may be repeated."
+            help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or MegaFace; a path, or a "
+            "name in the data folder. Repeat the option for several sets."
         ),
     ],
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the sets; by default the one of the run.")
+        Path | None,
+        typer.Option(
+            help="Folder of the sets that are given by name. The default is the evaluation folder of the run, or "
+            "the current folder if MODEL is not a run."
+        ),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Test the difference to this model on the same sets.")
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Second model: test the difference to it on the same sets and bootstrap draws.",
+        ),
     ] = None,
     slices: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[SET=]CSV",
-            help="Error rates by each column, which has a row for each pair or each image of the set.",
+            help="Table with one row for each pair or each image of a set of pairs: report error rates for each "
+            "value of each column. SET= is needed if there are several sets.",
         ),
     ] = None,
     slice_fmr: Annotated[
@@ -49,90 +61,102 @@ def evaluate(
         typer.Option(
             min=1e-9,
             max=1,
-            help="False match rate over all that sets the threshold of the slices; else the folds do.",
+            help="False match rate over all impostor pairs that defines the threshold of the slices, from 0 to 1. "
+            "The default is the mean threshold of the folds.",
         ),
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="BootstrapOptions of subjects for the 95 % intervals; 0 for none.")
+        int, typer.Option(min=0, help="Bootstrap draws of subjects for the 95 % intervals; 0 computes none.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of those draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap draws.")] = 0,
     flip: Annotated[
-        bool, typer.Option(help="Add mirror images; sets of pairs are always scored both ways.")
+        bool,
+        typer.Option(
+            help="Add the embedding of the mirror image. Sets of pairs are always scored with and without it."
+        ),
     ] = True,
     detector_score: Annotated[
-        bool, typer.Option(help="Weight IJB's images by the detector's confidence.")
+        bool, typer.Option(help="Weight the images of an IJB template by their detector scores.")
     ] = True,
     json_file: Annotated[
         Path | None,
         typer.Option(
-            "--json", metavar="FILE", help="Write the numbers here too; - for standard output alone."
+            "--json", metavar="FILE", help="Also write all metrics to this JSON file; - prints the JSON only."
         ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.html there, its figures and its numbers.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder for an HTML report with figures and metrics; needs facetrain[plot]."
+        ),
     ] = None,
     device: Device = "auto",
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
 ) -> None:
-    """Score a model by the published protocols, with exact curves and intervals over subjects."""
+    """Evaluate a model by the published protocols, with exact ROC curves and bootstrap intervals over subjects."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.evaluate import evaluate as score
+    from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.protocols import Options
 
-    for_scripts = str(json_file) == "-"
-    require_writable(None if for_scripts else json_file)
+    json_only = str(json_file) == "-"
+    # Check all outputs before the evaluation, which may take hours.
+    require_writable(None if json_only else json_file)
     if report is not None:
         from facetrain.verify.report import require_report
 
         require_report(report)
     with progress_bar("embedding") as progress:
-        found = score(
+        evaluation = evaluate_model(
             model,
             target,
             data_dir or data_dir_of(model),
             against=against,
-            tables=_tables(slices or [], target),
+            tables=_slice_tables(slices or [], target),
             options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
             device=device,
             batch_size=batch_size,
             bf16=bf16,
             progress=progress,
         )
-    if not found.is_leader:
+    if not evaluation.is_leader:
         return
     page = None
     if report is not None:
         from facetrain.verify.report import write_report
 
-        page = write_report(report, found, model=str(model))
-    result = json.dumps({"model": str(model)} | found.as_json(), indent=1)
-    if for_scripts:
-        typer.echo(result)
+        page = write_report(report, evaluation, model=str(model))
+    content = json.dumps({"model": str(model)} | evaluation.as_json(), indent=1)
+    if json_only:
+        typer.echo(content)
         return
-    typer.echo(f"{model}: {found.description}")
-    for line in format_evaluation(found):
+    typer.echo(f"{model}: {evaluation.description}")
+    for line in format_evaluation(evaluation):
         typer.echo(line)
     if page is not None:
         typer.echo(f"report: {page}")
     if json_file is not None:
-        write_text(json_file, result + "\n")
+        write_text(json_file, content + "\n")
 
 
 def embed(
     model: Model,
     input: Annotated[
-        Path, typer.Argument(help="An image, a folder of images or of a dataset, a .rec or a .bin.")
+        Path, typer.Argument(help="Images: one image, a folder of images, a dataset, a .rec or a .bin file.")
     ],
     output: Annotated[
-        Path, typer.Option(help="Where to write `embedding`, `name` and `label`: .npz or .parquet.")
+        Path,
+        typer.Option(
+            help="File for the columns `embedding`, `name` and `label`: .npz, or .parquet, which needs "
+            "facetrain[parquet]."
+        ),
     ],
     flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,
     device: Device = "auto",
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
 ) -> None:
-    """Embed images; the rows have length 1."""
+    """Write the embeddings of images to a file; every embedding has length 1."""
     from facetrain.cli.progress import progress_bar
     from facetrain.verify.embedding_files import require_format, save_embeddings
     from facetrain.verify.image_embeddings import embed_input
@@ -140,23 +164,22 @@ def embed(
     require_format(output)
     require_writable(output)
     with progress_bar("embedding") as progress:
-        found = embed_input(
+        embeddings = embed_input(
             model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, progress=progress
         )
-    save_embeddings(output, found)
-    typer.echo(f"{output}: {len(found.embedding):,} embeddings of {found.embedding.shape[1]} numbers")
+    save_embeddings(output, embeddings)
+    count, size = embeddings.embedding.shape
+    typer.echo(f"{output}: {count:,} embeddings of size {size}")
 
 
 def compare(
     model: Model,
-    first: Annotated[Path, typer.Argument(help="An image, aligned and cropped.")],
-    second: Annotated[Path, typer.Argument(help="Another.")],
+    first: Annotated[Path, typer.Argument(help="First image: an aligned face crop.")],
+    second: Annotated[Path, typer.Argument(help="Second image: an aligned face crop.")],
     device: Device = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
-    """Tell how alike two faces are: 1 the same direction, 0 unrelated."""
+    """Print the cosine similarity of two faces, from -1 to 1; unrelated faces have a value near 0."""
     from facetrain.verify.image_embeddings import embed_image_files
 
     embedding = embed_image_files(model, [first, second], device=device)
@@ -165,20 +188,21 @@ def compare(
 
 
 def data_dir_of(model: Path) -> Path:
-    """Return the folder of a run's verification sets; of a model that is no run, this folder."""
+    """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
     from facetrain.config.loading import load_config
 
     config = model / "config.yaml"
     return Path(load_config(config).eval_dir) if config.is_file() else Path()
 
 
-def _tables(slices: list[str], targets: list[str]) -> dict[str, Path]:
+def _slice_tables(slices: list[str], targets: list[str]) -> dict[str, Path]:
+    """Parse the values of --slices: return the paths of the tables by the name of the set."""
     from facetrain.errors import UsageError
 
     tables = {}
-    for given in slices:
-        name, equals, path = given.partition("=")
+    for value in slices:
+        name, equals, path = value.partition("=")
         if not equals and len(targets) > 1:
-            raise UsageError(f"--slices {given}: there are {len(targets)} sets; say which as SET={given}")
-        tables[name if equals else Path(targets[0]).stem] = Path(path if equals else given)
+            raise UsageError(f"--slices {value}: there are {len(targets)} sets; write --slices SET={value}")
+        tables[name if equals else Path(targets[0]).stem] = Path(path if equals else value)
     return tables

@@ -1,4 +1,4 @@
-"""`facetrain search`: who in a gallery looks most like each probe."""
+"""Command `facetrain search`: the most similar gallery entries for each probe."""
 
 from __future__ import annotations
 
@@ -16,57 +16,59 @@ from facetrain.cli.outputs import require_writable, write_text
 if TYPE_CHECKING:
     from facetrain.verify.embedding_files import Embeddings
 
-_WHAT = "embeddings as `facetrain embed` writes them (.npz, .parquet), or with --model images of any kind it takes"
+_INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"
 
 
 def search(
-    gallery: Annotated[Path, typer.Argument(help=f"Whom to search among: {_WHAT}.")],
-    probe: Annotated[Path, typer.Argument(help="Whom to look for: the same.")],
-    model: Annotated[Path | None, typer.Option(help="What embeds images.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Entries told for each probe.")] = 5,
+    gallery: Annotated[Path, typer.Argument(help=f"Faces to search among: {_INPUT}.")],
+    probe: Annotated[Path, typer.Argument(help=f"Faces to search for: {_INPUT}.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model that embeds GALLERY or PROBE if they are images.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of gallery entries per probe.")] = 5,
     threshold: Annotated[
-        float, typer.Option(min=-1, max=1, help="Leave out entries whose cosine is below this.")
+        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of a result, from -1 to 1.")
     ] = -1.0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help="Write probe, rank, entry and cosine here, a line for each."),
+        typer.Option(
+            metavar="CSV", help="Write probe, rank, name, label and cosine to this file, one line per result."
+        ),
     ] = None,
     device: Device = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
-    """Find the faces of a gallery that are most like each probe, by cosine similarity."""
+    """Find the most similar faces of a gallery for each probe, by cosine similarity."""
     from facetrain.errors import DataError
     from facetrain.verify.identification import top_k
 
     require_writable(output)
-    among, sought = _embeddings(gallery, model, device), _embeddings(probe, model, device)
-    if among.embedding.shape[1] != sought.embedding.shape[1]:
+    entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)
+    if entries.embedding.shape[1] != probes.embedding.shape[1]:
         raise DataError(
-            f"{gallery} has {among.embedding.shape[1]} numbers per face and {probe} {sought.embedding.shape[1]}; "
-            "both must come from one model"
+            f"{gallery} has embeddings of size {entries.embedding.shape[1]}, {probe} of size "
+            f"{probes.embedding.shape[1]}; embed both with one model"
         )
-    entry, cosine = top_k(sought.embedding, among.embedding, top)
-    found = [
+    row_QK, cosine_QK = top_k(probes.embedding, entries.embedding, top)
+    results = [
         {
             "probe": name,
             "found": [
-                {"name": among.name[row], "label": int(among.label[row]), "cosine": float(alike)}
-                for row, alike in zip(rows, values, strict=True)
-                if alike >= threshold
+                {"name": entries.name[row], "label": int(entries.label[row]), "cosine": float(cosine)}
+                for row, cosine in zip(rows, cosines, strict=True)
+                if cosine >= threshold
             ],
         }
-        for name, rows, values in zip(sought.name, entry.tolist(), cosine, strict=True)
+        for name, rows, cosines in zip(probes.name, row_QK.tolist(), cosine_QK, strict=True)
     ]
     if output is not None:
-        _write(output, found)
+        _write_csv(output, results)
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(results, indent=1))
     elif output is None:
-        typer.echo("\n".join(line for one in found for line in _lines(one)))
+        typer.echo("\n".join(line for result in results for line in _format_result(result)))
     else:
-        typer.echo(f"{output}: {len(found):,} probes in {len(among.name):,} entries")
+        typer.echo(f"{output}: searched {len(results):,} probes in {len(entries.name):,} gallery entries")
 
 
 def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
@@ -79,22 +81,22 @@ def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
         return load_embeddings(path)
     if model is None:
         raise UsageError(
-            f"{path}: is no file of embeddings ({', '.join(SUFFIXES)}); --model says what embeds it"
+            f"{path}: not a file of embeddings ({', '.join(SUFFIXES)}); add --model MODEL to embed its images"
         )
     with progress_bar(f"embedding {path}") as progress:
         return embed_input(model, path, device=device, progress=progress)
 
 
-def _lines(one: dict[str, Any]) -> list[str]:
-    entries = [f"  {entry['cosine']:.4f}  {entry['name']}" for entry in one["found"]]
-    return [one["probe"], *(entries or ["  nobody"])]
+def _format_result(result: dict[str, Any]) -> list[str]:
+    entries = [f"  {entry['cosine']:.4f}  {entry['name']}" for entry in result["found"]]
+    return [result["probe"], *(entries or ["  no entry reaches the threshold"])]
 
 
-def _write(path: Path, found: list[dict[str, Any]]) -> None:
+def _write_csv(path: Path, results: list[dict[str, Any]]) -> None:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["probe", "rank", "name", "label", "cosine"])
-    for one in found:
-        for rank, entry in enumerate(one["found"], start=1):
-            writer.writerow([one["probe"], rank, entry["name"], entry["label"], f"{entry['cosine']:.6f}"])
+    for result in results:
+        for rank, entry in enumerate(result["found"], start=1):
+            writer.writerow([result["probe"], rank, entry["name"], entry["label"], f"{entry['cosine']:.6f}"])
     write_text(path, table.getvalue())

@@ -66,8 +66,8 @@ def tar_at_far(curve: Roc, far: float) -> float | None:
     """Return TAR@FAR: the largest true accept rate among the points with a false accept rate of at most `far`.
 
     This is the metric of IJB-C (Maze et al., "IARPA Janus Benchmark-C", 2018); in ISO/IEC 19795-1 it is
-    1 − FNMR at an FMR limit. Return None if there are fewer than `1 / far` impostor pairs: the threshold
-    would then accept no impostor pair at all, and and the set cannot show the effect of a stricter one.
+    1 − FNMR at an FMR limit. Return None if there are fewer than `1 / far` impostor pairs: the limit would
+    then mean that no impostor pair is accepted, and the set cannot show whether that rate holds.
     """
     if curve.impostors * far < 1 - 1e-9:
         return None

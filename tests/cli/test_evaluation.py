@@ -82,13 +82,16 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
             "not one of the evaluated sets of pairs: pairs",
         ),
         (["--target", "pairs", "--slices", "absent.csv"], "No such file"),
-        (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "there are 2 sets; say which"),
+        (
+            ["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"],
+            "write --slices SET=t.csv",
+        ),
         (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
         (["--target", "pairs", "--device", "tpu"], "unknown device; choose one of auto, cpu, cuda"),
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
         (["--target", "pairs", "--json", "."], "is a folder; give the name of a file"),
-        (["--target", "pairs", "--report", "pairs.bin"], "is no folder; name one for the report"),
+        (["--target", "pairs", "--report", "pairs.bin"], "the report needs a folder, this is a file"),
     ],
 )
 def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
@@ -126,4 +129,4 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["name"] for row in rows if row["rank"] == "1"] == [f"gallery{n}.png" for n in range(6)]
     failed = facetrain("search", tmp_path / "gallery", tmp_path / "probe")
-    assert failed.returncode == 2 and "--model says what embeds it" in failed.stderr
+    assert failed.returncode == 2 and "add --model MODEL to embed its images" in failed.stderr
