@@ -1,1 +1,1 @@
-"""Who this process is among its ranks, how the ranks talk, and how they are started."""
+"""Distributed training: start of the ranks, process group, collectives and detection of lost ranks."""

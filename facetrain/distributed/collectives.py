@@ -1,7 +1,7 @@
-"""What the ranks say to one another. Every function is a collective: all ranks call it, in the same order.
+"""Collective operations. All ranks must call each of them, in the same order.
 
-With one process, or without a process group, each function is the identity that the mathematics says
-it is; callers never ask how many they are.
+With a single process, or without a process group, every operation is the identity: callers need no
+case for it.
 """
 
 # B local batch   G gathered batch (B times the world size)   D embedding   W world size
@@ -28,20 +28,20 @@ _traffic: list[Counter[str]] = []
 
 
 def world_size() -> int:
-    """Return how many ranks there are."""
+    """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return which rank this is."""
+    """Return the rank of this process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 @contextmanager
 def measured_traffic() -> Iterator[Counter[str]]:
-    """Count the bytes that this rank hands to each kind of collective inside the block.
+    """Count the bytes that this rank passes to each kind of collective within the block.
 
-    DDP's own all-reduce does not pass through here.
+    The gradients that DDP exchanges are not counted.
     """
     counter: Counter[str] = Counter()
     _traffic.append(counter)
@@ -57,34 +57,34 @@ def _record(kind: str, tensor: Tensor) -> None:
 
 
 class GatheredRows:
-    """Every rank's rows, stacked in rank order, with gradient: (B, D) -> (G, D); on their way while other work goes on.
+    """Asynchronous all-gather of rows, in rank order, with gradient: (B, D) -> (G, D).
 
-    All ranks must make one with the same B. The gradient of a row comes back summed over the ranks
-    and times the world size, because DDP will divide by it.
+    All ranks must have the same B. The gradient of a row is summed over the ranks and multiplied by the
+    world size, because DDP divides by it later.
     """
 
     def __init__(self, x_BD: Tensor) -> None:
-        """Send this rank's rows."""
+        """Start sending the rows of this rank."""
         self._x_BD = x_BD
         if world_size() > 1:
-            self._sent_BD = x_BD.detach().contiguous()  # kept: it is read until the others have it
+            self._sent_BD = x_BD.detach().contiguous()  # kept alive: the transfer reads it until `wait`
             _record("all_gather", self._sent_BD)
             self._stacked_WBD = self._sent_BD.new_empty((world_size(), *self._sent_BD.shape))
             self._work = _all_gather(self._stacked_WBD.view(-1), self._sent_BD.view(-1), async_op=True)
 
     def wait(self) -> Tensor:
-        """Return the rows of all ranks, once they are there."""
+        """Wait for the rows of all ranks and return them: (G, D)."""
         return _Arrived.apply(self._x_BD, self._arrive) if world_size() > 1 else self._x_BD
 
     def _arrive(self) -> Tensor:
-        """Wait for the rows, and return them without gradient: (W, B, D)."""
+        """Wait for the rows and return them without gradient: (W, B, D)."""
         with profiler_range("collectives"):
             self._work.wait()
         return self._stacked_WBD
 
 
 def gather_rows(x_BD: Tensor) -> Tensor:
-    """Gather rows and wait for them, as `GatheredRows` does: (B, D) -> (G, D)."""
+    """Gather the rows of all ranks in rank order, with gradient, as `GatheredRows` does: (B, D) -> (G, D)."""
     return GatheredRows(x_BD).wait()
 
 
@@ -96,8 +96,8 @@ class _Arrived(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_GD: Tensor) -> tuple[Tensor, None]:
         grad_BD = reduce_scatter_rows(grad_GD)
-        # The loss is one number for all ranks, not a mean of per-rank losses. DDP averages the
-        # backbone's gradients over the ranks as if it were the latter; this factor undoes that.
+        # The head's loss is a single value over the global batch, not a mean of losses per rank. DDP averages
+        # the backbone's gradients over the ranks as if it were such a mean; this factor cancels the division.
         return grad_BD * world_size(), None
 
 
@@ -114,7 +114,7 @@ def gather(x: Tensor) -> Tensor:
 
 
 def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
-    """Sum over the ranks, and keep this rank's rows: (G, D) -> (B, D). G must be a multiple of W."""
+    """Sum over the ranks and return the rows of this rank: (G, D) -> (B, D). G must be a multiple of W."""
     if world_size() == 1:
         return x_GD
     x_GD = x_GD.contiguous()
@@ -126,12 +126,12 @@ def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
 
 
 def sum_(x: Tensor) -> Tensor:
-    """Replace x by its sum over the ranks, and return it."""
+    """Sum x over the ranks in place, and return it."""
     return _all_reduce_(x, dist.ReduceOp.SUM)
 
 
 def max_(x: Tensor) -> Tensor:
-    """Replace x by its largest value over the ranks, element by element, and return it."""
+    """Take the element-wise maximum of x over the ranks in place, and return it."""
     return _all_reduce_(x, dist.ReduceOp.MAX)
 
 
@@ -144,7 +144,7 @@ def _all_reduce_(x: Tensor, op: Any) -> Tensor:
 
 
 def mean_all_(tensors: Iterable[Tensor]) -> None:
-    """Replace each floating-point tensor by its mean over the ranks, in one message per dtype."""
+    """Average each floating-point tensor over the ranks in place, with one all-reduce per dtype."""
     if world_size() == 1:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -158,18 +158,18 @@ def mean_all_(tensors: Iterable[Tensor]) -> None:
 
 
 def agree(flag: bool) -> bool:
-    """Whether the flag is set on every rank."""
+    """Return whether the flag is set on every rank."""
     return not any_rank(not flag)
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on at least one rank."""
-    # int32 on the host, not bool: no backend reduces bool, and gloo spares the GPU a synchronization.
+    """Return whether the flag is set on at least one rank."""
+    # int32 because no backend reduces bool; on the host because gloo needs no synchronization with the GPU.
     return bool(max_(torch.tensor([flag], dtype=torch.int32)).item())
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Return every rank's value, in rank order. Values travel as JSON, never as pickles."""
+    """Return the value of every rank, in rank order. Values are sent as JSON: unpickling could run code."""
     if world_size() == 1:
         return [value]
     encoded = json.dumps(value).encode()
@@ -182,10 +182,10 @@ def gather_json(value: Any) -> list[Any]:
 
 
 def broadcast_json(value: Any, source: int = 0) -> Any:
-    """Return the source rank's value on every rank."""
+    """Return the value of the source rank on every rank."""
     return gather_json(value if rank() == source else None)[source]
 
 
 def barrier() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called this."""
     sum_(torch.zeros(1, dtype=torch.int32))

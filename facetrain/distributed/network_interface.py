@@ -1,4 +1,4 @@
-"""Which network interface the ranks talk over."""
+"""Network interfaces of this host, and the one that gloo uses between the ranks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
-_CHOSEN_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SIOCGIFADDR = 0x8915  # from Linux's sockios.h
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface of this host that is up and has an IPv4 address."""
+    """Network interface that has an IPv4 address."""
 
     name: str
     address: str
     megabits: int | None
-    """What it says of its own speed; None where it does not say, as virtual ones."""
+    """Speed of the link in Mbit/s; None if it is unknown, as for virtual interfaces."""
 
 
 def interfaces() -> list[Interface]:
-    """Return the interfaces of this host, in the kernel's order. Linux only; elsewhere none."""
+    """Return the interfaces of this host, in the kernel's order. Linux only; an empty list elsewhere."""
     found = []
     for _, name in socket.if_nameindex() if hasattr(socket, "if_nameindex") else []:
         address = _address_of(name)
@@ -33,25 +33,28 @@ def interfaces() -> list[Interface]:
 
 
 def interface_in_use() -> Interface | None:
-    """Return the one that gloo takes: the one that is asked for, else the one of this host's own name."""
-    wanted = next((os.environ[key] for key in _CHOSEN_BY if key in os.environ), None)
+    """Return the interface that gloo uses: that of GLOO_SOCKET_IFNAME, else the one of the host name's address.
+
+    None if there is no such interface.
+    """
+    wanted = next((os.environ[key] for key in _VARIABLES if key in os.environ), None)
     try:
-        own = socket.gethostbyname(socket.gethostname())
+        host_address = socket.gethostbyname(socket.gethostname())
     except OSError:
-        own = ""
+        host_address = ""
     for interface in interfaces():
-        if interface.name == wanted if wanted else _same_network(interface.address, own):
+        if interface.name == wanted if wanted else _same_network(interface.address, host_address):
             return interface
     return None
 
 
-def _same_network(address: str, own: str) -> bool:
-    # Debian gives a host's name the address 127.0.1.1, which `lo` serves without naming it.
-    return address == own or (address.startswith("127.") and own.startswith("127."))
+def _same_network(address: str, host_address: str) -> bool:
+    # On Debian the host name has the address 127.0.1.1: `lo` serves it, but is listed with 127.0.0.1.
+    return address == host_address or (address.startswith("127.") and host_address.startswith("127."))
 
 
 def _address_of(name: str) -> str | None:
-    import fcntl  # not on Windows, which does not come this far
+    import fcntl  # here, not above: Windows has no fcntl, and never calls this function
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,7 +1,7 @@
-"""Batch normalization whose statistics span the ranks, on CPU as well as on CUDA.
+"""Synchronized batch normalization: statistics over the batches of all ranks, on CUDA and on CPU.
 
-torch's own SyncBatchNorm refuses CPU tensors. With this one, a run's mathematics depends on the
-global batch alone, not on how many ranks share it.
+`torch.nn.SyncBatchNorm` supports CUDA only (torch 2.13). With the version here, a run on CPU depends on the
+global batch alone, not on the number of ranks.
 """
 
 # N local samples and positions   C channels   W world size
@@ -17,27 +17,27 @@ from facetrain.distributed import collectives
 
 
 def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Replace every batch norm inside `module` by one over all ranks; names in its state stay the same."""
+    """Replace every batch norm inside `module` by a synchronized one. Names in the state dict stay the same."""
     if collectives.world_size() == 1:
         return module
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-            setattr(module, name, _HostSyncBatchNorm.taking_over(child))
+            setattr(module, name, _HostSyncBatchNorm.sharing_tensors_of(child))
         else:
             use_sync_batch_norm(child, device)
     return module
 
 
 class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over the ranks for tensors on the host. Every rank must bring as many samples."""
+    """Synchronized batch norm for CPU tensors. All ranks must have the same batch size."""
 
     @classmethod
-    def taking_over(cls, norm: nn.modules.batchnorm._BatchNorm) -> _HostSyncBatchNorm:
-        """Build one that shares the parameters and buffers of `norm`."""
+    def sharing_tensors_of(cls, norm: nn.modules.batchnorm._BatchNorm) -> _HostSyncBatchNorm:
+        """Return a synchronized norm that shares the parameters and buffers of `norm`."""
         sync = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        # Shared, not copied: an optimizer may already hold them.
+        # Shared, not copied: an optimizer may hold the parameters already.
         sync._parameters, sync._buffers = norm._parameters, norm._buffers
         return sync.train(norm.training)
 
@@ -46,7 +46,7 @@ class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"expected (samples, channels, …), got {tuple(input.shape)}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize (B, C, …) by the statistics of all ranks in training, else by the running ones."""
+        """Normalize (B, C, …): by the statistics of all ranks in training, by the running statistics in evaluation."""
         if not self.training:
             return super().forward(x)
         y, mean_C, var_C = _SyncNormalize.apply(x, self.weight, self.bias, self.eps)
@@ -69,7 +69,7 @@ class _SyncNormalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # float32 statistics also of bf16 activations, as torch's own kernels keep them.
+        # Statistics in float32 for bf16 activations, too, as in torch's own kernels.
         wide = x if x.dtype == torch.float64 else x.float()
         over = [dim for dim in range(x.dim()) if dim != 1]
         var_C, mean_C = torch.var_mean(wide, over, correction=0)
@@ -103,10 +103,10 @@ class _SyncNormalize(torch.autograd.Function):
 
 
 def _combine(mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance over all ranks from those of each, for as many samples on every rank.
+    """Return mean and variance over all ranks from those of each rank, for equal numbers of samples.
 
-    The variance of the whole is the mean variance plus the variance of the means, which does not
-    cancel as a difference of sums of squares would.
+    The total variance is the mean of the variances plus the variance of the means. A difference of
+    sums of squares would lose digits by cancellation.
     """
     means_WC, vars_WC = collectives.gather(torch.stack([mean_C, var_C])).unbind(1)
     return means_WC.mean(0), vars_WC.mean(0) + means_WC.var(0, correction=0)

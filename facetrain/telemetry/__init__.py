@@ -1,1 +1,1 @@
-"""What a run tells about itself: console, metrics.jsonl, TensorBoard, log.txt."""
+"""Output of a run: console, metrics.jsonl, TensorBoard and log.txt."""

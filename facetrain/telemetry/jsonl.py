@@ -1,58 +1,62 @@
-"""metrics.jsonl: one JSON object a line, for programs."""
+"""Files with one JSON object per line, such as metrics.jsonl."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
+from facetrain.files import error_reason, write_atomically
 from facetrain.telemetry.log import warn
 
 
 class JsonLines:
-    """Append records to a file. What a full disk does not take is kept, and written when there is room again."""
+    """Writer that appends records to a file. On a full disk it keeps them and writes them later."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
-        """Open for appending. With `resume_at`, forget what was recorded of later steps: they come again.
+        """Open a file for appending.
 
-        A record of that very step is not written twice.
+        Without `resume_at`, an existing file is removed. With it, records of later steps are removed,
+        because those steps are trained again, and a record that the file already has for that step is not
+        written a second time.
         """
-        self._already: set[bytes] = set()
+        self._known: set[str] = set()
         if resume_at is None:
             path.unlink(missing_ok=True)
         elif path.exists():
-            self._already = _keep_until(path, resume_at)
+            self._known = _truncate(path, resume_at)
+        # Unbuffered: what a failed write has left in a buffer of Python could not be found out.
         self._file = path.open("ab", buffering=0)
-        self._waiting = b""
-        self._is_refused = False
+        self._pending = b""
+        self._has_warned = False
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Write one record. A number that JSON cannot hold (NaN, infinity) is written as a string."""
-        record = {"step": step} | {name: _plain(value) for name, value in values.items()}
-        line = _line(record)
-        if line not in self._already:
-            self._waiting += line
-            self._write_out()
+        """Write one record. A number that JSON does not have (NaN, infinity) is written as a string."""
+        line = _line({"step": step} | {name: _json_value(value) for name, value in values.items()})
+        if line not in self._known:
+            self._pending += line.encode()
+            self._write_pending()
 
     def close(self) -> None:
         """Close the file."""
-        self._write_out()
+        self._write_pending()
         self._file.close()
 
-    def _write_out(self) -> None:
+    def _write_pending(self) -> None:
         try:
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
         except OSError as error:
-            if not self._is_refused:
-                warn(f"{self._file.name}: {error.strerror}; records are kept until they can be written")
-        self._is_refused = bool(self._waiting)
+            if not self._has_warned:
+                warn(
+                    f"{self._file.name}: {error_reason(error)}; records are kept in memory and written later"
+                )
+        self._has_warned = bool(self._pending)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, leaving out a last line that a crash has cut."""
+    """Return the records of a file, without a last line that a crash has cut off."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -62,21 +66,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _keep_until(path: Path, step: int) -> set[bytes]:
-    """Forget later records, and return the lines of the step itself."""
+def _truncate(path: Path, step: int) -> set[str]:
+    """Remove the records of later steps, and return the lines of the step itself."""
     kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
-    scratch = path.with_suffix(".tmp")
-    with scratch.open("wb") as file:
-        file.writelines(map(_line, kept))
-        file.flush()
-        os.fsync(file.fileno())  # a machine that goes down now must not leave an empty file under the name
-    os.replace(scratch, path)
+    write_atomically(path, "".join(map(_line, kept)))
     return {_line(record) for record in kept if record.get("step", 0) == step}
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return (json.dumps(record) + "\n").encode()
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

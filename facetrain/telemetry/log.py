@@ -1,4 +1,4 @@
-"""log.txt: what happened and when, in sentences."""
+"""Log file of a run: log.txt. All ranks of a host append to the same file."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ logger = logging.getLogger("facetrain")
 
 
 class _LogFile(logging.FileHandler):
-    """A file that may be on a full disk: what it does not take is lost, and training goes on."""
+    """File handler for a disk that may be full: lines that cannot be written are lost, and training goes on."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Keep quiet: logging's own way is a traceback for every line."""
+        """Do nothing: logging's default prints a traceback for every line."""
 
     def close(self) -> None:
-        """Close the file, whether or not it takes the last lines."""
+        """Close the file, even if its last lines cannot be written."""
         with suppress(OSError):
             super().close()
 
 
-def warn(line: str) -> None:
-    """Say what somebody should know while training goes on: in the log, which may be on a full disk, and aloud."""
-    logger.warning(line)
-    print(f"warning: {line}", file=sys.stderr, flush=True)
+def warn(message: str) -> None:
+    """Write a warning to the log and, because the log may be on a full disk, to standard error."""
+    logger.warning(message)
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def log_to(path: Path, rank: int) -> logging.Handler:
     """Write the log of this process to a file from now on; return the handler, for `stop_logging`."""
-    path.parent.mkdir(parents=True, exist_ok=True)  # a machine that does not share the run's folder has none
+    path.parent.mkdir(parents=True, exist_ok=True)  # missing on a host that does not share the run folder
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
@@ -40,6 +40,6 @@ def log_to(path: Path, rank: int) -> logging.Handler:
 
 
 def stop_logging(handler: logging.Handler) -> None:
-    """Close what `log_to` opened."""
+    """Close the file that `log_to` has opened."""
     logger.removeHandler(handler)
     handler.close()

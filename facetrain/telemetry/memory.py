@@ -1,4 +1,4 @@
-"""How much memory this process has needed."""
+"""Peak memory of this process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak so far in GiB: of the device's allocator on CUDA, of the process elsewhere."""
+    """Return the peak so far in GiB: memory allocated on a CUDA device, else resident memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    # Linux counts in KiB, macOS in bytes.
+    # Linux reports KiB, macOS bytes.
     unit = 2**30 if sys.platform == "darwin" else 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

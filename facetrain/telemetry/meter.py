@@ -1,4 +1,4 @@
-"""Sums of what happened since the last report, kept on the device until somebody asks."""
+"""Sums of the values of each step, kept on the device until they are reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Meter:
-    """Collect values at every step without waiting for the device; average them on request."""
+    """Means of values since the last report. Never synchronizes with the GPU, except in `report` and `state`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -18,20 +18,20 @@ class Meter:
         self._since = time.perf_counter()
 
     def add(self, name: str, value: Tensor | float) -> None:
-        """Take in a scalar; a tensor stays on its device."""
-        # float64, so that a sum is the same whether or not it went through a checkpoint.
+        """Add a scalar; a tensor stays on its device."""
+        # float64: a checkpoint saves the sum without rounding, so that a resumed run reports the same mean.
         value = value.detach().double() if isinstance(value, Tensor) else value
         self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def add_images(self, count: int) -> None:
-        """Count images for the rate."""
+        """Count images for `images_per_s`."""
         self._images += count
 
     def report(self) -> dict[str, float]:
-        """Return the mean of every value and `images_per_s` since the last report, and start anew.
+        """Return the mean of every value, and `images_per_s`, since the last report; then start again.
 
-        This is where the host waits for the device.
+        Synchronizes with the GPU.
         """
         names = list(self._sums)
         sums = [torch.as_tensor(self._sums[name], dtype=torch.float64).cpu() for name in names]
@@ -42,20 +42,20 @@ class Meter:
         return values
 
     def state(self) -> dict[str, Tensor]:
-        """Return the sums so far, for a checkpoint: the next report after a resume has them in it."""
+        """Return name -> (sum, count) as float64 tensors of shape (2,), for a checkpoint."""
         return {
             name: torch.stack(
-                # Its dtype said at once: a number of Python's would pass through float32.
+                # With a dtype: torch would convert a Python float to float32 first.
                 [torch.as_tensor(total, dtype=torch.float64).cpu(), torch.tensor(self._counts[name]).double()]
             )
             for name, total in self._sums.items()
         }
 
     def load_state(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Go on from saved sums."""
+        """Continue from the sums that `state` has returned."""
         for name, (total, count) in state.items():
             self._sums[name], self._counts[name] = total.to(device), int(count)
 
     def restart_clock(self) -> None:
-        """Leave out of the rate what has passed since the last report: a verification, say."""
+        """Exclude the time since the last report from `images_per_s`: after a verification, for example."""
         self._images, self._since = 0, time.perf_counter()

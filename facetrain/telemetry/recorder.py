@@ -1,4 +1,4 @@
-"""One place to report to, whatever listens."""
+"""Distribution of reports to files, TensorBoard and the console."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import numpy as np
 
 
 class Sink(Protocol):
-    """Something that takes numbers: a file, TensorBoard, a terminal."""
+    """Destination of numbers: a file, TensorBoard or the console."""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Take the values of a step."""
+        """Write the values of a step."""
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write what is left, and close."""
 
 
 class Board(Sink, Protocol):
-    """A sink that shows images too."""
+    """Sink that shows images, too."""
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
-        """Take images of a step by name, uint8 (H, W, 3)."""
+        """Show images of a step by name, uint8 (H, W, 3) in RGB."""
 
 
 class Recorder:
-    """Hand every report to all sinks; without sinks, as on every rank but the leader, to nobody."""
+    """Sends each report to all sinks. On ranks other than the leader there are none."""
 
     def __init__(self, sinks: Iterable[Sink] = (), board: Board | None = None) -> None:
-        """Take the sinks, and the one that images go to as well."""
+        """Take the sinks of numbers, and the board, which gets numbers and images."""
         self._sinks, self._board = [*sinks, *([board] if board else [])], board
 
     @property
     def has_board(self) -> bool:
-        """Whether somebody will see images: drawing them for nobody would only take time."""
+        """Whether images are shown. Without a board, callers need not draw them."""
         return self._board is not None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Take the values of a step."""
+        """Write the values of a step to all sinks."""
         for sink in self._sinks:
             sink.write(step, values)
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
-        """Take images of a step by name, uint8 (H, W, 3)."""
+        """Show images of a step by name, uint8 (H, W, 3) in RGB, on the board if there is one."""
         if self._board:
             self._board.show(step, images)
 

@@ -1,7 +1,8 @@
-"""The same numbers for TensorBoard, and images beside them.
+"""Event files for TensorBoard: the numbers of metrics.jsonl, and images.
 
-TensorBoard's own writer has a thread, which ends with a traceback when the disk is full, and half a record
-in its file hides all that follow. Here the file is written by whoever reports, whole records or none.
+Not `torch.utils.tensorboard` (torch 2.13, tensorboard 2.x): on a full disk the thread of its SummaryWriter ends
+with a traceback on standard error, every later call raises OSError, and half a record may stay in the file
+and hide the records after it. Its import takes as long as that of the modules used here.
 """
 
 from __future__ import annotations
@@ -17,31 +18,33 @@ from typing import Any
 import cv2
 import numpy as np
 
+from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
 
 
 class TensorBoard:
-    """Write scalars under the names that metrics.jsonl has, and images.
+    """Writer of scalars, under the names of metrics.jsonl, and of images.
 
-    What a full disk does not take is missing from the graphs; they go on when there is room again.
+    A record that a full disk does not take is missing in TensorBoard's graphs. Later records are written again.
     """
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
-        """Open a file; with `resume_at`, TensorBoard hides what an earlier process wrote of later steps."""
+        """Open a new file. With `resume_at`, TensorBoard hides what earlier files have for later steps."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        # Unbuffered: a record must be on the disk completely or not at all.
         self._file = (folder / name).open("ab", buffering=0)
-        self._opening = _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        """What comes before the first record."""
-        self._is_refused = False
+        self._header = _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        """Records to write before the first one."""
+        self._has_warned = False
         if resume_at is not None:
-            started = SessionLog(status=SessionLog.START)
-            self._opening += _framed(Event(wall_time=time.time(), step=resume_at + 1, session_log=started))
+            start = SessionLog(status=SessionLog.START)
+            self._header += _framed(Event(wall_time=time.time(), step=resume_at + 1, session_log=start))
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Write every number among the values."""
+        """Write all numbers among the values."""
         numbers = {
             name: value
             for name, value in values.items()
@@ -50,7 +53,7 @@ class TensorBoard:
         self._add(step, [{"tag": name, "simple_value": number} for name, number in numbers.items()])
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
-        """Write images by name, uint8 (H, W, 3)."""
+        """Write images by name, uint8 (H, W, 3) in RGB."""
         self._add(step, [{"tag": name, "image": _image(pixels)} for name, pixels in images.items()])
 
     def close(self) -> None:
@@ -62,23 +65,24 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         record = _framed(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        data, end = self._opening + record, self._file.seek(0, os.SEEK_END)
+        data, end = self._header + record, self._file.seek(0, os.SEEK_END)
         try:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
             with suppress(OSError):
-                self._file.truncate(end)
-            if not self._is_refused:
+                self._file.truncate(end)  # removes half a record, which would hide all that follow
+            if not self._has_warned:
                 warn(
-                    f"{self._file.name}: {error.strerror}; until there is room, TensorBoard's graphs have a gap"
+                    f"{self._file.name}: {error_reason(error)}; TensorBoard's graphs have a gap until writes succeed"
                 )
-            self._is_refused = True
+            self._has_warned = True
         else:
-            self._opening, self._is_refused = b"", False
+            self._header, self._has_warned = b"", False
 
 
 def _framed(event: Any) -> bytes:
+    """Return an event in the record format of TensorFlow: length, data and checksums."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = BytesIO()
@@ -88,5 +92,5 @@ def _framed(event: Any) -> bytes:
 
 def _image(pixels_HWC: np.ndarray) -> dict[str, Any]:
     height, width, _ = pixels_HWC.shape
-    _, encoded = cv2.imencode(".png", pixels_HWC[:, :, ::-1])
+    _, encoded = cv2.imencode(".png", pixels_HWC[:, :, ::-1])  # OpenCV expects BGR
     return {"height": height, "width": width, "colorspace": 3, "encoded_image_string": encoded.tobytes()}

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Run this on every machine. The run folder must be on storage that all of them see.
+# Train on several machines: run this script on every one. All of them must share the storage of the run folder.
 set -eu
 CONFIG=${CONFIG:-configs/glint360k_r100.yaml}
-FIRST=${FIRST:-node0:29400}   # name of the first machine, and a free port on it
-NODES=${NODES:-2}             # or MIN:MAX, to go on with fewer when some are lost
-GPUS=${GPUS:-8}               # of each machine
+FIRST=${FIRST:-node0:29400}   # host name of one machine, and a free port on it
+NODES=${NODES:-2}             # or MIN:MAX, to continue with fewer machines if some are lost
+GPUS=${GPUS:-8}               # GPUs of each machine
 MAX_RESTARTS=${MAX_RESTARTS:-10}
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM; torchrun's own are 30
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or a machine that comes later is not let in (torch 2.13)
-# Which network card the GPUs talk through: set it where there are several.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM; torchrun's default: 30
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a machine that starts later cannot join (torch 2.13)
+# Network interface between the machines. Set it if they have several.
 # export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 
 exec torchrun --nnodes "$NODES" --nproc-per-node "$GPUS" --max-restarts "$MAX_RESTARTS" \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Train on all GPUs of this machine; go on by itself after a failure.
+# Train on all GPUs of this machine, and restart from the newest checkpoint after a failure.
 set -eu
 CONFIG=${CONFIG:-configs/ms1mv3_r50.yaml}
 GPUS=${GPUS:-auto}            # or a number

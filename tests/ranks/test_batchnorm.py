@@ -37,7 +37,7 @@ def one_rank():
     return result
 
 
-def test_batch_norm_over_ranks_equals_one_process_with_the_whole_batch():
+def test_batch_norm_over_ranks_equals_batch_norm_of_the_global_batch_on_one_process():
     for world_size in (2, 3):
         x = images(world_size)
         target = torch.linspace(-1, 1, x.shape[0] * 64, dtype=torch.float64).view(-1, 64)
@@ -49,6 +49,6 @@ def test_batch_norm_over_ranks_equals_one_process_with_the_whole_batch():
             torch.testing.assert_close(result["state"], expected["state"])
 
 
-def test_with_one_process_the_networks_norms_are_left_as_they_are():
+def test_on_one_process_batch_norms_are_not_replaced():
     net = make_net()
     assert type(use_sync_batch_norm(net, torch.device("cpu"))[0]) is nn.BatchNorm2d

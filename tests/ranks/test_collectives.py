@@ -4,7 +4,7 @@ from facetrain.distributed import collectives
 from tests.support.ranks import run_ranks
 
 
-def talk():
+def call_collectives():
     rank, world_size = collectives.rank(), collectives.world_size()
     x = torch.full((2, 3), float(rank), requires_grad=True)
     gathered = collectives.gather_rows(x)
@@ -18,19 +18,19 @@ def talk():
         "kept": buffers[1],
         "agree": [collectives.agree(True), collectives.agree(rank > 0), collectives.any_rank(rank == 1)],
         "json": collectives.gather_json(["ä" * rank, rank]),
-        "said": collectives.broadcast_json({"from": rank}, source=1),
+        "broadcast": collectives.broadcast_json({"from": rank}, source=1),
         "max": collectives.max_(torch.tensor([rank, -rank])),
     }
 
 
-def test_ranks_hear_what_they_say_to_one_another():
-    for rank, heard in enumerate(results := run_ranks(3, talk)):
-        assert heard["gathered"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
-        # Each of three ranks gives row i the gradient i; summed, and times the world size for DDP's mean.
-        assert heard["grad"][:, 0].tolist() == [3 * 3 * (2 * rank), 3 * 3 * (2 * rank + 1)]
-        assert heard["mean"].item() == 1.0 and heard["kept"].item() == rank
-        assert heard["agree"] == [True, False, True]
-        assert heard["json"] == [["", 0], ["ä", 1], ["ää", 2]]
-        assert heard["said"] == {"from": 1}
-        assert heard["max"].tolist() == [2, 0]
+def test_collectives_return_the_values_of_all_ranks():
+    for rank, result in enumerate(results := run_ranks(3, call_collectives)):
+        assert result["gathered"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+        # The gradient of row i is i on each of three ranks: summed, and times the world size for DDP's mean.
+        assert result["grad"][:, 0].tolist() == [3 * 3 * (2 * rank), 3 * 3 * (2 * rank + 1)]
+        assert result["mean"].item() == 1.0 and result["kept"].item() == rank
+        assert result["agree"] == [True, False, True]
+        assert result["json"] == [["", 0], ["ä", 1], ["ää", 2]]
+        assert result["broadcast"] == {"from": 1}
+        assert result["max"].tolist() == [2, 0]
     assert len(results) == 3

@@ -1,4 +1,4 @@
-"""Ranks that die, hang, fail or are told to stop: the others go on or end, one of them says why, none stays behind."""
+"""Ranks that are killed, hang, fail or receive a signal: one message gives the reason, and no process is left."""
 
 import os
 import re
@@ -23,28 +23,28 @@ LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
 BLOCKED_BY_SIGUSR2 = """
 import signal, threading
 
-def wait_without_end(number, frame):
+def block(number, frame):
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
-signal.signal(signal.SIGUSR2, wait_without_end)
+signal.signal(signal.SIGUSR2, block)
 """
 
 
 def ranks_of(agent):
-    """The worker processes of an agent, by rank."""
-    found = {}
+    """Return rank -> process of the ranks that an agent has started."""
+    ranks = {}
     for pid in descendants(agent):
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
-            continue  # one that has ended meanwhile
+            continue  # the process has ended in the meantime
         if b"facetrain" in command and any(v.startswith(b"RANK=") for v in variables):
             (rank,) = (int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK="))
-            found[rank] = pid
-    return found
+            ranks[rank] = pid
+    return ranks
 
 
 def wait_for_step(folder, step, process):
@@ -56,13 +56,13 @@ def wait_for_step(folder, step, process):
 
 
 def wait_for_checkpoint(folder):
-    """Wait until one stands: it is saved in the background."""
+    """Wait for the first complete checkpoint: checkpoints are saved in the background."""
     while not complete_steps(folder / "checkpoints"):
         time.sleep(0.01)
 
 
 def wait_for_handlers(process):
-    """Wait until both ranks heed signals: they begin by verifying."""
+    """Wait until both ranks have installed their signal handlers, which they do before the first verification."""
     deadline = time.monotonic() + 120
     while True:
         masks = [Path(f"/proc/{pid}/status").read_text() for pid in ranks_of(process.pid).values()]
@@ -76,11 +76,11 @@ def wait_for_handlers(process):
 
 
 @pytest.fixture
-def begun(describe, tmp_path):
-    """A run on two ranks that has come to its sixth step, and what belongs to it."""
+def started_run(describe, tmp_path):
+    """Start a run on two ranks and wait for its sixth step; return its folder and its launcher."""
     processes = []
 
-    def begin(*options, **described):
+    def start_run(*options, **described):
         folder = tmp_path / "run"
         process = start(
             "train", "--config", describe(**described), "--run-dir", folder, "--nproc-per-node", 2, *options
@@ -89,67 +89,73 @@ def begun(describe, tmp_path):
         wait_for_step(folder, 6, process)
         return folder, process
 
-    yield begin
+    yield start_run
     for process in processes:
         kill([process.pid, *descendants(process.pid)])
         process.communicate()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_that_dies_is_started_again_and_the_run_records_what_it_would_have(
-    describe, tmp_path, begun, ranks
+def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninterrupted_run(
+    describe, tmp_path, started_run, ranks
 ):
     whole, count = tmp_path / "whole", ("--nproc-per-node", ranks)
     checked(facetrain("train", "--config", describe(steps=40), "--run-dir", whole, *count))
-    folder, process = begun("--max-restarts", 1, *count, steps=40)
-    before = list(ranks_of(process.pid).values()) or descendants(process.pid)[:1]
+    folder, process = started_run("--max-restarts", 1, *count, steps=40)
+    before = list(ranks_of(process.pid).values())
+    assert len(before) == ranks
     wait_for_checkpoint(folder)
     kill([before[-1]])
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0 and "resuming from step" in said, said
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0 and "resuming from step" in stderr, stderr
     assert metrics(folder) == metrics(whole)
     assert not wait_until_gone(before, 5)
 
 
 @pytest.mark.parametrize("victim", ["agent", "rank"])
-def test_nothing_outlives_what_it_belongs_to(begun, victim):
+def test_no_process_outlives_its_run(started_run, victim):
     memory = set(Path("/dev/shm").iterdir())
-    folder, process = begun(*LONG)
-    there = descendants(process.pid)
+    folder, process = started_run(*LONG)
+    processes = descendants(process.pid)
     ranks = ranks_of(process.pid)
-    assert len(there) > len(ranks) == 2, "there must be reading processes too"
+    assert len(processes) > len(ranks) == 2, "there must be reading processes, too"
     wait_for_checkpoint(folder)
     kill([process.pid if victim == "agent" else ranks[1]])
-    assert not wait_until_gone(there, 40)
-    _, said = process.communicate(timeout=40)
+    assert not wait_until_gone(processes, 40)
+    _, stderr = process.communicate(timeout=40)
     assert set(Path("/dev/shm").iterdir()) <= memory
     Checkpoint.open(folder).verify()
     if victim == "rank":
-        assert f"error: rank 1 (process {ranks[1]}) was ended by SIGKILL" in said
-        assert said.count("error:") == 1 and "Traceback" not in said
+        assert f"error: rank 1 (process {ranks[1]}) was ended by SIGKILL" in stderr
+        assert stderr.count("error:") == 1 and "Traceback" not in stderr
 
 
 @pytest.mark.long
-def test_a_rank_that_hangs_is_named_and_ended(begun):
-    _, process = begun(*LONG, "--set", "train.timeout_s=5")
+def test_a_rank_that_hangs_is_named_and_ended(started_run):
+    _, process = started_run(*LONG, "--set", "train.timeout_s=5")
     ranks = ranks_of(process.pid)
     os.kill(ranks[1], signal.SIGSTOP)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 1 and said.count("error:") == 1 and "Traceback" not in said, said
-    assert re.search(rf"error: rank 1 \(\S+, process {ranks[1]}\) did not answer rank 0 for 5 s", said), said
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1 and stderr.count("error:") == 1 and "Traceback" not in stderr, stderr
+    assert re.search(rf"error: rank 1 \(\S+, process {ranks[1]}\) did not answer rank 0 for 5 s", stderr), (
+        stderr
+    )
     assert not wait_until_gone(ranks.values(), 5)
 
 
 @pytest.fixture
 def two_agents(describe, tmp_path):
-    """A run on two agents of one rank each that has come to its sixth step: the agents and the processes, by rank."""
+    """Start a run on two agents with one rank each and wait for its sixth step.
+
+    Return rank -> agent and rank -> process.
+    """
     (tmp_path / "sitecustomize.py").write_text(BLOCKED_BY_SIGUSR2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = []
 
-    def begin(*options):
+    def start_run(*options):
         folder = tmp_path / "run"
         started.extend(
             start(
@@ -160,10 +166,10 @@ def two_agents(describe, tmp_path):
             for _ in range(2)
         )  # fmt: skip
         wait_for_step(folder, 6, started[0])
-        owner = {rank: agent for agent in started for rank in ranks_of(agent.pid)}
-        return owner, {rank: pid for agent in started for rank, pid in ranks_of(agent.pid).items()}
+        agent_of = {rank: agent for agent in started for rank in ranks_of(agent.pid)}
+        return agent_of, {rank: pid for agent in started for rank, pid in ranks_of(agent.pid).items()}
 
-    yield begin
+    yield start_run
     kill(pid for agent in started for pid in [agent.pid, *descendants(agent.pid)])
     for agent in started:
         agent.communicate()
@@ -182,36 +188,34 @@ def two_agents(describe, tmp_path):
     ],
     ids=["stopped", "stuck"],
 )
-def test_where_there_are_two_machines_a_rank_that_hangs_is_named_by_the_other_and_ended_by_its_guard(
+def test_with_two_agents_a_rank_that_hangs_is_named_by_the_other_and_ended_by_its_watchdog(
     two_agents, victim, number, reason
 ):
-    owner, ranks = two_agents()
+    agent_of, ranks = two_agents()
     os.kill(ranks[victim], number)
-    said = {rank: agent.communicate(timeout=90)[1] for rank, agent in owner.items()}
-    assert [agent.returncode for agent in owner.values()] == [1, 1]
+    stderr = {rank: agent.communicate(timeout=90)[1] for rank, agent in agent_of.items()}
+    assert [agent.returncode for agent in agent_of.values()] == [1, 1]
     named = rf"error: rank {victim} \(\S+, process {ranks[victim]}\) did not answer rank {1 - victim} for 5 s"
-    assert re.search(named, said[1 - victim]), said
-    last = said[victim].splitlines()[-1]
-    assert re.search(rf"rank {victim} \(process {ranks[victim]}\) {reason}", last), said
-    assert "Traceback" not in "".join(said.values()) and not wait_until_gone(ranks.values(), 5)
+    assert re.search(named, stderr[1 - victim]), stderr
+    last = stderr[victim].splitlines()[-1]
+    assert re.search(rf"rank {victim} \(process {ranks[victim]}\) {reason}", last), stderr
+    assert "Traceback" not in "".join(stderr.values()) and not wait_until_gone(ranks.values(), 5)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
-def test_a_signal_to_the_launcher_saves_and_ends_within_the_bound_that_is_said(begun, number, code):
-    folder, process = begun(*LONG, "--set", "checkpoint.every_steps=100000")
+def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started_run, number, code):
+    folder, process = started_run(*LONG, "--set", "checkpoint.every_steps=100000")
     since = time.monotonic()
     process.send_signal(number)
-    _, said = process.communicate(timeout=120)
-    (bound,) = re.findall(rf"{number.name}: saving step \d+ and stopping, within (\d+) s", said)
-    assert time.monotonic() - since < int(bound) == 300
-    assert process.returncode == code and "facetrain resume" in said and "Traceback" not in said, said
+    _, stderr = process.communicate(timeout=120)
+    (limit,) = re.findall(rf"{number.name}: saving step \d+ and stopping, within (\d+) s", stderr)
+    assert time.monotonic() - since < int(limit) == 300
+    assert process.returncode == code and "facetrain resume" in stderr and "Traceback" not in stderr, stderr
     Checkpoint.open(folder).verify()
 
 
 @pytest.mark.long
-def test_a_signal_in_the_middle_of_a_verification_ends_it_and_the_run_records_what_it_would_have(
-    describe, dataset, tmp_path
-):
+def test_a_verification_that_a_signal_interrupts_is_repeated_after_the_resume(describe, dataset, tmp_path):
     write_bin(dataset / "data" / "long.bin", [encoded_image(n, 32) for n in range(1200)], [True, False] * 300)
     both = ["--set", "eval.targets=[long]", "--set", "eval.batch_size=1", "--nproc-per-node", 2]
     whole, folder = tmp_path / "whole", tmp_path / "run"
@@ -221,11 +225,11 @@ def test_a_signal_in_the_middle_of_a_verification_ends_it_and_the_run_records_wh
         process = start(*command)
         wait(process)
         process.terminate()
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 143 and "Traceback" not in said, said
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 143 and "Traceback" not in stderr, stderr
         assert (
-            f"saving step {step} and stopping" in said
-            and "verification is left to `facetrain resume`" in said
+            f"saving step {step} and stopping" in stderr
+            and "verification is left to `facetrain resume`" in stderr
         )
         assert Checkpoint.open(folder).step == step
         assert not [r for r in metrics(folder) if r["step"] == step and "long/accuracy" in r]
@@ -235,20 +239,20 @@ def test_a_signal_in_the_middle_of_a_verification_ends_it_and_the_run_records_wh
     assert not Checkpoint.open(folder).meta["unverified"]
 
 
-def test_ctrl_c_twice_ends_even_what_hangs_at_once(begun):
-    _, process = begun(*LONG)
+def test_a_second_ctrl_c_ends_even_ranks_that_hang_at_once(started_run):
+    _, process = started_run(*LONG)
     ranks = ranks_of(process.pid)
     os.kill(ranks[1], signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert process.poll() is None, "it waits for ranks that may be saving"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=10)
-    assert process.returncode == 130 and said.count("error: interrupted") == 1, said
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == 130 and stderr.count("error: interrupted") == 1, stderr
     assert not wait_until_gone(ranks.values(), 5)
 
 
-def test_a_record_that_one_rank_cannot_read_ends_all_with_one_message(describe, dataset, tmp_path):
+def test_a_record_that_one_rank_cannot_read_ends_all_ranks_with_one_message(describe, dataset, tmp_path):
     shutil.copytree(dataset / "data", tmp_path / "data")
     path = tmp_path / "data" / "train.rec"
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""One run on two hosts: the way between them is cut and healed, one of them is lost and comes back."""
+"""One run on two hosts: the network between them is cut and repaired, and one of them is lost and returns."""
 
 import json
 import os
@@ -15,34 +15,35 @@ from tests.support.command import environment
 from tests.support.hosts import two_hosts
 from tests.support.processes import descendants, kill, wait_until_gone
 
-# An agent that is not heard of for three seconds is lost; who comes has two seconds to be in this round.
+# An agent counts as lost after three seconds without a keep-alive. A round of the rendezvous waits two seconds
+# for more agents.
 QUICK = "join_timeout=120,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
-def start_agent(host, meeting_point, config, folder):
-    """Start one rank on a host, as `recipes/launch/many_nodes.sh` does."""
+def start_agent(host, store_host, config, folder):
+    """Start an agent with one rank on a host, as `recipes/launch/many_nodes.sh` does."""
     command = host.command(
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", 1,
-        "--max-restarts", 20, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{meeting_point.address}:29400",
+        "--max-restarts", 20, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store_host.address}:29400",
         "--rdzv-id", "hosts", "--local-addr", host.address,
-        "--rdzv-conf", f"{QUICK},is_host={int(host == meeting_point)}",
+        "--rdzv-conf", f"{QUICK},is_host={int(host == store_host)}",
         "-m", "facetrain", "train", "--config", config, "--run-dir", folder,
         "--set", "train.max_steps=100000", "--set", "train.epochs=100000", "--set", "train.timeout_s=8",
     )  # fmt: skip
-    with folder.with_name(f"said_{host.name}").open("ab") as said:
+    with folder.with_name(f"output_{host.name}").open("ab") as output:
         return subprocess.Popen(
             command,
             env=environment(GLOO_SOCKET_IFNAME=host.interface, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
 
 
-def trains_on(folder, ranks, agent, timeout_s=90):
-    """Wait until the run has come three steps further on so many ranks; return where it stands."""
+def wait_for_training(folder, ranks, agent, timeout_s=90):
+    """Wait until the run has made three steps on so many ranks; return its step."""
     deadline, first = time.monotonic() + timeout_s, None
     while time.monotonic() < deadline:
-        assert agent.poll() is None, "the agent at which all meet has ended"
+        assert agent.poll() is None, "the agent that hosts the rendezvous has ended"
         time.sleep(0.1)
         try:
             size = json.loads((folder / "environment.json").read_text())["world_size"]
@@ -52,29 +53,29 @@ def trains_on(folder, ranks, agent, timeout_s=90):
         first = step if first is None or size != ranks or step < first else first
         if step >= first + 3:
             return step
-    raise AssertionError(f"it does not train on {ranks} ranks")
+    raise AssertionError(f"the run does not train on {ranks} ranks")
 
 
 @pytest.mark.long
-def test_a_run_survives_a_cut_and_a_lost_host_and_takes_both_back(describe, tmp_path):
+def test_a_run_survives_a_cut_network_and_a_lost_host_and_takes_the_host_back(describe, tmp_path):
     config, folder = describe(checkpoint="every_steps: 2, keep: 3"), tmp_path / "run"
     with two_hosts() as (first, second):
         agents = [start_agent(host, first, config, folder) for host in (first, second)]
         try:
-            steps = [trains_on(folder, 2, agents[0])]
+            steps = [wait_for_training(folder, 2, agents[0])]
             second.set_link("down")
-            steps.append(trains_on(folder, 1, agents[0]))
+            steps.append(wait_for_training(folder, 1, agents[0]))
             second.set_link("up")
-            steps.append(trains_on(folder, 2, agents[0]))
+            steps.append(wait_for_training(folder, 2, agents[0]))
             kill([agents[1].pid, *descendants(agents[1].pid)])
-            steps.append(trains_on(folder, 1, agents[0]))
+            steps.append(wait_for_training(folder, 1, agents[0]))
             agents.append(start_agent(second, first, config, folder))
-            steps.append(trains_on(folder, 2, agents[0]))
-            assert steps == sorted(steps), "every change goes on from where the run was"
-            there = descendants(os.getpid())
+            steps.append(wait_for_training(folder, 2, agents[0]))
+            assert steps == sorted(steps), "after every change training continues from where it was"
+            processes = descendants(os.getpid())
             for agent in (agents[0], agents[2]):
                 agent.send_signal(signal.SIGTERM)
-            assert not wait_until_gone(there, 40)
+            assert not wait_until_gone(processes, 40)
         finally:
             kill(pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)])
             for agent in agents:

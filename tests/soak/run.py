@@ -1,8 +1,8 @@
-"""Train under fire for a while: `python -m tests.soak.run --minutes 60`.
+"""Soak test: train with random faults for some time: `python -m tests.soak.run --minutes 60`.
 
-Runs are killed at random moments (all their processes, one rank, or the agent alone), go on with
-`facetrain resume`, on another number of ranks in some, while the disk fills up and empties again. After
-every kill each checkpoint is verified; at its end a run is compared with one that nobody disturbed.
+Runs are killed at random moments (all processes, one rank, or the launcher alone) and continued with
+`facetrain resume`, in one scenario on another number of ranks, while the disk fills up and empties again.
+Every checkpoint is verified after every kill. At its end a run is compared with an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from tests.soak.fire import Tally, under_fire
-from tests.soak.scenes import SCENES, draw_dataset
+from tests.soak.faults import Tally, train_with_faults
+from tests.soak.scenarios import SCENARIOS, write_dataset
 from tests.support.processes import adopt_orphans
 
 _COLUMNS = {
@@ -33,42 +33,44 @@ _COLUMNS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=None, help="by default another one each time")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration; default: 60")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the faults; default: the time")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON and nothing else")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="facetrain-soak-") as folder:
         tallies = soak(Path(folder), options.minutes * 60, random.Random(seed))
-    figures = {
+    counts = {
         "minutes": options.minutes, "seed": seed, "torch": torch.__version__,
-        "python": platform.python_version(), "scenes": [asdict(tally) for tally in tallies],
+        "python": platform.python_version(), "scenarios": [asdict(tally) for tally in tallies],
     }  # fmt: skip
-    print(json.dumps(figures, indent=1) if options.json else table(tallies))
+    print(json.dumps(counts, indent=1) if options.json else table(tallies))
     sys.exit(any(tally.faults for tally in tallies))
 
 
 def soak(folder: Path, seconds: float, rng: random.Random) -> list[Tally]:
-    """Go through the scenes, again and again, until the time is over."""
-    draw_dataset(folder / "data")
-    until = time.monotonic() + seconds
-    tallies = [Tally(scene.name) for scene in SCENES]
-    while time.monotonic() < until:
-        for scene, tally in zip(SCENES, tallies, strict=True):
-            if time.monotonic() < until:
-                under_fire(scene, tally, folder, rng)
+    """Train all scenarios again and again until the time is over."""
+    write_dataset(folder / "data")
+    deadline = time.monotonic() + seconds
+    tallies = [Tally(scenario.name) for scenario in SCENARIOS]
+    while time.monotonic() < deadline:
+        for scenario, tally in zip(SCENARIOS, tallies, strict=True):
+            if time.monotonic() < deadline:
+                train_with_faults(scenario, tally, folder, rng)
                 print(json.dumps(asdict(tally)), file=sys.stderr, flush=True)
     return tallies
 
 
 def table(tallies: list[Tally]) -> str:
-    """Tell the figures in lines."""
-    width = max(len(tally.scene) for tally in tallies)
+    """Format the counts as a table."""
+    width = max(len(tally.scenario) for tally in tallies)
     lines = [" " * width + "".join(f"{head:>11}" for head in _COLUMNS.values())]
     for tally in tallies:
-        lines.append(f"{tally.scene:{width}}" + "".join(f"{getattr(tally, name):11,}" for name in _COLUMNS))
-    lines += [f"fault: {tally.scene}: {fault}" for tally in tallies for fault in tally.faults]
+        lines.append(
+            f"{tally.scenario:{width}}" + "".join(f"{getattr(tally, name):11,}" for name in _COLUMNS)
+        )
+    lines += [f"fault: {tally.scenario}: {fault}" for tally in tallies for fault in tally.faults]
     return "\n".join(lines)
 
 

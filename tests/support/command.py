@@ -1,4 +1,4 @@
-"""The command line as a user calls it: in a process of its own."""
+"""Calls of the command line, in a new process as a user does, or in this one."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Return a clean environment: one thread per process, so that results do not depend on the machine."""
+    """Return a clean environment with one thread per process: results do not depend on the machine."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
 
 
 def facetrain(*arguments: object, **options) -> subprocess.CompletedProcess:
-    """Run `facetrain ARGUMENTS` and wait for its end."""
+    """Run `facetrain ARGUMENTS` in a new process and wait for its end."""
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, **options)
 
 
 def refusal(*arguments: object) -> FacetrainError:
-    """Return the error that `facetrain ARGUMENTS` ends with: run in this process, which saves seconds."""
+    """Return the error that `facetrain ARGUMENTS` ends with. Runs in this process, which saves seconds."""
     try:
         app([*map(str, arguments)])
     except FacetrainError as error:
         return error
     except SystemExit as ended:
         raise AssertionError(f"ended with {ended.code}") from ended
-    raise AssertionError("was not refused")
+    raise AssertionError("ended without an error")
 
 
 def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
@@ -53,9 +53,9 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
 
 
 def start(*arguments: object, **variables: str) -> subprocess.Popen:
-    """Start `facetrain ARGUMENTS`, to be met while it runs, with more variables in its environment.
+    """Start `facetrain ARGUMENTS` with additional environment variables, and return the running process.
 
-    It hears Ctrl-C also where the tests do not, as in a script's background.
+    Its SIGINT has the default action even if the tests run in the background of a script, which ignores it.
     """
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""TensorBoard's files, read back."""
+"""Reader of TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_events(folder: Path) -> Any:
-    """Return an accumulator with all that a folder's event files hold."""
+    """Return an EventAccumulator with all scalars and images of a folder's event files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})

@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them: two hosts, as far as the network can tell."""
+"""Two network namespaces with a virtual cable between them, as two hosts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 
 @dataclass(frozen=True)
 class Host:
-    """A namespace, its end of the cable, and the address there."""
+    """Network namespace, with its end of the cable and the address there."""
 
     name: str
     interface: str
     address: str
 
     def command(self, *arguments: object) -> list[str]:
-        """Return the command that runs another one on this host."""
+        """Return a command line that runs the given one on this host."""
         return ["ip", "netns", "exec", self.name, *map(str, arguments)]
 
     def set_link(self, state: str) -> None:
-        """Pull the cable out (`down`) or put it back in (`up`)."""
+        """Disconnect the cable ("down") or connect it ("up")."""
         _ip("-n", self.name, "link", "set", self.interface, state)
 
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Lay a cable between two new hosts; skip the calling test where that is not allowed."""
-    # Names of interfaces have fifteen letters at most.
+    """Create two hosts with a cable between them; skip the calling test if that is not permitted."""
+    # Linux limits interface names to 15 characters.
     hosts = [Host(f"ft{os.getpid()}{end}", f"ft{end}{os.getpid()}", f"10.77.0.{end}") for end in (1, 2)]
     first, second = hosts
     try:
@@ -41,7 +41,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             "peer", "name", second.interface, "netns", second.name)  # fmt: skip
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         _remove(hosts)
-        pytest.skip(f"needs the right to make network namespaces: {getattr(error, 'stderr', error)}")
+        pytest.skip(f"needs the permission to create network namespaces: {getattr(error, 'stderr', error)}")
     try:
         for host in hosts:
             _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.interface)

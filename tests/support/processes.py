@@ -1,4 +1,4 @@
-"""Processes that were started, and all that those have started: found, killed, waited for."""
+"""Child processes and their children: list them, kill them, wait for their end."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # from Linux's prctl.h
 
 
 def adopt_orphans() -> None:
-    """Have every process whose parent dies become a child of this one, so that none can hide."""
+    """Make this process the parent of every descendant whose parent ends, so that `descendants` finds it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the living processes that come from one, parents first."""
+    """Return the running descendants of a process, parents first."""
     found: list[int] = []
     for child in _children(pid):
         if is_alive(child):
@@ -28,7 +28,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there; one that has ended and was not waited for yet is not."""
+    """Return whether a process runs. A process that has ended, but was not waited for, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -36,7 +36,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """End processes at once, as the loss of a machine does."""
+    """Send SIGKILL to processes."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
-    """Wait for processes to end; return those that have not."""
+    """Wait for processes to end; return those that still run after `timeout_s`."""
     deadline, left = time.monotonic() + timeout_s, list(pids)
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -59,5 +59,5 @@ def _children(pid: int) -> list[int]:
         try:
             found += map(int, task.read_text().split())
         except OSError:
-            continue  # a thread that has ended meanwhile
+            continue  # the thread has ended in the meantime
     return found

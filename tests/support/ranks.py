@@ -1,4 +1,4 @@
-"""Run a function on several real gloo processes and bring back what each returned."""
+"""Calls of a function on several gloo processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch.multiprocessing as mp
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call `function(*args)` on every rank of a new group; return the results in rank order.
 
-    `function` stands at the top level of a module and returns tensors, arrays, numbers, strings, or
-    lists and dicts of them. The first rank that raises fails the caller with that rank's traceback.
+    `function` must be defined at the top level of a module, and return tensors, arrays, numbers, strings, or
+    lists and dicts of them. An exception on a rank is raised here with the traceback of that rank.
     """
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_worker, (world_size, function, args, folder), nprocs=world_size)

@@ -1,4 +1,4 @@
-"""Where the peers' recorded numbers and the real faces lie, for tests that use them where they are."""
+"""Path of shared material that is not in the repository: reference numbers and real face images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
 def shared_path(name: str) -> Path:
-    """Return a file or folder of the shared material; skip the calling test where it is absent."""
+    """Return the path of a shared file or folder; skip the calling test if it is absent."""
     path = _SHARED / name
     if not path.exists():
         pytest.skip(f"needs {name} of the shared material, which is not on this machine")

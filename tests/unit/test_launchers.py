@@ -1,4 +1,4 @@
-"""Launchers and containers, as far as they can be examined without a cluster."""
+"""Launch scripts, Kubernetes manifests and container files, checked without a cluster."""
 
 import shlex
 import shutil
@@ -26,7 +26,7 @@ def documents(path):
 
 
 def find(node, key):
-    """Yield every value that stands under `key`, however deep."""
+    """Yield every value of `key` at any depth."""
     if isinstance(node, dict):
         for name, value in node.items():
             if name == key:
@@ -38,7 +38,7 @@ def find(node, key):
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_a_kubernetes_manifest_trains_goes_on_and_shares_memory(path):
+def test_a_kubernetes_manifest_trains_resumes_and_mounts_shared_memory(path):
     found = documents(path)
     assert all({"apiVersion", "kind", "metadata", "spec"} <= set(document) for document in found)
     (arguments,) = [value for value in find(found, "args") if value]
@@ -50,7 +50,7 @@ def test_a_kubernetes_manifest_trains_goes_on_and_shares_memory(path):
     assert sorted(mounts) == ["/data", "/dev/shm", "/runs"]
 
 
-def test_the_indexed_job_meets_at_its_first_pod():
+def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
     service, job = documents(ROOT / "recipes" / "launch" / "indexed_job.yaml")
     spec, template = job["spec"], job["spec"]["template"]
     assert service["spec"]["clusterIP"] == "None"
@@ -75,7 +75,7 @@ def test_two_containers_are_two_nodes_of_one_job(path):
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
-def test_docker_compose_takes_the_file(path):
+def test_docker_compose_accepts_the_file(path):
     if shutil.which("docker-compose"):
         command = ["docker-compose"]
     elif subprocess.run(["sh", "-c", "docker compose version"], capture_output=True).returncode == 0:
@@ -87,7 +87,7 @@ def test_docker_compose_takes_the_file(path):
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cpu"])
-def test_an_image_is_pinned_runs_as_nobody_special_and_tells_its_health(name):
+def test_an_image_is_pinned_runs_as_an_ordinary_user_and_has_a_health_check(name):
     text = (ROOT / "docker" / name).read_text()
     lines = text.replace("\\\n", " ").splitlines()
     instructions = [line.split()[0] for line in lines if line and line[0].isupper()]

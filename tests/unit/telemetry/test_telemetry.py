@@ -14,7 +14,7 @@ from tests.support.events import read_events
 from tests.support.faults import full, small_disk
 
 
-def test_the_meter_averages_what_came_since_the_last_report():
+def test_the_meter_reports_means_since_the_last_report():
     meter = Meter()
     for loss in (1.0, 3.0):
         meter.add("loss", torch.tensor(loss, requires_grad=True))
@@ -25,7 +25,7 @@ def test_the_meter_averages_what_came_since_the_last_report():
     assert set(meter.report()) == {"images_per_s"}
 
 
-def test_records_of_steps_after_the_checkpoint_are_forgotten_on_resume(tmp_path):
+def test_a_resume_removes_the_records_of_steps_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = JsonLines(path)
     for step in (10, 20, 30):
@@ -39,7 +39,7 @@ def test_records_of_steps_after_the_checkpoint_are_forgotten_on_resume(tmp_path)
     assert read_jsonl(path)[-1]["loss"] == "nan"
 
 
-def test_what_is_recorded_again_of_the_step_that_a_run_goes_on_from_is_there_once(tmp_path):
+def test_a_record_that_is_repeated_after_a_resume_is_in_the_file_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for resume_at in (None, 10, 10):
         lines = JsonLines(path, resume_at=resume_at)
@@ -49,7 +49,7 @@ def test_what_is_recorded_again_of_the_step_that_a_run_goes_on_from_is_there_onc
     assert [record["step"] for record in read_jsonl(path)] == [10, 20]
 
 
-def test_a_new_run_in_an_old_folder_starts_its_metrics_anew(tmp_path):
+def test_a_new_run_in_an_old_folder_starts_with_empty_metrics(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for _ in range(2):
         lines = JsonLines(path)
@@ -58,18 +58,18 @@ def test_a_new_run_in_an_old_folder_starts_its_metrics_anew(tmp_path):
     assert len(read_jsonl(path)) == 1
 
 
-def test_progress_without_a_terminal_is_a_line_with_rate_time_left_and_memory(capfd):
+def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_memory(capfd):
     console = Console(total_steps=200)
     values = {"loss": 1.5, "lr": 0.1, "images_per_s": 1234.0, "left_s": 65.0, "memory_gib": 0.5}
     console.write(100, values)
     console.write(100, {"lfw/accuracy": 0.9951})
     console.close()
-    said = capfd.readouterr().err
-    assert "step 100/200  loss 1.5000  lr 0.10000  1,234 images/s  0:01:05 left  0.50 GiB" in said
-    assert "verification accuracy  lfw 99.51%" in said
+    stderr = capfd.readouterr().err
+    assert "step 100/200  loss 1.5000  lr 0.10000  1,234 images/s  0:01:05 left  0.50 GiB" in stderr
+    assert "verification accuracy  lfw 99.51%" in stderr
 
 
-def test_images_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
+def test_images_in_an_event_file_keep_every_pixel(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     recorder = Recorder(board=TensorBoard(tmp_path))
     recorder.write(7, {"loss": 1.5})
@@ -78,12 +78,12 @@ def test_images_are_read_back_from_tensorboards_file_pixel_by_pixel(tmp_path):
     events = read_events(tmp_path)
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 1.5)]
     (event,) = events.Images("lfw/roc")
-    found = cv2.imdecode(np.frombuffer(event.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)
+    decoded = cv2.imdecode(np.frombuffer(event.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)
     assert event.step == 7
-    np.testing.assert_array_equal(found[:, :, ::-1], image)
+    np.testing.assert_array_equal(decoded[:, :, ::-1], image)
 
 
-def test_tensorboard_shows_each_step_once_of_a_run_that_went_back_to_its_checkpoint(tmp_path):
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
     for resume_at, steps in ((None, (1, 2, 3)), (2, (3, 4))):
         board = TensorBoard(tmp_path, resume_at=resume_at)
         for step in steps:
@@ -92,12 +92,12 @@ def test_tensorboard_shows_each_step_once_of_a_run_that_went_back_to_its_checkpo
     assert [event.step for event in read_events(tmp_path).Scalars("loss")] == [1, 2, 3, 4]
 
 
-def test_without_tensorboard_nobody_draws():
+def test_without_tensorboard_images_are_not_wanted():
     assert not Recorder().has_board
     Recorder().show(1, {"lfw/roc": np.zeros((2, 2, 3), np.uint8)})
 
 
-def test_a_full_disk_stops_no_report_is_said_once_a_file_and_metrics_lose_no_record(tmp_path, capfd):
+def test_a_full_disk_is_reported_once_per_file_and_metrics_lose_no_record(tmp_path, capfd):
     disk = tmp_path / "disk"
     with small_disk(disk, size_kib=64):
         log = log_to(disk / "log.txt", 0)
@@ -113,7 +113,8 @@ def test_a_full_disk_stops_no_report_is_said_once_a_file_and_metrics_lose_no_rec
         assert [record["step"] for record in read_jsonl(disk / "metrics.jsonl")] == list(range(1, 41))
         recorder.close()
         stop_logging(log)
-        seen = [event.step for event in read_events(disk / "tensorboard").Scalars("loss")]
-        assert seen[0] == 1 and seen[-1] == 40 and len(seen) < 40
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 2 and all("warning: " in line and "No space left on device" in line for line in said)
+        steps = [event.step for event in read_events(disk / "tensorboard").Scalars("loss")]
+        assert steps[0] == 1 and steps[-1] == 40 and len(steps) < 40
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2, lines
+    assert all("warning: " in line and "No space left on device" in line for line in lines)

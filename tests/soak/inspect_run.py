@@ -1,4 +1,4 @@
-"""What is examined in a run's folder: after every kill, and at the end against the uninterrupted run."""
+"""Inspection of a run folder: after every kill, and at the end against the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -20,67 +20,72 @@ _ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
-class Remains:
-    """What a kill has left."""
+class StateAfterKill:
+    """Progress and checkpoints of a run after a kill."""
 
     reached: int
-    """The last step that the run reported."""
+    """Last step that the run has reported."""
     newest: int
-    """The step of the newest checkpoint; 0 if there is none yet."""
+    """Step of the newest checkpoint; 0 if there is none yet."""
     bytes_lost: int
-    """Of checkpoints that stand under their name or were reported as saved, and cannot be read."""
+    """Size of the checkpoints that have their final name, or were reported as saved, and cannot be read."""
     was_saving: bool
-    """Whether a checkpoint had begun and not ended."""
+    """Whether a checkpoint had been started, but not committed."""
 
     @property
     def steps_lost(self) -> int:
-        """Steps that are trained again."""
+        """Number of steps that must be trained again."""
         return max(self.reached - self.newest, 0)
 
 
-def after_kill(folder: Path, said: str) -> Remains:
-    """Verify every checkpoint; `said` is what the run has printed."""
+def inspect_after_kill(folder: Path, output: str) -> StateAfterKill:
+    """Verify every checkpoint of a run that has printed `output`."""
     checkpoints = folder / "checkpoints"
     steps = complete_steps(checkpoints)
-    reported = [int(step) for step in _REPORTED.findall(said)]
+    reported = [int(step) for step in _REPORTED.findall(output)]
     lost = sum(_bytes_lost(step_folder(checkpoints, step)) for step in steps)
     newest = steps[-1] if steps else 0
     if newest < max(saved_steps(folder), default=0):
-        lost += 1  # of a checkpoint that is gone nobody knows the size
+        lost += 1  # the size of a missing checkpoint is unknown
     if steps:
         lost += _bytes_lost(checkpoints / "latest")
-    left = list(checkpoints.glob(".step_*.tmp-*"))
-    return Remains(max(reported, default=newest), newest, lost, bool(left))
+    unfinished = list(checkpoints.glob(".step_*.tmp-*"))
+    return StateAfterKill(max(reported, default=newest), newest, lost, bool(unfinished))
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Return the steps whose checkpoints were reported as saved, in the order of the reports."""
+    """Return the steps whose checkpoints the log reports as saved, in its order."""
     log = folder / "log.txt"
     text = log.read_text(errors="replace") if log.exists() else ""
     return [int(step) for step in _SAVED.findall(text)]
 
 
 def ranks_of(folder: Path) -> int:
-    """Return on how many ranks the run was last trained; 0 if it has not begun."""
+    """Return the world size of the last start of a run; 0 if it has not started yet."""
     environment = folder / "environment.json"
     return int(json.loads(environment.read_text())["world_size"]) if environment.exists() else 0
 
 
 def differences(folder: Path, whole: Path, *, exact: bool) -> list[str]:
-    """Return in what a run that was killed differs from the one that was not."""
-    ours, theirs = _recorded(folder), _recorded(whole)
+    """Return the differences between a run that was killed and the uninterrupted run, as sentences.
+
+    With `exact`, metrics and saved weights must be equal bit for bit, otherwise the losses to rounding.
+    """
+    ours, theirs = _records(folder), _records(whole)
     if exact:
-        found = [f"step {a['step']}: {a} and {b}" for a, b in zip(ours, theirs, strict=False) if a != b]
-        found += [] if len(ours) == len(theirs) else [f"{len(ours)} records and {len(theirs)}"]
-        return found + [f"another {name}" for name in _other_files(folder, whole)]
+        found = [
+            f"step {a['step']}: {a} instead of {b}" for a, b in zip(ours, theirs, strict=False) if a != b
+        ]
+        found += [] if len(ours) == len(theirs) else [f"{len(ours)} records instead of {len(theirs)}"]
+        return found + [f"{name} differs" for name in _differing_files(folder, whole)]
     losses = [[record["loss"] for record in records if "loss" in record] for records in (ours, theirs)]
     if len(losses[0]) != len(losses[1]):
-        return [f"{len(losses[0])} losses and {len(losses[1])}"]
+        return [f"{len(losses[0])} losses instead of {len(losses[1])}"]
     pairs = zip(*losses, strict=True)
-    return [f"loss {a} and {b}" for a, b in pairs if abs(a - b) > _ROUNDING * abs(b)]
+    return [f"loss {a} instead of {b}" for a, b in pairs if abs(a - b) > _ROUNDING * abs(b)]
 
 
-def _recorded(folder: Path) -> list[dict[str, Any]]:
+def _records(folder: Path) -> list[dict[str, Any]]:
     records = read_jsonl(folder / "metrics.jsonl")
     return [
         {name: value for name, value in record.items() if name not in _CLOCK}
@@ -89,7 +94,7 @@ def _recorded(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _other_files(folder: Path, whole: Path) -> list[str]:
+def _differing_files(folder: Path, whole: Path) -> list[str]:
     ours, theirs = (
         {entry.name: entry.sha256 for entry in Checkpoint.open(path).manifest.files}
         for path in (folder, whole)

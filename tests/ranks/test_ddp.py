@@ -1,0 +1,83 @@
+"""A network in DDP on several ranks, against the plain network on one process with the global batch."""
+
+import pytest
+import torch
+from torch import nn
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.distributed import collectives
+from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.world import World
+from tests.support.ranks import run_ranks
+
+CPU = torch.device("cpu")
+LOCAL, STEPS = 4, 3
+# (compress, accumulate, checkpoint_activations)
+OPTIONS = [("none", 1, False), ("none", 2, False), ("none", 1, True), ("bf16", 1, False), ("fp16", 2, True)]
+
+
+def make_net(checkpoint_activations):
+    torch.manual_seed(5)
+    net = build_backbone(
+        "iresnet",
+        layers=(1, 1, 1, 1),
+        widths=(4, 4, 8, 8),
+        embedding_size=8,
+        image_size=16,
+        checkpoint_activations=checkpoint_activations,
+    )
+    # Group norm, because batch norm would make the loss depend on how the batch is split.
+    for module in net.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(1, child.num_features))
+    net.features = nn.Identity()
+    return net
+
+
+def train(network, accumulate, batches):
+    """Train with plain SGD, one step per batch; return the gradients of each step."""
+    optimizer, gradients = torch.optim.SGD(network.parameters(), lr=0.1), []
+    for image in batches:
+        micro_batches = image.chunk(accumulate)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            last = number == len(micro_batches) or not hasattr(network, "no_sync")
+            with torch.enable_grad() if last else network.no_sync():
+                (network(micro_batch).square().mean() / accumulate).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+        optimizer.step()
+        optimizer.zero_grad()
+    return gradients
+
+
+def batches(world_size):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(world_size * LOCAL, 3, 16, 16, generator=generator) for _ in range(STEPS)]
+
+
+def train_with_each_option():
+    world_size, rank = collectives.world_size(), collectives.rank()
+    world = World(rank=rank, local_rank=rank, size=world_size, local_size=world_size, device=CPU)
+    local_batches = [batch[rank * LOCAL : (rank + 1) * LOCAL] for batch in batches(world_size)]
+    found = []
+    for compress, accumulate, checkpoint_activations in OPTIONS:
+        network = wrap_in_ddp(make_net(checkpoint_activations), world, compress, accumulate=accumulate)
+        found.append(train(network, accumulate, local_batches))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_have_the_gradients_of_one_process_with_each_option_of_the_exchange(world_size):
+    expected = train(make_net(False), 1, batches(world_size))
+    for found in run_ranks(world_size, train_with_each_option):
+        for (compress, _, _), gradients in zip(OPTIONS, found, strict=True):
+            # Compressed gradients are rounded, and later steps start from weights that they have changed.
+            rtol = 1e-4 if compress == "none" else 0.02
+            for step, gradient in enumerate(gradients):
+                error = (gradient - expected[step]).norm() / expected[step].norm()
+                assert error < rtol, (compress, step, float(error))
+
+
+def test_on_a_single_rank_the_network_is_not_wrapped():
+    net = make_net(False)
+    assert wrap_in_ddp(net, World(rank=0, local_rank=0, size=1, local_size=1, device=CPU), "bf16") is net
