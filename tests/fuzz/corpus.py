@@ -1,4 +1,4 @@
-"""Inputs that were refused in words of their own, kept from run to run: one archive for each target."""
+"""Corpus of inputs with distinct error messages, kept between runs: one archive per target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent / "corpus"
 
 
 def load(target: str, folder: Path = FOLDER) -> list[bytes]:
-    """Return what was kept of a target."""
+    """Return the inputs of a target."""
     path = folder / f"{target}.zip"
     if not path.exists():
         return []
@@ -19,7 +19,7 @@ def load(target: str, folder: Path = FOLDER) -> list[bytes]:
 
 
 def save(target: str, inputs: list[bytes], folder: Path) -> None:
-    """Keep inputs; the same ones always make the same file."""
+    """Save inputs; the same inputs always give the same file."""
     folder.mkdir(parents=True, exist_ok=True)
     named = {hashlib.sha256(data).hexdigest()[:16]: data for data in inputs}
     with zipfile.ZipFile(folder / f"{target}.zip", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,9 +1,9 @@
 """Fuzz one target: `python -m tests.fuzz.run recordio --seconds 300`.
 
-With atheris installed (`--atheris`), coverage guides the mutations, and atheris keeps its inputs in
-build/fuzz. Without, the errors do: an input that is refused in words that no other was refused in is
-mutated further, and kept in `--corpus`, from where the next run starts. Memory is limited to a gigabyte
-above what the process has at the start, so that an absurd allocation fails the run.
+With atheris installed (`--atheris`), coverage guides the mutations, and atheris keeps its inputs in build/fuzz.
+Without it, error messages guide them: an input with a new message is mutated further, and saved in `--corpus`, where
+the next run starts. Memory is limited to 1 GiB above that of the process at the start, so that a huge allocation
+fails the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_KEPT = 200
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """Change a few places: flip bits, overwrite, cut, repeat, insert what parsers trip over."""
+    """Change a few places: flip bits, overwrite, cut, repeat, insert tokens that parsers treat specially."""
     content = bytearray(data)
     for _ in range(rng.randrange(1, 5)):
         place, kind = rng.randrange(len(content) + 1), rng.randrange(6)
@@ -68,7 +68,7 @@ def fuzz(
     executions: int | None = None,
     seconds: float | None = None,
 ) -> int:
-    """Run mutations of the corpus, which grows; return how many. The input that breaks the target is kept."""
+    """Run mutations of a growing corpus and return their number; an input that breaks the target is saved."""
     rng, since, seen, count = (
         random.Random(seed),
         time.monotonic(),
@@ -79,21 +79,21 @@ def fuzz(
     while count != executions and (seconds is None or time.monotonic() - since < seconds):
         data = mutate(rng.choice(corpus), rng)
         try:
-            said = _words(target(data))
+            words = _words(target(data))
         except BaseException:
             Path("fuzz-crash").write_bytes(data)
             print("kept the input as fuzz-crash", file=sys.stderr)
             raise
         count += 1
-        if said not in seen and len(seen) < _MOST_KEPT:
-            seen.add(said)
+        if words not in seen and len(seen) < _MOST_KEPT:
+            seen.add(words)
             corpus.append(data)
     return count
 
 
-def _words(said: str) -> str:
-    """Reduce an error to what it says, without where and how much."""
-    return re.sub(r"'[^']*'|[^a-z ]+", "", said)[:80]
+def _words(words: str) -> str:
+    """Reduce an error message to its words, without names and numbers."""
+    return re.sub(r"'[^']*'|[^a-z ]+", "", words)[:80]
 
 
 def main() -> None:
@@ -130,7 +130,7 @@ def main() -> None:
 
 @contextmanager
 def _instrumented(on: bool) -> Iterator[None]:
-    """Have atheris see which ways are taken through what is imported within."""
+    """Let atheris record the coverage of modules that are imported in the block."""
     if not on:
         yield
         return

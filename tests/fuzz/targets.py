@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes any bytes, raises nothing, and returns its documented error, if any, as text."""
+"""Fuzz targets: each takes any bytes and returns the message of its documented error, or an empty string."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ config.val_targets = ["lfw", "cfp_fp"]
 
 
 def recordio(data: bytes) -> str:
-    """Read a file of these bytes from end to end, and at the offsets that they themselves name."""
+    """Read a file of these bytes sequentially, and at offsets taken from them."""
     path = _FOLDER / "a.rec"
     path.write_bytes(data)
     reader = RecordReader(path)
     try:
         for offset in struct.unpack_from("<3q", data.ljust(24, b"\0")):
             size, place = divmod(offset, 2 * len(data) + 1)
-            _read_both_ways(reader, place - 4, size % 256)
+            _compare_read_paths(reader, place - 4, size % 256)
         for _, payload in reader.scan():
             decode_record(payload, "x")
     except RecordError as error:
@@ -66,20 +66,20 @@ def recordio(data: bytes) -> str:
     return ""
 
 
-def _read_both_ways(reader: RecordReader, offset: int, size: int) -> None:
-    """Read a record in the quick way, which must find nothing but what the thorough one finds."""
-    quick = reader.image_at(offset, size)
+def _compare_read_paths(reader: RecordReader, offset: int, size: int) -> None:
+    """Compare the fast path of reading a record with the full path."""
+    fast = reader.image_at(offset, size)
     try:
-        header, picture = decode_record(reader.read_at(offset), "x")
+        header, image = decode_record(reader.read_at(offset), "x")
     except RecordError:
-        assert quick is None
+        assert fast is None
         return
-    # As text: a label that is no number is not equal to itself.
-    assert quick is None or (repr(quick[0]), quick[1]) == (repr(header.label), picture)
+    # As text: NaN is not equal to itself.
+    assert fast is None or (repr(fast[0]), fast[1]) == (repr(header.label), image)
 
 
 def catalog(data: bytes) -> str:
-    """Catalog a dataset: what stands before the first empty line is the index."""
+    """Build the catalog of a dataset; the index is the part before the first empty line."""
     index, _, records = data.partition(b"\n\n")
     (_FOLDER / "train.idx").write_bytes(index)
     (_FOLDER / "train.rec").write_bytes(records)
@@ -125,7 +125,7 @@ def mixture(data: bytes) -> str:
 
 
 def mxnet_network(data: bytes) -> str:
-    """Open a network in MXNet's files, and start from it: what stands before the first empty line is the graph."""
+    """Open a network in MXNet's files, and start from it: the graph is the part before the first empty line."""
     symbol, _, params = data.partition(b"\n\n")
     (_FOLDER / "m-symbol.json").write_bytes(symbol)
     (_FOLDER / "m-0000.params").write_bytes(params)
@@ -136,7 +136,7 @@ def mxnet_network(data: bytes) -> str:
 
 
 def _refusal(documented: type[Exception], read: Callable[[], object]) -> str:
-    """Return what a reader says when it refuses; nothing if it does not."""
+    """Return the message of the documented error; empty if there is none."""
     try:
         read()
     except documented as error:

@@ -1,4 +1,4 @@
-"""Files that MXNet 1.9.1 wrote, read as its own notes say they should be."""
+"""RecordIO files written by MXNet 1.9.1, with their expected content."""
 
 import hashlib
 import json
@@ -48,16 +48,16 @@ def test_writing_the_same_records_again_gives_the_same_bytes(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["insightface", "im2rec", "vector_labels"])
-def test_a_dataset_has_the_images_and_identities_that_mxnet_put_in(name, tmp_path):
+def test_a_dataset_has_the_images_and_identities_written_by_mxnet(name, tmp_path):
     for suffix in ("rec", "idx"):
         shutil.copy(shared_path(f"golden/recordio/{name}.{suffix}"), tmp_path / f"train.{suffix}")
-    source = open_dataset(tmp_path)
+    dataset = open_dataset(tmp_path)
     images = [record for record in expected_records(name) if record["bytes"] > 0]
-    assert source.num_images == len(images)
-    assert sorted(source.labels.tolist()) == sorted(int(record["label"][0]) for record in images)
+    assert dataset.num_images == len(images)
+    assert sorted(dataset.labels.tolist()) == sorted(int(record["label"][0]) for record in images)
 
 
-def test_images_have_the_colors_that_mxnets_decoder_saw():
+def test_images_have_the_mean_colors_of_mxnets_decoder():
     means = json.loads(shared_path("golden/recordio/recordio.json").read_text())["decoded_rgb_mean"]
     path = shared_path("golden/recordio/insightface.rec")
     images = [decode_record(payload, "")[1] for _, payload in RecordReader(path).scan()]

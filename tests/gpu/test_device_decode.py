@@ -1,4 +1,4 @@
-"""Batches that nvJPEG has decoded, by way of torchvision or of DALI, beside those of the CPU."""
+"""Batches decoded by nvJPEG, through torchvision or DALI, compared with those of the CPU."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ from facetrain.data.sampler import GlobalSampler
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
 
@@ -22,20 +22,22 @@ DECODERS = [
 ]
 
 
-def batches(source, decode):
-    order = GlobalSampler(source.num_images, seed=1, global_batch_size=128)
+def batches(dataset, decode):
+    sampler = GlobalSampler(dataset.num_images, seed=1, global_batch_size=128)
     settings = LoaderSettings(local_batch_size=128, decode=decode)
-    loader = Loader(source, order, settings, rank=0, world_size=1, device=torch.device("cuda"), stop_step=8)
+    loader = Loader(
+        dataset, sampler, settings, rank=0, world_size=1, device=torch.device("cuda"), stop_step=8
+    )
     found = [(batch.image_BHWC.clone(), batch.label_B.clone()) for (batch,) in loader]
     loader.close()
     return found
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-def test_nvjpeg_shows_what_the_cpu_shows(decode):
-    with open_or_generate(None) as source:
+def test_nvjpeg_decodes_the_same_images_as_the_cpu(decode):
+    with open_or_generate(None) as dataset:
         for (ours, label), (theirs, expected) in zip(
-            batches(source, decode), batches(source, "cpu"), strict=True
+            batches(dataset, decode), batches(dataset, "cpu"), strict=True
         ):
             assert torch.equal(label, expected)
             difference = (ours.float() - theirs.float()).abs()

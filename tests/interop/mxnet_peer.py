@@ -1,4 +1,4 @@
-"""Run by MXNet's own interpreter: read or write RecordIO with mxnet.recordio, and say in JSON what it saw."""
+"""Reads or writes RecordIO with mxnet.recordio and prints the result as JSON; run in MXNet's environment."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def read_sequential(rec):
 
 
 def read_as_insightface(rec, idx):
-    """What arcface_torch's dataset does: the range of record 0, else all keys; label[0] of a vector."""
+    """Read like arcface_torch: the key range of record 0 or else all keys; label[0] of a vector."""
     reader = mx.recordio.MXIndexedRecordIO(idx, rec, "r")
     header, _ = mx.recordio.unpack(reader.read_idx(0))
     keys = range(1, int(header.label[0])) if header.flag > 0 else list(reader.keys)

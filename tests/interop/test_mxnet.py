@@ -1,4 +1,4 @@
-"""MXNet 1.9.1 and facetrain read and write the same files; `make interop` installs MXNet aside."""
+"""Exchange of RecordIO files with MXNet 1.9.1, which `make interop` installs."""
 
 import hashlib
 import json
@@ -20,12 +20,12 @@ _PEER = _ROOT / "build" / "interop"
 _MAGIC = struct.pack("<I", MAGIC)
 
 pytestmark = pytest.mark.skipif(
-    not (_PEER / "ready").exists(), reason="MXNet is not installed beside the project; run `make interop`"
+    not (_PEER / "ready").exists(), reason="MXNet is not installed; run `make interop`"
 )
 
 
 def mxnet(do, *args):
-    """Call a function of mxnet_peer.py in MXNet's own interpreter."""
+    """Call a function of mxnet_peer.py in the environment that has MXNet."""
     done = subprocess.run(
         [_PEER / "bin" / "python", "-W", "ignore", _ROOT / "tests" / "interop" / "mxnet_peer.py"],
         input=json.dumps({"do": do, "with": [str(a) if isinstance(a, Path) else a for a in args]}),
@@ -36,7 +36,7 @@ def mxnet(do, *args):
 
 
 def payloads(count):
-    """Bytes of many lengths, some with the magic at every kind of place."""
+    """Bytes of many lengths, some with the magic at every kind of position."""
     rng = random.Random(7)
     return [
         b"".join(
@@ -82,15 +82,15 @@ def test_we_read_what_mxnet_writes_and_write_it_with_the_same_bytes(tmp_path):
     assert (tmp_path / "b.idx").read_bytes() == idx.read_bytes()
 
 
-def test_insightfaces_way_of_reading_sees_our_dataset_as_we_do(tmp_path):
+def test_insightface_reads_the_same_images_and_labels_from_our_dataset(tmp_path):
     labels = [n // 3 for n in range(20)]
-    source = open_dataset(write_records(tmp_path, labels))
-    ours = [[int(source.labels[n]), digest(source.read(n))] for n in range(source.num_images)]
+    dataset = open_dataset(write_records(tmp_path, labels))
+    ours = [[int(dataset.labels[n]), digest(dataset.read(n))] for n in range(dataset.num_images)]
     assert mxnet("read_as_insightface", tmp_path / "train.rec", tmp_path / "train.idx") == ours
     assert len(ours) == 20
 
 
-def test_the_exact_label_beside_the_rounded_one_does_not_disturb_mxnet(tmp_path):
+def test_mxnet_ignores_the_exact_label(tmp_path):
     label = 2**24 + 1
     with RecordWriter(tmp_path / "a.rec") as writer:
         writer.write(0, RecordHeader.of_image(label, 0), encoded_image(0))
@@ -98,7 +98,7 @@ def test_the_exact_label_beside_the_rounded_one_does_not_disturb_mxnet(tmp_path)
     assert seen["labels"] == [float(np.float32(label))] and seen["sha256"] == digest(encoded_image(0))
 
 
-def test_what_im2rec_makes_of_a_folder_is_the_folder(tmp_path):
+def test_a_folder_packed_by_im2rec_has_the_same_images(tmp_path):
     images = {}
     for person in range(3):
         (tmp_path / "faces" / f"p{person}").mkdir(parents=True)
@@ -110,6 +110,6 @@ def test_what_im2rec_makes_of_a_folder_is_the_folder(tmp_path):
     command = [_PEER / "bin" / "python", "-W", "ignore", script, tmp_path / "train", tmp_path / "faces"]
     for options in (["--list", "--recursive"], ["--pass-through"]):
         subprocess.run([*command, *options], check=True, capture_output=True)
-    source = open_dataset(tmp_path)
-    seen = {digest(source.read(n)): int(source.labels[n]) for n in range(source.num_images)}
-    assert seen == images and source.num_classes == 3
+    dataset = open_dataset(tmp_path)
+    seen = {digest(dataset.read(n)): int(dataset.labels[n]) for n in range(dataset.num_images)}
+    assert seen == images and dataset.num_classes == 3

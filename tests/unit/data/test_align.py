@@ -5,22 +5,22 @@ import pytest
 from facetrain.data.align import ARCFACE_TEMPLATE, align, similarity
 
 
-def turned(points, degrees, scale, shift):
+def transformed(points, degrees, scale, shift):
     angle = np.deg2rad(degrees)
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    return scale * points @ turn.T + shift
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    return scale * points @ rotation.T + shift
 
 
 @pytest.mark.parametrize(
     ("degrees", "scale", "shift"), [(0, 1, (0, 0)), (30, 2.5, (40, -7)), (170, 0.3, (5, 5))]
 )
-def test_a_turned_face_is_turned_back(degrees, scale, shift):
-    seen = turned(ARCFACE_TEMPLATE, degrees, scale, np.array(shift))
+def test_a_transformed_face_is_aligned(degrees, scale, shift):
+    seen = transformed(ARCFACE_TEMPLATE, degrees, scale, np.array(shift))
     matrix = similarity(seen, ARCFACE_TEMPLATE)
     np.testing.assert_allclose(seen @ matrix[:, :2].T + matrix[:, 2], ARCFACE_TEMPLATE, atol=1e-9)
 
 
-def test_no_turn_and_scale_near_the_found_one_fits_better():
+def test_the_transform_is_a_least_squares_optimum():
     random = np.random.default_rng(0)
     source, target = random.normal(size=(5, 2)), random.normal(size=(5, 2))
 
@@ -36,18 +36,18 @@ def test_no_turn_and_scale_near_the_found_one_fits_better():
         )
 
 
-def test_mirrored_points_are_not_answered_with_a_mirror():
+def test_mirrored_points_do_not_give_a_reflection():
     matrix = similarity(ARCFACE_TEMPLATE * [-1, 1], ARCFACE_TEMPLATE)
     assert np.linalg.det(matrix[:, :2]) > 0
 
 
-def test_points_that_coincide_are_shifted():
+def test_coinciding_points_give_a_translation():
     np.testing.assert_allclose(similarity(np.ones((5, 2)), np.zeros((5, 2)))[:, 2], [-1, -1])
 
 
-def test_the_landmarks_of_an_aligned_image_lie_where_the_template_says():
+def test_the_landmarks_of_an_aligned_image_match_the_template():
     image = np.zeros((300, 260, 3), np.uint8)
-    seen = turned(ARCFACE_TEMPLATE, 20, 1.7, np.array([60, 10]))
+    seen = transformed(ARCFACE_TEMPLATE, 20, 1.7, np.array([60, 10]))
     for x, y in seen:
         cv2.circle(image, (round(x), round(y)), 4, (255, 255, 255), -1)
     for size in (112, 56):

@@ -21,7 +21,7 @@ IMAGES = [encoded_image(n) for n in range(4)]
 @pytest.mark.parametrize(
     "wrap", [bytes, bytearray, lambda b: np.frombuffer(b, np.uint8), lambda b: b.decode("latin1")]
 )
-def test_sets_of_every_protocol_and_kind_of_bytes_read_the_same(tmp_path, protocol, wrap):
+def test_every_pickle_protocol_and_type_of_bytes_reads_the_same(tmp_path, protocol, wrap):
     path = tmp_path / "a.bin"
     path.write_bytes(pickle.dumps(([wrap(image) for image in IMAGES], [True, False]), protocol=protocol))
     images, same = read_bin(path)
@@ -30,12 +30,12 @@ def test_sets_of_every_protocol_and_kind_of_bytes_read_the_same(tmp_path, protoc
 
 
 @pytest.mark.parametrize("flags", [[1, 0], [np.bool_(True), np.bool_(False)], (True, False)])
-def test_flags_of_every_kind_are_understood(tmp_path, flags):
+def test_every_type_of_flags_is_understood(tmp_path, flags):
     (tmp_path / "a.bin").write_bytes(pickle.dumps((IMAGES, flags)))
     assert read_bin(tmp_path / "a.bin")[1].tolist() == [True, False]
 
 
-def test_what_we_write_the_peers_own_reader_understands(tmp_path):
+def test_a_written_set_can_be_read_by_insightface(tmp_path):
     write_bin(tmp_path / "a.bin", IMAGES, [True, False])
     with (tmp_path / "a.bin").open("rb") as file:
         assert pickle.load(file, encoding="bytes") == (IMAGES, [True, False])
@@ -44,8 +44,8 @@ def test_what_we_write_the_peers_own_reader_understands(tmp_path):
         write_bin(tmp_path / "b.bin", IMAGES, [True])
 
 
-def test_a_set_is_written_as_its_images_come_and_nothing_is_left_of_half_a_one(tmp_path):
-    def pictures():
+def test_images_are_streamed_to_the_file_and_an_interrupted_write_leaves_no_file(tmp_path):
+    def one_missing():
         for image in IMAGES[:3]:
             (scratch,) = tmp_path.iterdir()
             yield image * 1000
@@ -53,7 +53,7 @@ def test_a_set_is_written_as_its_images_come_and_nothing_is_left_of_half_a_one(t
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_bin(tmp_path / "a.bin", pictures(), [True, False])
+        write_bin(tmp_path / "a.bin", one_missing(), [True, False])
     assert not list(tmp_path.iterdir())
 
 
@@ -67,7 +67,7 @@ def _pickle_that(code):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (pickle.dumps((IMAGES, [True, Evil()])), "do not trust it"),
         (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
@@ -93,10 +93,10 @@ def _pickle_that(code):
         (pickle.dumps(([np.zeros(3)] * 2, [True])), "unexpected call of numpy.dtype"),
     ],
 )
-def test_what_is_no_set_is_refused_and_runs_nothing(tmp_path, data, said):
+def test_other_data_is_refused_and_runs_no_code(tmp_path, data, message):
     path = tmp_path / "a.bin"
     path.write_bytes(data)
-    with pytest.raises(PairsError, match=said) as caught:
+    with pytest.raises(PairsError, match=message) as caught:
         read_bin(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -139,14 +139,14 @@ sys.exit(2)
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
-def test_a_missing_set_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(PairsError, match=r"lfw\.bin: No such file"):
         read_bin(tmp_path / "lfw.bin")
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 200))
-def test_no_bytes_do_more_than_fail_with_the_documented_error(tmp_path_factory, noise, place):
+def test_mutated_files_raise_the_documented_error_only(tmp_path_factory, noise, place):
     good = pickle.dumps((IMAGES[:2], [True]), protocol=4)
     path = tmp_path_factory.mktemp("bin") / "a.bin"
     path.write_bytes(good[:place] + noise + good[place + len(noise) :])
@@ -164,7 +164,7 @@ def test_no_bytes_do_more_than_fail_with_the_documented_error(tmp_path_factory, 
         ("real/insightface_small/small_lfw.bin", 10),
     ],
 )
-def test_real_sets_read_as_they_are(name, pairs):
+def test_published_sets_can_be_read(name, pairs):
     images, same = read_bin(shared_path(name))
     assert len(same) == pairs and same.any()
     assert decode_rgb(images[-1], location="x").shape == (112, 112, 3)

@@ -1,4 +1,4 @@
-"""Labels taken from the identity records, where float32 rounds and where they cannot be believed."""
+"""Labels from the identity records, also where float32 rounds and where the ranges are wrong."""
 
 import numpy as np
 
@@ -27,18 +27,18 @@ def write_from(folder, first_key, counts, *, label_of=lambda identity: identity)
     return np.repeat(np.arange(len(counts)), counts)
 
 
-def test_ranges_give_the_labels_without_the_images(tmp_path):
+def test_ranges_give_the_labels_without_reading_the_images(tmp_path):
     write_records(tmp_path, [0, 0, 1, 1, 1, 2])
     assert labels_of(tmp_path).tolist() == [0, 0, 1, 1, 1, 2]
 
 
-def test_borders_that_float32_rounds_are_asked_of_the_images(tmp_path):
+def test_labels_near_rounded_boundaries_are_read_from_the_images(tmp_path):
     for first_key in (2**24 - 5, 2**25 + 1, 2**26 + 3):
         expected = write_from(tmp_path, first_key, [3, 1, 2, 5, 1, 1, 7, 2])
         np.testing.assert_array_equal(labels_of(tmp_path), expected)
 
 
-def test_ranges_that_the_images_contradict_are_not_believed(tmp_path):
+def test_ranges_that_contradict_the_images_are_not_used(tmp_path):
     write_from(tmp_path, 1, [2, 3, 2], label_of=lambda identity: 2 - identity)
     assert labels_of(tmp_path) is None
     assert open_dataset(tmp_path).labels.tolist() == [2, 2, 1, 1, 1, 0, 0]

@@ -28,28 +28,28 @@ def images(tmp_path):
         ("b.lst", "1\ta/1.png\t2\n1\tb/my face.png\t0\n0\ta/2.png\t2\t3\t4\n", [2, 0, 2]),
     ],
 )
-def test_every_form_of_a_list_names_images_and_identities(images, name, text, labels):
+def test_every_form_of_a_list_gives_images_and_identities(images, name, text, labels):
     (images / name).write_bytes(text.encode())
-    for _ in range(2):  # the second time from the catalog that was kept
-        source = open_dataset(images / name)
-        assert source.labels.tolist() == labels and source.num_classes == max(labels) + 1
-        assert [source.read(n) for n in range(3)] == [encoded_image(n) for n in range(3)]
-    again = pickle.loads(pickle.dumps(source))
+    for _ in range(2):  # the second time from the catalog that was cached
+        dataset = open_dataset(images / name)
+        assert dataset.labels.tolist() == labels and dataset.num_classes == max(labels) + 1
+        assert [dataset.read(n) for n in range(3)] == [encoded_image(n) for n in range(3)]
+    again = pickle.loads(pickle.dumps(dataset))
     assert again.location(1) == str(images / "b" / "my face.png") and again.name(1) == "b/my face.png"
     assert open_dataset(images / name, min_images_per_identity=2).num_images == 2
 
 
-def test_paths_may_begin_in_another_folder(images, tmp_path):
+def test_paths_can_be_relative_to_another_folder(images, tmp_path):
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "a.txt").write_text("a/1.png 0\n")
-    source = ListDataset(tmp_path / "lists" / "a.txt", images)
-    assert pickle.loads(pickle.dumps(source)).read(0) == encoded_image(0)
+    dataset = ListDataset(tmp_path / "lists" / "a.txt", images)
+    assert pickle.loads(pickle.dumps(dataset)).read(0) == encoded_image(0)
     with pytest.raises(DataError, match=r"lists/a/1\.png: No such file"):
         open_dataset(tmp_path / "lists" / "a.txt").read(0)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"a/1.png 0\nnonsense\n", "line 2: 'nonsense' does not name an image"),
         (b"a/1.png 0\na/2.png\n", "line 2"),
@@ -60,7 +60,7 @@ def test_paths_may_begin_in_another_folder(images, tmp_path):
         (b"\xff\xfe a/1.png 0\n", "line 1: the text is not UTF-8"),
     ],
 )
-def test_a_list_that_cannot_be_followed_is_refused(images, text, said):
+def test_an_invalid_list_is_refused(images, text, message):
     (images / "a.txt").write_bytes(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         open_dataset(images / "a.txt")

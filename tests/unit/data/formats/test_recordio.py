@@ -28,7 +28,7 @@ def write(path, payloads):
     return path
 
 
-def test_a_payload_with_the_magic_anywhere_comes_back_whole(tmp_path):
+def test_a_payload_that_contains_the_magic_is_read_unchanged(tmp_path):
     payloads = [_MAGIC, b"a" + _MAGIC, _MAGIC * 3 + b"xyz", b"1234" + _MAGIC + b"5", b"ab" * 7 + _MAGIC, b""]
     reader = RecordReader(write(tmp_path / "a.rec", payloads))
     read = [decode_record(payload, "") for _, payload in reader.scan()]
@@ -42,7 +42,7 @@ def test_a_payload_with_the_magic_anywhere_comes_back_whole(tmp_path):
         st.lists(st.sampled_from([_MAGIC, b"a", b"bcd", b"\x00" * 4]), max_size=6).map(b"".join), max_size=4
     )
 )
-def test_whatever_is_written_reads_back(tmp_path_factory, payloads):
+def test_every_payload_is_read_as_it_was_written(tmp_path_factory, payloads):
     path = write(tmp_path_factory.mktemp("rec") / "a.rec", payloads)
     assert [decode_record(p, "")[1] for _, p in RecordReader(path).scan()] == payloads
 
@@ -65,7 +65,7 @@ def test_a_missing_index_is_rebuilt_by_a_scan(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_catalog_is_kept_and_made_anew_when_the_file_changes(tmp_path):
+def test_the_catalog_is_cached_and_rebuilt_when_the_file_changes(tmp_path):
     write_records(tmp_path, [0, 0, 1])
     rec, idx = tmp_path / "train.rec", tmp_path / "train.idx"
     first = load_catalog(rec, idx)
@@ -91,7 +91,7 @@ def damaged(path, at, data):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda rec, idx: damaged(rec, 56, b"\0\0\0\0"), "no record starts"),
         (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "truncated"),
@@ -105,10 +105,10 @@ def damaged(path, at, data):
         (lambda rec, idx: damaged(rec, 8, struct.pack("<I", 1 << 30)), "labels"),
     ],
 )
-def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, said):
+def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, message):
     rec, idx = write(tmp_path / "a.rec", [b"x" * 24, b"y" * 24]), tmp_path / "a.idx"
     damage(rec, idx)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         keys, offsets = read_index(rec, idx)
         load_catalog(rec, idx)
         reader = RecordReader(rec)
@@ -118,7 +118,7 @@ def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, said):
 
 
 @pytest.mark.parametrize("label", [-1.0, 0.5, float("nan"), float("inf"), 2.0**31])
-def test_a_label_that_is_no_identity_is_refused_with_its_key(tmp_path, label):
+def test_an_invalid_label_is_refused_with_its_key(tmp_path, label):
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(7, RecordHeader(0, (label,)), b"image")
     with pytest.raises(RecordError, match="key 7 at byte 0: the label"):
@@ -146,7 +146,7 @@ def test_no_bytes_make_the_reader_do_more_than_fail_with_the_documented_error(tm
     cut=st.integers(0, 8),
     spare=st.sampled_from([-1, 0, 1000]),
 )
-def test_the_short_way_to_a_image_finds_what_the_long_one_does_or_leaves_it_to_it(
+def test_the_fast_path_returns_the_same_image_as_the_full_path_or_none(
     tmp_path_factory, labels, exact, image, cut, spare
 ):
     path = tmp_path_factory.mktemp("rec") / "train.rec"

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import SubsetDataset
+from facetrain.data.mixture import MixtureDataset
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import MixtureSampler, build_sampler, epoch_size
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image, write_records
+
+
+def images_of(dataset):
+    return [(int(dataset.labels[n]), dataset.read(n)) for n in range(dataset.num_images)]
+
+
+def mixture(tmp_path, text):
+    write_records(tmp_path / "one", [0, 0, 1, 1, 1, 2])
+    write_records(tmp_path / "two", [0, 1, 1, 1])
+    path = tmp_path / "mix.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_mixture_keeps_identities_apart_and_can_exclude_some(tmp_path):
+    path = mixture(tmp_path, "datasets: [{path: one, without: drop.txt}, {path: two, identities: keep.txt}]")
+    (tmp_path / "drop.txt").write_text("1\n")
+    (tmp_path / "keep.txt").write_text("1\n")
+    dataset = open_dataset(path)
+    assert dataset.labels.tolist() == [0, 0, 1, 2, 2, 2] and dataset.num_classes == 3
+    assert [data for _, data in images_of(dataset)] == [encoded_image(n) for n in (1, 2, 6, 2, 3, 4)]
+    assert "two" in dataset.location(3) and "key 2" in dataset.location(3)
+
+
+def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are_dropped(tmp_path):
+    write_records(tmp_path / "three", [0, 1, 1, 2, 2, 2])
+    (tmp_path / "drop.txt").write_text("1\n")
+    path = mixture(tmp_path, "datasets: [{path: three, without: drop.txt}]")
+    left = open_dataset(path, min_images_per_identity=2)
+    assert [data for _, data in images_of(left)] == [encoded_image(n) for n in (4, 5, 6)]
+
+
+def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
+    dataset = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
+    assert epoch_size(dataset) == 11
+    sampler = build_sampler(dataset, seed=1, global_batch_size=1)
+    first, second = (np.array([sampler.batch(11 * e + t)[0] for t in range(11)]) for e in range(2))
+    for epoch in (first, second):
+        assert np.bincount(epoch, minlength=10)[6:].tolist() == [2, 2, 2, 2]
+        assert (epoch < 6).sum() == 3
+    # The half that the first epoch left out is the second epoch's.
+    assert sorted([*first[first < 6], *second[second < 6]]) == list(range(6))
+
+
+def mixture_in_blocks(seed=1):
+    return MixtureSampler(
+        [1000, 300], [0.5, 2], seed=seed, global_batch_size=11, mode="blocks", block=16, window=4
+    )
+
+
+def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight():
+    sampler = mixture_in_blocks()
+    assert sampler.num_images == 1100 and sampler.steps_per_epoch == 100
+    first, second = (np.concatenate([sampler.batch(100 * e + t) for t in range(100)]) for e in range(2))
+    for epoch in (first, second):
+        assert (np.bincount(epoch[epoch >= 1000] - 1000, minlength=300) == 2).all()
+        assert len(np.unique(epoch[epoch < 1000])) == 500
+    assert sorted([*first[first < 1000], *second[second < 1000]]) == list(range(1000))
+    assert not np.array_equal(sampler.batch(0), mixture_in_blocks(seed=2).batch(0))
+
+
+def test_a_mixture_in_blocks_prefetches_the_blocks_that_it_reads():
+    sampler, asked, read = mixture_in_blocks(), set(), []
+    for step in range(100):
+        for start, count in sampler.ranges_to_prefetch(step, is_first_step=step == 0):
+            asked |= set(range(start, start + count))
+        batch = sampler.batch(step).tolist()
+        assert len(set(batch) - asked) <= 300 % 16 + 1000 % 16 + 12  # those after the last whole block
+        read += batch
+    full = MixtureSampler([1000, 300], [0.5, 2], seed=1, global_batch_size=11)
+    windows = [read[start : start + 64] for start in range(0, 1024, 64)]
+    scattered = np.concatenate([full.batch(step) for step in range(100)]).tolist()
+
+    def neighbors(numbers):
+        return sum(number + 1 in numbers for number in numbers)
+
+    mixed = [scattered[start : start + 64] for start in range(0, 1024, 64)]
+    assert sum(map(neighbors, windows)) > 0.8 * 1024 and sum(map(neighbors, mixed)) < 0.2 * 1024
+
+
+class RecordingDataset:
+    """a dataset that records its prefetch requests."""
+
+    def __init__(self, num_images):
+        self.num_images, self.num_classes = num_images, 1
+        self.labels = np.zeros(num_images, np.int64)
+        self.asked = []
+
+    def prefetch(self, first, count):
+        self.asked.append((first, count))
+
+
+def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
+    one, two = RecordingDataset(10), RecordingDataset(20)
+    MixtureDataset([one, two], [1, 1]).prefetch(6, 9)
+    assert (one.asked, two.asked) == ([(6, 4)], [(0, 5)])
+    whole = RecordingDataset(12)
+    whole.labels = np.arange(12) // 2
+    SubsetDataset(whole, [1, 2, 5]).prefetch(1, 5)
+    assert whole.asked == [(3, 3), (10, 2)]
+
+
+def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
+    orders = [MixtureSampler([100, 50], [1, 1.5], seed=seed, global_batch_size=7) for seed in (1, 1, 2)]
+    a, b, c = (sampler.batch(40) for sampler in orders)
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("datasets: 3", "needs a list"),
+        ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
+        ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
+        ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
+        ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
+        ("datasets: [{path: one, identities: none.txt}]", "not a list of identities"),
+        ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
+    ],
+)  # fmt: skip
+def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        open_dataset(mixture(tmp_path, text))
