@@ -1,8 +1,8 @@
-"""Random numbers that are a pure function of what they are for: no state, no order, any device.
+"""Counter-based random numbers: pure functions of a key and a counter, without state, on any device.
 
-A generator's numbers depend on how many were drawn before. These depend on a key and a counter
-alone, so the same image is augmented alike, and the same classes are sampled, whatever the number
-of ranks, workers or restarts. To import this takes no torch, which the tools for datasets do without.
+The numbers of a generator depend on how many were drawn before. These depend on a key and a counter only, so an
+image gets the same augmentation, and a step the same classes, for any number of ranks, workers or restarts. Importing
+this module does not import torch, which the dataset tools do without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 def key_of(*parts: int) -> int:
-    """Fold whole numbers (a seed, an epoch, a purpose) into one 64-bit key."""
+    """Combine integers (such as a seed, an epoch, a purpose) into one 64-bit key."""
     key = 0
     for part in parts:
         key = _mix_int((key ^ (part & _MASK)) + _GOLDEN)
@@ -29,27 +29,27 @@ def key_of(*parts: int) -> int:
 
 
 def hash64(counter: Tensor, key: int) -> Tensor:
-    """Hash whole numbers, each for itself: int64 (...) -> int64 (...), all 64 bits random.
+    """Hash each integer with a key: int64 (...) -> int64 (...), all 64 bits random.
 
-    SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    2014), twice, with the key between.
+    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014),
+    applied twice, with the key added between by XOR.
     """
     return _mix(_mix(counter + _signed(_GOLDEN)) ^ _signed(key))
 
 
 def uniform(counter: Tensor, key: int) -> Tensor:
-    """Return numbers in [0, 1), float64, each a function of its counter (int64) and the key alone."""
+    """Return uniform numbers in [0, 1), float64, one for each counter (int64)."""
     return _shift_right(hash64(counter, key), 11).double() * 2.0**-53
 
 
 def normal(counter: Tensor, key: int) -> Tensor:
-    """Return standard normal numbers, float64, each a function of its counter (int64) and the key alone.
+    """Return standard normal numbers, float64, one for each counter (int64).
 
-    By the inverse of the distribution function, so that one counter gives one number.
+    They are computed by the inverse of the distribution function, which needs one uniform number each.
     """
     import torch
 
-    # The middle of one of 2^52 cells: never 0 or 1, where the inverse is infinite.
+    # The middle of one of 2^52 intervals: never 0 or 1, where the inverse is infinite.
     middle = (_shift_right(hash64(counter, key), 12).double() + 0.5) * 2.0**-52
     return torch.special.ndtri(middle)
 
@@ -71,7 +71,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    # torch has no unsigned 64-bit arithmetic; its shift copies the sign, which the mask takes away.
+    # torch has no unsigned 64-bit arithmetic: its shift copies the sign bit, and the mask removes the copies.
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,1 +1,1 @@
-"""The networks that turn a face into an embedding. None of them knows of ranks, devices or precision."""
+"""Backbones: networks from face images to embeddings, independent of ranks, devices and precision."""

@@ -1,4 +1,6 @@
-"""What every backbone offers, and what they are built of."""
+"""Base class of the backbones, and recomputation of a block's activations."""
+
+# B batch   C channels   D embedding
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Backbone(nn.Module):
-    """A network from faces to embeddings, in two halves.
+    """Network from face images to embeddings, in two halves.
 
-    The trunk may run in 16 bits; the neck, whose sums run over tens of thousands of features, runs
-    in float32. Whoever wraps the network decides on that: nothing here knows of autocast.
+    The trunk may run in 16 bits. The neck runs in float32, because it sums over tens of thousands of features. The
+    wrapper that trains or evaluates the network sets these precisions (`train/precision.py`); a backbone contains no
+    autocast.
     """
 
     embedding_size: int
@@ -28,9 +31,10 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
-        """Yield the modules of which the trunk is made, each with the name of its method that maps (B, …) to (B, …).
+        """Yield the trunk's modules in order, each with the name of its method that maps (B, …) to (B, …).
 
-        They are what is compiled: one after the other, and once where several are alike.
+        With `train.compile` each of these methods is compiled on its own; modules with the same code share one
+        compilation.
         """
         raise NotImplementedError
 
@@ -39,19 +43,19 @@ class Backbone(nn.Module):
         return self.neck(self.trunk(image_BCHW))
 
 
-def run_block(block: nn.Module, x: Tensor, *, again: bool) -> Tensor:
-    """Run a block; with `again`, keep only its input and run it once more in the backward pass."""
-    if not (again and x.requires_grad):
+def run_block(block: nn.Module, x: Tensor, *, recompute: bool) -> Tensor:
+    """Run a block; with `recompute`, store only its input and run the block again in the backward pass."""
+    if not (recompute and x.requires_grad):
         output: Tensor = block(x)
     else:
-        contexts = nullcontext(), _buffers_kept(block)
+        contexts = nullcontext(), _restored_buffers(block)
         output = checkpoint(block, x, use_reentrant=False, context_fn=lambda: contexts)
     return output
 
 
 @contextmanager
-def _buffers_kept(block: nn.Module) -> Iterator[None]:
-    """Within, a block may change its buffers: batch norms have counted this batch before."""
+def _restored_buffers(block: nn.Module) -> Iterator[None]:
+    """Restore the block's buffers on exit: the first run has already updated the batch norms' running statistics."""
     before = [buffer.clone() for buffer in block.buffers()]
     try:
         yield

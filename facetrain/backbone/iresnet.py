@@ -1,7 +1,9 @@
-"""IResNet, the improved ResNet of face recognition (Duta et al., arXiv 2004.04989, as in arcface_torch).
+"""IResNet, the improved ResNet (Duta et al., arXiv 2004.04989) in the variant of arcface_torch.
 
-Parameter names and their order are those of arcface_torch, so that published weights load.
+Parameter names and their order are those of arcface_torch, so its published weights load.
 """
+
+# B batch   C channels   D embedding
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ LAYERS: dict[str, tuple[int, int, int, int]] = {
     "r200": (6, 26, 60, 6),
     "r2060": (3, 128, 896, 3),
 }
+"""Name -> blocks per stage."""
 WIDTHS = (64, 128, 256, 512)
+"""Channels per stage."""
 
 
 class IBasicBlock(nn.Module):
-    """BN – conv – BN – PReLU – conv – BN, plus the shortcut."""
+    """Residual block: batch norm, convolution, batch norm, PReLU, convolution, batch norm, plus the shortcut."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -48,7 +52,7 @@ class IBasicBlock(nn.Module):
 
 
 class IResNet(Backbone):
-    """Stem, four stages that each halve the sides, and a linear layer between two batch norms."""
+    """Stem, four stages that each halve height and width, and a linear layer between two batch norms."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class IResNet(Backbone):
     ) -> None:
         super().__init__()
         self.embedding_size = embedding_size
-        self._again = checkpoint_activations
+        self._recompute = checkpoint_activations
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.prelu = PReLU(widths[0])
@@ -77,7 +81,7 @@ class IResNet(Backbone):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(channels * side * side, embedding_size)
         self.features = nn.BatchNorm1d(embedding_size)
-        # Its scale would be undone by the head, which looks at directions only.
+        # The scale is fixed at 1: the head normalizes embeddings and would cancel a scale common to all features.
         nn.init.ones_(self.features.weight)
         self.features.weight.requires_grad_(False)
         for module in self.modules():
@@ -85,10 +89,10 @@ class IResNet(Backbone):
                 nn.init.normal_(module.weight, 0, 0.1)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W) to flat features."""
+        """Map normalized images (B, 3, H, W) to flat features (B, C·H/16·W/16)."""
         x = self.stem(image_BCHW)
         for block in self.blocks():
-            x = run_block(block, x, again=self._again)
+            x = run_block(block, x, recompute=self._recompute)
         return self.dropout(self.bn2(x).flatten(1))
 
     def stem(self, image_BCHW: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""MobileFaceNet (Chen et al., arXiv 1804.07573), in the two sizes that arcface_torch has, names included."""
+"""MobileFaceNet (Chen et al., arXiv 1804.07573) in the sizes and with the parameter names of arcface_torch."""
+
+# B batch   D embedding
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from facetrain.errors import ModelError
 
 
 class ConvBlock(nn.Module):
-    """Convolution, batch norm and, unless it is linear, PReLU."""
+    """Convolution and batch norm, followed by PReLU unless `linear`."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class ConvBlock(nn.Module):
 
 
 class DepthWise(nn.Module):
-    """Widen, look at each channel's neighborhood, narrow; with a shortcut where asked."""
+    """Inverted residual block: 1×1 expansion, 3×3 depthwise convolution, 1×1 projection; optionally a shortcut."""
 
     def __init__(self, channels_in: int, channels: int, inner: int, stride: int, *, residual: bool) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class DepthWise(nn.Module):
 
 
 class Residual(nn.Module):
-    """Some depth-wise blocks with shortcuts."""
+    """Sequence of depthwise blocks with shortcuts."""
 
     def __init__(self, channels: int, depth: int, inner: int) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class Residual(nn.Module):
 
 
 class GlobalDepthWise(nn.Module):
-    """Weigh every place of every channel, then mix the channels."""
+    """Global depthwise convolution, followed by a linear layer and batch norm."""
 
     def __init__(self, channels: int, side: int, embedding_size: int) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class GlobalDepthWise(nn.Module):
 
 
 class MobileFaceNet(Backbone):
-    """The network for phones: 2 or 6 million parameters."""
+    """Small network for phones; `scale` multiplies its channels by 64 and 128."""
 
     def __init__(
         self,
@@ -99,9 +101,9 @@ class MobileFaceNet(Backbone):
     ) -> None:
         super().__init__()
         if dropout:
-            raise ModelError("model.dropout: MobileFaceNet has no dropout; set it to 0")
+            raise ModelError(f"model.dropout: MobileFaceNet has no dropout layer, got {dropout}; set it to 0")
         self.embedding_size = embedding_size
-        self._again = checkpoint_activations
+        self._recompute = checkpoint_activations
         narrow, wide, side = 64 * scale, 128 * scale, image_size
         for _ in range(4):
             side = (side + 1) // 2
@@ -132,7 +134,7 @@ class MobileFaceNet(Backbone):
         """Map normalized images (B, 3, H, W) to (B, channels, H / 16, W / 16)."""
         x = image_BCHW
         for layer in self.layers:
-            x = run_block(layer, x, again=self._again)
+            x = run_block(layer, x, recompute=self._recompute)
         return x
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:

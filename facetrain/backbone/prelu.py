@@ -1,4 +1,6 @@
-"""PReLU whose backward pass is fast on the CPU."""
+"""PReLU with a fast backward pass on the CPU."""
+
+# B batch   C channels
 
 from __future__ import annotations
 
@@ -10,34 +12,35 @@ from torch import Tensor, nn
 
 
 class PReLU(nn.PReLU):
-    """max(0, x) + a·min(0, x), with an `a` for each channel: torch's own, but for its backward pass on the CPU.
+    """max(0, x) + a·min(0, x) with one `a` per channel: nn.PReLU with a different backward pass on the CPU.
 
-    That one picks element by element (torch 2.13): a quarter of an IResNet's step in bf16 went into it. Picking by
-    products, in operations that use the vector unit, takes a quarter of the time in bf16 and half in float32.
+    In torch 2.13, the CPU's backward pass selects element by element and took a quarter of an IResNet's step in
+    bf16. Selecting by products, with operations that are vectorized, takes a quarter of that time in bf16 and half of
+    it in float32.
     """
 
-    swift = True
-    """False: torch's own backward pass on the CPU too."""
+    fast_cpu_backward = True
+    """False: use torch's backward pass on the CPU too."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, …) to the same shape."""
-        swift = (
-            self.swift
+        fast = (
+            self.fast_cpu_backward
             and x.device.type == "cpu"
             and torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
         )
-        if not swift:
+        if not fast:
             return super().forward(x)
         y: Tensor = _PReLU.apply(x, self.weight.to(x.dtype))
         return y
 
 
-def use_torchs_backward(network: nn.Module) -> None:
-    """Have every PReLU inside a network take torch's own backward pass, as it does on a GPU."""
+def use_torch_backward(network: nn.Module) -> None:
+    """Make every PReLU of a network use torch's backward pass, as it does on a GPU."""
     for module in network.modules():
         if isinstance(module, PReLU):
-            module.swift = False
+            module.fast_cpu_backward = False
 
 
 class _PReLU(torch.autograd.Function):
@@ -51,7 +54,7 @@ class _PReLU(torch.autograd.Function):
         x, weight_C = ctx.saved_tensors
         channels = [1] * x.dim()
         channels[1] = -1
-        grad_x = torch.ops.aten.threshold_backward(grad, x, 0)  # where x > 0, else 0
+        grad_x = torch.ops.aten.threshold_backward(grad, x, 0)  # grad if x > 0, else 0
         below = grad - grad_x
         grad_x.addcmul_(below, weight_C.view(channels))
         grad_C = below.mul_(x).sum([axis for axis in range(x.dim()) if axis != 1])

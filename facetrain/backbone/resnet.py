@@ -1,5 +1,7 @@
 """torchvision's ResNets as backbones."""
 
+# B batch   D embedding
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,12 +11,13 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
 from facetrain.errors import ModelError
+from facetrain.files import error_reason
 
 NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 
 class TorchvisionResNet(Backbone):
-    """A ResNet whose classifier is replaced by an embedding with batch norm behind it."""
+    """ResNet of torchvision whose classifier is replaced by an embedding layer and batch norm."""
 
     def __init__(
         self,
@@ -28,20 +31,21 @@ class TorchvisionResNet(Backbone):
         super().__init__()
         net: Any = _import_models().__dict__[name]()
         self.embedding_size = embedding_size
-        self._again = checkpoint_activations
+        self._recompute = checkpoint_activations
         self.stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
         self.stages = nn.Sequential(net.layer1, net.layer2, net.layer3, net.layer4)
         self.pool = net.avgpool
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(net.fc.in_features, embedding_size)
         self.features = nn.BatchNorm1d(embedding_size)
+        # As in IResNet: the head would cancel this scale.
         self.features.weight.requires_grad_(False)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
         for block in self._blocks():
-            x = run_block(block, x, again=self._again)
+            x = run_block(block, x, recompute=self._recompute)
         return self.dropout(self.pool(x).flatten(1))
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
@@ -62,7 +66,7 @@ def _import_models() -> Any:
         from torchvision import models
     except (ImportError, RuntimeError) as error:
         raise ModelError(
-            f"torchvision cannot be imported ({' '.join(str(error).split())}); it must come from the same index as "
-            "torch and fit its version (torch 2.13 with torchvision 0.28): install both in one command"
+            f"torchvision cannot be imported ({error_reason(error)}); install it together with torch in one command "
+            "and from the same package index, so that the versions match (torch 2.13 with torchvision 0.28)"
         ) from error
     return models

@@ -1,4 +1,6 @@
-"""The vision transformers of arcface_torch, parameter names included, without timm."""
+"""Vision transformers with the architecture and parameter names of arcface_torch, without timm."""
+
+# B batch   N tokens   D embedding
 
 from __future__ import annotations
 
@@ -11,17 +13,18 @@ from torch import Tensor, nn
 from facetrain.backbone.base import Backbone, run_block
 
 _PATCH, _HEADS = 9, 8
+"""Side of a patch in pixels, and attention heads."""
 
 
 class DropPath(nn.Module):
-    """Leave out a block for some samples while training (stochastic depth, arXiv 1603.09382)."""
+    """Stochastic depth (Huang et al., arXiv 1603.09382): skip a block for random samples during training."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self._probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale or zero each sample of (B, …)."""
+        """Zero each sample of (B, …) with the given probability and scale the others up."""
         if not self.training or self._probability == 0:
             return x
         kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(1 - self._probability)
@@ -45,7 +48,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers around ReLU6."""
+    """Two linear layers with ReLU6 between them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -58,11 +61,11 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with a norm before and a shortcut around."""
+    """Attention and MLP, each with layer norm before it and a shortcut around it."""
 
     def __init__(self, width: int, drop_path: float) -> None:
         super().__init__()
-        # Declared in the peer's order, which is that of its checkpoints.
+        # Declared in arcface_torch's order, which is the order of parameters in its checkpoints.
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
         self.drop_path = DropPath(drop_path)
@@ -76,7 +79,7 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Squares of nine pixels to tokens."""
+    """Split of an image into patches of 9 × 9 pixels, each mapped to a token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class PatchEmbed(nn.Module):
 
 
 class VisionTransformer(Backbone):
-    """Tokens, blocks, and a head over all tokens together."""
+    """Patch embedding, transformer blocks, and an embedding layer over all tokens together."""
 
     def __init__(
         self,
@@ -103,10 +106,10 @@ class VisionTransformer(Backbone):
     ) -> None:
         super().__init__()
         self.embedding_size = embedding_size
-        self._again = checkpoint_activations
+        self._recompute = checkpoint_activations
         tokens = (image_size // _PATCH) ** 2
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
-        # The peer's masking was switched off in its published recipes; its weights hold the token all the same.
+        # arcface_torch's published recipes disable the masking of tokens, but its weights contain this parameter.
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
         self.patch_embed = PatchEmbed(width)
         self.dropout = nn.Dropout(dropout)
@@ -127,10 +130,10 @@ class VisionTransformer(Backbone):
                     nn.init.zeros_(module.bias)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W) to the tokens of each, flat."""
+        """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width)."""
         x = self.dropout(self.patch_embed(image_BCHW) + self.pos_embed)
         for block in self.blocks:
-            x = run_block(block, x, again=self._again)
+            x = run_block(block, x, recompute=self._recompute)
         return self.norm(x.float()).flatten(1)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:

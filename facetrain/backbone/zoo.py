@@ -1,4 +1,4 @@
-"""Backbones by name."""
+"""Registry of the backbones by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from facetrain.backbone.mobilefacenet import MobileFaceNet
 from facetrain.backbone.vit import VisionTransformer
 from facetrain.errors import ModelError
 
-_ZOO: dict[str, Callable[..., Backbone]] = {
+_ARCFACE_TORCH: dict[str, Callable[..., Backbone]] = {
     **{name: partial(IResNet, layers) for name, layers in LAYERS.items()},
     "mbf_small": partial(MobileFaceNet, (1, 4, 6, 2), 1),
     "mbf": partial(MobileFaceNet, (1, 4, 6, 2), 2),
@@ -24,12 +24,17 @@ _ZOO: dict[str, Callable[..., Backbone]] = {
     "vit_b": partial(VisionTransformer, 512, 24, drop_path=0.05),
     "vit_l": partial(VisionTransformer, 768, 24, drop_path=0.05),
     "vit_h": partial(VisionTransformer, 1024, 48, drop_path=0.05),
+}
+_ZOO: dict[str, Callable[..., Backbone]] = {
+    **_ARCFACE_TORCH,
     **{name: partial(resnet.TorchvisionResNet, name) for name in resnet.NAMES},
 }
+ARCFACE_TORCH_NAMES = tuple(_ARCFACE_TORCH)
+"""Names of the backbones whose parameters are named as in arcface_torch."""
 
 
 def names() -> list[str]:
-    """Return every name that `build_backbone` knows."""
+    """Return every name that `build_backbone` accepts."""
     return [*_ZOO, "iresnet"]
 
 
@@ -40,20 +45,20 @@ def build_backbone(
     widths: Sequence[int] | None = None,
     **options: Any,
 ) -> Backbone:
-    """Build a backbone with fresh weights, on the CPU and in float32.
+    """Build a backbone with random weights, on the CPU and in float32.
 
-    `layers` and `widths` are for `iresnet`, four numbers each. Options: embedding_size, image_size,
-    dropout, checkpoint_activations.
+    `layers` and `widths` (blocks and channels of the four stages) are for `iresnet` only. The options are
+    embedding_size, image_size, dropout and checkpoint_activations.
 
     Raises:
-        ModelError: there is no backbone of that name, or it has no such option.
+        ModelError: no backbone has that name, or it does not have an option.
     """
     if name == "iresnet":
         if layers is None or widths is None:
-            raise ModelError("backbone iresnet needs layers and widths, four numbers each")
+            raise ModelError("model.backbone: iresnet needs model.layers and model.widths, four numbers each")
         return IResNet(layers, widths, **options)
     if name not in _ZOO:
         close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names())}"
-        raise ModelError(f"model.backbone: {name!r} does not exist; {hint}")
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}"
+        raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
     return _ZOO[name](**options)

@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.prelu import use_torchs_backward
+from facetrain.backbone.prelu import use_torch_backward
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import LOCAL_BUFFERS
 from facetrain.head.class_shard import shard_classes
@@ -92,7 +92,7 @@ class ArcfaceTorchStep:
     """Backbone, class centers and optimizer of one rank."""
 
     def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
-        use_torchs_backward(backbone)
+        use_torch_backward(backbone)
         self._backbone, self._precision = backbone.to(device), precision
         self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
         self.centers = nn.Parameter(

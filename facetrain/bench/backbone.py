@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from facetrain.backbone.prelu import use_torchs_backward
+from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed.process_setup import keep_freed_memory
@@ -169,7 +169,7 @@ def _build_step(
     torch.manual_seed(0)
     backbone = build_backbone(workload.backbone, image_size=workload.image_size)
     if not variant.facetrain:
-        use_torchs_backward(backbone)
+        use_torch_backward(backbone)
     memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
     network = InPrecision(

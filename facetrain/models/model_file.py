@@ -22,8 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from facetrain.backbone.iresnet import LAYERS
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import ARCFACE_TORCH_NAMES, build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.augment import normalize
 from facetrain.errors import ModelError, RunError
@@ -119,7 +118,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     Raises:
         ModelError: no known network at 112 pixels has such weights.
     """
-    names = ["vit_t", "vit_s", "vit_b", "vit_l", "vit_h", "mbf_small", "mbf", "mbf_large", *LAYERS]
+    names = ARCFACE_TORCH_NAMES
     embedding_size = next(
         (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE
     )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.prelu import use_torchs_backward
+from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -134,7 +134,7 @@ def _image(options: dict[str, Any], batch: int) -> Tensor:
 
 def _give_fake_tensors(net: nn.Module) -> None:
     """Replace the tensors of a network on the meta device by fake ones on the CPU."""
-    use_torchs_backward(net)  # count what a GPU does
+    use_torch_backward(net)  # count what a GPU does
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

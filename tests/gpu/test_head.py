@@ -1,4 +1,4 @@
-"""The head on a GPU against the same head on the CPU in float64."""
+"""Head on a GPU against the same head on the CPU in float64."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.support.heads import make_head
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CLASSES, SIZE, BATCH = 5003, 64, 96
 
@@ -49,7 +49,7 @@ def test_training_in_float32_equals_float64_on_the_cpu(margin, rate, placement, 
 
 
 @pytest.mark.parametrize("margin", ["arcface", "filtered"])
-def test_bfloat16_products_run_on_the_kernels_and_stay_near_float64(margin):
+def test_bfloat16_products_use_the_kernels_and_stay_close_to_float64(margin):
     _, losses, gradients, _ = train(margin, "cpu", torch.float64)
     head, found, near, _ = train(margin, "cuda", torch.float32, product_dtype=torch.bfloat16)
     assert head.chunk_type is FusedChunk
@@ -57,7 +57,7 @@ def test_bfloat16_products_run_on_the_kernels_and_stay_near_float64(margin):
     assert torch.nn.functional.cosine_similarity(near.flatten(1), gradients.flatten(1)).min() > 0.99
 
 
-def test_the_kernels_equal_their_reference():
+def test_the_kernels_equal_the_float64_reference():
     for rows, classes, size in ((37, 300, 24), (130, 1029, 512)):
         for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 2e-2)):
             errors = interpret_kernels.kernel_errors(rows, classes, size, dtype, 16.0, 0.2)

@@ -1,4 +1,4 @@
-"""The sharded head on real processes against the dense oracle, in float64."""
+"""Sharded head on 1 to 3 processes against the dense oracle, in float64."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_training_on_ranks_equals_the_dense_reference_for_every_margin_and_sampl
         torch.testing.assert_close(torch.cat([result[2] for result in results]), weight)
 
 
-def test_bytes_per_step_are_those_of_the_formula_whatever_the_number_of_classes():
+def test_the_bytes_sent_per_step_equal_the_documented_formula():
     for result in run_ranks(2, train_sharded):
         # Embeddings and labels out, three statistics per gathered row, the gathered gradient back.
         local = BATCH // 2
@@ -171,7 +171,7 @@ def train_dense_variant(name, rate):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_every_other_margin_and_loss_on_ranks_equals_its_equation(world_size):
+def test_every_adaptive_margin_and_loss_on_ranks_equals_its_equation(world_size):
     ranks = run_ranks(world_size, train_variants)
     for number, (name, rate) in enumerate(VARIANT_CASES):
         losses, state, weight = train_dense_variant(name, rate)
@@ -185,10 +185,10 @@ def test_every_other_margin_and_loss_on_ranks_equals_its_equation(world_size):
         torch.testing.assert_close(torch.cat([result[2] for result in results]), weight)
 
 
-def test_bytes_of_the_other_margins_and_losses_are_those_of_the_formula():
+def test_the_bytes_sent_by_adaptive_margins_and_losses_equal_the_documented_formula():
     local = BATCH // 2
     plain = local * (SIZE * 8 + 8) + 3 * BATCH * 8 + BATCH * SIZE * 8
-    # Norms travel with the embeddings, and their gradient back; own cosines and which images count, once a row.
+    # In addition: norms and their gradient; all target cosines; one number per row for the images that count.
     more = {
         "adaface": local * 8 + BATCH * 8, "magface": local * 8 + BATCH * 8, "curricularface": BATCH * 8,
         "sub-centers": BATCH * 8,

@@ -1,4 +1,4 @@
-"""The head as plain as it can be written: one process, all logits, float64, autograd. The oracle of its tests."""
+"""Test oracle of the head: one process, all logits at once, float64, autograd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from facetrain.head.sampling import draw_classes
 
 
 def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
-    """Logits (G, K) from cosines, written from the papers' equations for autograd to differentiate."""
+    """Return logits (G, K) from cosines by the papers' equations, differentiable by autograd."""
     theta = torch.arccos(cos)
     m1, m2, m3 = margin.get("m1", 1.0), margin.get("m2", 0.0), margin.get("m3", 0.0)
     target = torch.cos(m1 * theta + m2) - m3
@@ -20,17 +20,17 @@ def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
         target = torch.where(theta + m2 > math.pi, cos - m2 * math.sin(m2) - m3, target)
     if margin.get("straight_through"):
         target = cos + (target - cos).detach()
-    own = torch.nn.functional.one_hot(label, cos.shape[1]).bool()
-    others = cos
+    is_target = torch.nn.functional.one_hot(label, cos.shape[1]).bool()
+    negatives = cos
     if margin.get("filter_threshold"):
-        others = torch.where(cos > margin["filter_threshold"], torch.zeros_like(cos), cos)
-    return torch.where(own, target, others) * margin["scale"]
+        negatives = torch.where(cos > margin["filter_threshold"], torch.zeros_like(cos), cos)
+    return torch.where(is_target, target, negatives) * margin["scale"]
 
 
 def dense_loss(
     embedding: Tensor, weight: Tensor, label: Tensor, margin: dict, sample: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy over all classes, or over a sample of them (ascending class numbers)."""
+    """Return the mean cross-entropy over all classes, or over a sample of them (ascending class numbers)."""
     if sample is not None:
         weight, label = weight[sample], torch.searchsorted(sample, label)
     unit, center = torch.nn.functional.normalize(embedding), torch.nn.functional.normalize(weight)
@@ -38,7 +38,7 @@ def dense_loss(
 
 
 def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:
-    """Classes of a shard that take part in a step: the batch's (`positive`), and those drawn; ascending."""
+    """Return the classes of a shard that take part in a step: the batch's (`positive`) and the drawn, ascending."""
     return torch.cat([draw_classes(shard, rate, seed=seed, step=step) - shard.start, positive]).unique()
 
 

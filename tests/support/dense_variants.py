@@ -1,4 +1,4 @@
-"""Oracles of the head's other losses: one process, all logits, float64, autograd, from the papers' equations."""
+"""Test oracles of adaptive margins, the unified loss and sub-centers: all logits, float64, autograd."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SCALE = 16.0
 
 
 class DenseVariant:
-    """The loss of one kind of head as a function of embeddings, centers and labels; it keeps what the kind keeps."""
+    """Base class of the oracles: the loss from embeddings, centers and labels; it keeps running averages and counts."""
 
     def loss(self, embedding: Tensor, weight: Tensor, label: Tensor, classes: Tensor, step: int) -> Tensor:
-        """Return the mean loss; `weight` and `label` are of the sampled `classes` alone."""
+        """Return the mean loss; `weight` and `label` refer to the sampled `classes` only."""
         raise NotImplementedError
 
     def parameters(self) -> list[Tensor]:
-        """Return what is learned beside the centers."""
+        """Return the learned parameters other than the centers."""
         return []
 
 
@@ -35,11 +35,11 @@ def cosines(embedding: Tensor, weight: Tensor) -> Tensor:
 
 
 def with_target(cos: Tensor, label: Tensor, target: Tensor) -> Tensor:
-    own = one_hot(label, cos.shape[1]).bool()
-    return torch.where(own, target[:, None], cos)
+    is_target = one_hot(label, cos.shape[1]).bool()
+    return torch.where(is_target, target[:, None], cos)
 
 
-def own_of(cos: Tensor, label: Tensor) -> Tensor:
+def target_of(cos: Tensor, label: Tensor) -> Tensor:
     return cos.gather(1, label[:, None])[:, 0]
 
 
@@ -53,7 +53,7 @@ class DenseAdaFace(DenseVariant):
         self.deviation = 0.3 * norm.std().item() + 0.7 * self.deviation
         quality = ((norm - self.mean) / (self.deviation + 1e-3) * 0.333).clip(-1, 1)
         cos = cosines(embedding, weight)
-        angle = (torch.arccos(own_of(cos, label)) - 0.4 * quality).clip(1e-3, math.pi - 1e-3)
+        angle = (torch.arccos(target_of(cos, label)) - 0.4 * quality).clip(1e-3, math.pi - 1e-3)
         target = torch.cos(angle) - (0.4 * quality + 0.4)
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
@@ -63,8 +63,8 @@ class DenseMagFace(DenseVariant):
         norm = embedding.norm(dim=1).clamp(1.5, 3.0)
         margin = (0.8 - 0.45) / (3.0 - 1.5) * (norm - 1.5) + 0.45
         cos = cosines(embedding, weight)
-        own = own_of(cos, label)
-        target = torch.where(own > 0, torch.cos(torch.arccos(own) + margin), own)
+        target_cos = target_of(cos, label)
+        target = torch.where(target_cos > 0, torch.cos(torch.arccos(target_cos) + margin), target_cos)
         regular = 2.0 * (norm / 3.0**2 + 1 / norm).mean()
         return cross_entropy(SCALE * with_target(cos, label, target), label) + regular
 
@@ -75,10 +75,12 @@ class DenseCurricularFace(DenseVariant):
 
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
-        own = own_of(cos, label)
-        self.t = 0.3 * own.mean().item() + 0.7 * self.t
-        shifted = torch.cos(torch.arccos(own) + 0.5)
-        target = torch.where(torch.arccos(own) + 0.5 > math.pi, own - 0.5 * math.sin(0.5), shifted)
+        target_cos = target_of(cos, label)
+        self.t = 0.3 * target_cos.mean().item() + 0.7 * self.t
+        shifted = torch.cos(torch.arccos(target_cos) + 0.5)
+        target = torch.where(
+            torch.arccos(target_cos) + 0.5 > math.pi, target_cos - 0.5 * math.sin(0.5), shifted
+        )
         hard = torch.where(cos > shifted.detach()[:, None], cos * (self.t + cos), cos)
         return cross_entropy(SCALE * with_target(hard, label, target), label)
 
@@ -90,8 +92,8 @@ class DenseElasticFace(DenseVariant):
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
         drawn = 0.2 * normal(torch.arange(len(label)), key_of(9, step, 0))
-        own = own_of(cos, label)
-        target = torch.cos(torch.arccos(own) + 0.5 + drawn) if self.arc else own - 0.35 - drawn
+        target_cos = target_of(cos, label)
+        target = torch.cos(torch.arccos(target_cos) + 0.5 + drawn) if self.arc else target_cos - 0.35 - drawn
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
@@ -101,17 +103,17 @@ class DenseUniFace(DenseVariant):
 
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
-        own = one_hot(label, cos.shape[1]).bool()
+        is_target = one_hot(label, cos.shape[1]).bool()
         positive = softplus(self.bias - SCALE * (cos - 0.4))
         negative = 0.7 * softplus(SCALE * cos - self.bias)
-        return torch.where(own, positive, negative).sum(1).mean()
+        return torch.where(is_target, positive, negative).sum(1).mean()
 
     def parameters(self):
         return [self.bias]
 
 
 class DenseSubCenters(DenseVariant):
-    """Three sub-centers; from step 2 on the dominant one alone, without images further than 100° from it."""
+    """Three sub-centers; from step 2 on only the dominant one, without images further than 100° from it."""
 
     def __init__(self, num_classes: int) -> None:
         self.hits = torch.zeros(num_classes, 3, dtype=torch.float64)
@@ -130,21 +132,21 @@ class DenseSubCenters(DenseVariant):
         else:
             dominant = self.hits[classes].argmax(1)
             cos = cos_all.gather(2, dominant[None, :, None].expand(len(label), -1, 1))[..., 0]
-            weight_of = (own_of(cos, label) >= math.cos(math.radians(100))).double()
-        target = torch.cos(torch.arccos(own_of(cos, label)) + 0.5)
+            weight_of = (target_of(cos, label) >= math.cos(math.radians(100))).double()
+        target = torch.cos(torch.arccos(target_of(cos, label)) + 0.5)
         each = cross_entropy(SCALE * with_target(cos, label, target), label, reduction="none")
         return (each * weight_of).sum() / weight_of.sum().clamp_min(1)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of head: how facetrain builds it, and its oracle."""
+    """Variant of the head: the options to build it, and its oracle."""
 
     margin: dict[str, Any]
     oracle: Callable[[int, float], DenseVariant]
     head: dict[str, Any]
     columns: int = 1
-    """Numbers of the centers' table per number of an embedding."""
+    """Centers per class."""
 
     def build_margin(self) -> Margin:
         return make_margin(scale=SCALE, seed=9, beyond_pi="none", **self.margin)

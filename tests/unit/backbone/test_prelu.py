@@ -25,14 +25,14 @@ def pair(channels, dtype):
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6, 7), (3, 5), (2, 1, 9)])
-def test_it_is_torchs_prelu_with_another_backward_pass(shape):
+def test_output_and_gradients_equal_those_of_torchs_prelu(shape):
     ours, plain = pair(shape[1], torch.float64)
     x, grad = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
-    x.view(-1)[::3] = 0  # where the slope is that of the left side
+    x.view(-1)[::3] = 0  # at 0 the slope is that of the negative side
     torch.testing.assert_close(gradients(ours, x, grad), gradients(plain, x, grad))
 
 
-def test_in_16_bits_and_channels_last_it_keeps_the_layout_and_rounds_alike():
+def test_in_bfloat16_and_channels_last_it_keeps_the_layout_and_rounds_as_torch_does():
     ours, plain = pair(8, torch.float32)
     x = torch.randn(4, 8, 5, 5).bfloat16().contiguous(memory_format=torch.channels_last)
     grad = torch.randn_like(x)
@@ -42,7 +42,7 @@ def test_in_16_bits_and_channels_last_it_keeps_the_layout_and_rounds_alike():
     torch.testing.assert_close(mine[2], torchs[2], rtol=2e-2, atol=2e-2)
 
 
-def test_where_no_gradient_is_wanted_it_is_torchs_own():
+def test_without_a_gradient_and_in_an_export_it_is_torchs_prelu():
     ours, plain = pair(5, torch.float32)
     x = torch.randn(2, 5, 3, 3)
     with torch.no_grad():

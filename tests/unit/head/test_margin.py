@@ -15,7 +15,7 @@ from tests.support.heads import make_margin
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
-def test_the_slope_is_the_derivative(name):
+def test_the_slope_is_the_derivative_of_the_value(name):
     margin = CombinedMargin(**MARGINS[name])
     cos = torch.linspace(-0.995, 0.995, 401, dtype=torch.float64)
     value, slope = margin.apply(cos, None)[:2]
@@ -24,14 +24,14 @@ def test_the_slope_is_the_derivative(name):
         return
     step = 1e-6
     numeric = (margin.apply(cos + step, None)[0] - margin.apply(cos - step, None)[0]) / (2 * step)
-    # Where the linear part begins, the derivative jumps.
+    # The derivative is discontinuous where the linear part begins.
     smooth = (numeric - slope).abs() < 1e-4 * (1 + slope.abs())
     assert smooth.sum() >= len(cos) - (2 if margin.linear_beyond_pi else 0)
     assert value.max() <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_value_and_slope_are_finite_at_the_ends(dtype):
+def test_value_and_slope_are_finite_at_cosines_of_1_and_minus_1(dtype):
     for margin in (
         CombinedMargin(64.0, m2=0.5),
         CombinedMargin(64.0, m1=1.35, m2=0.2, m3=0.1),
@@ -41,13 +41,13 @@ def test_value_and_slope_are_finite_at_the_ends(dtype):
         assert torch.isfinite(value).all() and torch.isfinite(slope).all()
 
 
-def test_past_pi_the_linear_margin_keeps_falling_and_the_plain_one_does_not():
+def test_beyond_pi_the_linear_margin_is_monotonic_and_the_plain_one_is_not():
     cos = torch.linspace(-1, -0.95, 50, dtype=torch.float64)
     assert (CombinedMargin(64.0, m2=0.5, linear_beyond_pi=True).apply(cos, None).value_G.diff() > 0).all()
     assert (CombinedMargin(64.0, m2=0.5).apply(cos, None).value_G.diff() < 0).any()
 
 
-def test_a_margin_takes_only_its_own_numbers():
+def test_a_margin_ignores_settings_that_its_formula_does_not_have():
     given = {"m1": 1.2, "m2": 0.5, "m3": 0.4, "scale": 30.0, "beyond_pi": "none"}
     assert make_margin("arcface", **given) == CombinedMargin(30.0, m2=0.5)
     assert make_margin("cosface", **given) == CombinedMargin(30.0, m3=0.4)
@@ -63,7 +63,7 @@ def test_the_config_names_every_margin_of_the_registry_and_every_setting():
 
 
 @pytest.mark.parametrize(("num_classes", "world_size"), [(10, 3), (3, 3), (2, 3), (1, 1), (2_059_906, 8)])
-def test_shards_cover_all_classes_and_the_first_hold_one_more(num_classes, world_size):
+def test_shards_cover_all_classes_and_the_first_ones_have_one_more(num_classes, world_size):
     shards = [shard_classes(num_classes, rank, world_size) for rank in range(world_size)]
     assert shards[0].start == 0 and shards[-1].stop == num_classes
     assert all(a.stop == b.start for a, b in zip(shards, shards[1:], strict=False))

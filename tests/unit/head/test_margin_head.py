@@ -61,11 +61,11 @@ def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
-def test_a_step_in_parts_with_a_loss_scale_equals_one_in_the_backward_pass(rate):
+def test_accumulated_micro_batches_with_a_loss_scale_equal_an_update_in_the_backward_pass(rate):
     whole, parts = small_head(sample_rate=rate), small_head(sample_rate=rate, update_in_backward=False)
     for step in range(2):
         embedding, label = batch(step)
-        if rate < 1:  # the sample holds the positives of a micro-batch, so let both have all
+        if rate < 1:  # a micro-batch samples its own classes, so give both the same classes
             label = label[:6].repeat(2)
         for head in (whole, parts):
             head.begin_step(step)
@@ -86,7 +86,7 @@ def test_a_skipped_step_changes_nothing():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_loss_that_is_not_finite_leaves_centers_and_momentum_as_they_were(optimizer):
+def test_a_loss_that_is_not_finite_changes_neither_centers_nor_momentum(optimizer):
     head = small_head(optimizer=optimizer)
     head(*batch()).backward()
     before = {name: t.clone() for name, t in head.row_state().items()}
@@ -97,7 +97,7 @@ def test_a_loss_that_is_not_finite_leaves_centers_and_momentum_as_they_were(opti
     assert not torch.equal(head.weight.data, before["weight"])
 
 
-def test_adamw_on_all_rows_equals_torchs():
+def test_adamw_on_all_rows_equals_adamw_of_torch():
     head = small_head(optimizer="adamw")
     weight = torch.nn.Parameter(head.weight.data.clone())
     reference = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.01)
@@ -112,7 +112,7 @@ def test_adamw_on_all_rows_equals_torchs():
 
 
 @pytest.mark.parametrize("scale", [64.0, 128.0])
-def test_nothing_overflows_or_vanishes_where_every_cosine_is_near_its_end(scale):
+def test_the_loss_neither_overflows_nor_underflows_if_all_cosines_are_minus_1(scale):
     head = small_head(margin="cosface")
     head._margin = CombinedMargin(scale=scale, m3=0.4)
     direction = torch.nn.functional.normalize(torch.ones(1, SIZE, dtype=torch.float64))
@@ -122,7 +122,7 @@ def test_nothing_overflows_or_vanishes_where_every_cosine_is_near_its_end(scale)
     assert loss.item() == pytest.approx(expected)
 
 
-def test_a_label_outside_the_classes_is_an_error_before_anything_moves():
+def test_a_label_outside_the_classes_is_an_error_and_changes_no_center():
     head = small_head()
     before = head.weight.data.clone()
     for wrong in (-1, CLASSES):
@@ -133,7 +133,7 @@ def test_a_label_outside_the_classes_is_an_error_before_anything_moves():
     assert torch.equal(head.weight.data, before)
 
 
-def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives():
+def test_the_sample_does_not_depend_on_the_shards_and_contains_the_batchs_classes():
     positive = torch.tensor([3, 500, 999])
     whole = sample_classes(ClassShard(0, 1000), positive, 0.2, seed=4, step=7)
     pieces = []
@@ -150,7 +150,7 @@ def test_the_sample_does_not_depend_on_the_shards_and_always_has_the_positives()
     assert only.tolist() == [3, 500, 999]
 
 
-def test_labels_up_to_two_to_the_31_find_their_own_centers():
+def test_labels_near_two_to_the_31_update_the_right_centers():
     ranks = 2**27
     head = make_head(
         embedding_size=SIZE, num_classes=2**31, margin=CombinedMargin(scale=4, m2=0.5), sample_rate=0.0,
@@ -168,7 +168,7 @@ def test_labels_up_to_two_to_the_31_find_their_own_centers():
 
 @pytest.mark.parametrize("block", [1, 8])
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.7])
-def test_every_class_is_drawn_as_often_as_the_rate_says(rate, block):
+def test_every_class_is_drawn_with_probability_sample_rate(rate, block):
     hits, steps = torch.zeros(1000), 2000
     for step in range(steps):
         drawn = draw_classes(ClassShard(0, 1000), rate, seed=1, step=step, block=block)
@@ -180,7 +180,7 @@ def test_every_class_is_drawn_as_often_as_the_rate_says(rate, block):
 
 
 @pytest.mark.parametrize("block", [1, 8])
-def test_classes_past_two_to_the_31_are_drawn_alike_by_any_number_of_ranks(block):
+def test_the_draw_of_classes_near_two_to_the_31_does_not_depend_on_the_shards(block):
     start = 2**31 - 1000
     options = {"seed": 4, "step": 7, "block": block}
     whole = draw_classes(ClassShard(start, start + 3000), 0.01, **options)
@@ -190,7 +190,7 @@ def test_classes_past_two_to_the_31_are_drawn_alike_by_any_number_of_ranks(block
     assert (whole.diff() > 0).all() and 30 - 2 * block <= len(whole) <= 30 + 2 * block
 
 
-def test_classes_of_a_block_are_drawn_together_and_not_always_the_same_ones():
+def test_classes_of_a_block_are_drawn_together_and_blocks_differ_from_step_to_step():
     apart = set()
     for step in range(50):
         drawn = draw_classes(ClassShard(0, 10_000), 0.01, seed=1, step=step, block=8)
@@ -199,7 +199,7 @@ def test_classes_of_a_block_are_drawn_together_and_not_always_the_same_ones():
     assert apart == set(range(8))
 
 
-def test_classes_outside_the_sample_are_not_touched():
+def test_centers_outside_the_sample_do_not_change():
     head = small_head(sample_rate=0.2)
     before = head.weight.data.clone()
     embedding, label = batch()
@@ -209,7 +209,7 @@ def test_classes_outside_the_sample_are_not_touched():
     assert torch.equal(moved, sample_of(head, label, 0, 0.2)) and len(moved) < CLASSES
 
 
-def test_centers_start_the_same_for_any_number_of_ranks():
+def test_initial_centers_do_not_depend_on_the_number_of_ranks():
     whole = small_head(seed=5).weight.data
     parts = [small_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
     assert torch.equal(torch.cat(parts), whole)
@@ -217,7 +217,7 @@ def test_centers_start_the_same_for_any_number_of_ranks():
     assert not torch.equal(small_head(seed=6).weight.data, whole)
 
 
-def test_saved_rows_load_into_other_shards():
+def test_saved_rows_load_into_shards_of_another_world_size():
     whole = small_head(seed=1)
     whole(*batch()).backward()
     state = whole.row_state()
@@ -232,10 +232,10 @@ def test_saved_rows_load_into_other_shards():
 @pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("placement", ["host", "disk"])
-def test_centers_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp_path):
+def test_centers_in_host_memory_or_on_disk_give_the_same_numbers(placement, optimizer, rate, tmp_path):
     options = {"sample_rate": rate, "sample_block": 2, "optimizer": optimizer}
     here, there = small_head(**options), small_head(**options, placement=placement, folder=tmp_path)
-    # Rows stay on the device from step to step, are put back when a checkpoint asks, and a step may be passed over.
+    # Cases of the prefetcher: consecutive steps, a flush by row_state, skipped step 4, and step 6 twice.
     for step in (0, 1, 2, 3, 5, 6, 6, 7):
         losses = []
         for head in (here, there):
@@ -251,7 +251,7 @@ def test_centers_elsewhere_give_the_same_numbers(placement, optimizer, rate, tmp
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
-def test_8_bit_momentum_and_its_scales_lie_together_on_disk(weight_dtype, tmp_path):
+def test_8_bit_momentum_and_its_scales_share_a_row_on_disk(weight_dtype, tmp_path):
     head = make_head(
         embedding_size=256, num_classes=50, margin=CombinedMargin(64.0, m2=0.5), placement="disk", folder=tmp_path,
         weight_dtype=weight_dtype, momentum_dtype=torch.int8, sample_rate=0.3,
@@ -269,7 +269,7 @@ def test_8_bit_momentum_and_its_scales_lie_together_on_disk(weight_dtype, tmp_pa
     assert untouched.any() and torch.equal(after["weight"][untouched], before["weight"][untouched])
 
 
-def test_bfloat16_storage_stays_near_float32():
+def test_training_with_bfloat16_storage_stays_close_to_float32():
     exact = small_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
     small = small_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
     assert small.weight.data.dtype == torch.bfloat16
@@ -285,7 +285,7 @@ def test_bfloat16_storage_stays_near_float32():
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.4])
-def test_momentum_in_8_bits_stays_near_float32_and_travels_with_its_scales(rate):
+def test_training_with_8_bit_momentum_stays_close_to_float32_and_saves_its_scales(rate):
     exact, small = (
         small_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
         for dtype in (torch.float32, torch.int8)
@@ -304,13 +304,13 @@ def test_momentum_in_8_bits_stays_near_float32_and_travels_with_its_scales(rate)
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def test_8_bits_are_refused_where_they_cannot_hold_the_numbers():
+def test_8_bit_moments_are_an_error_with_adamw():
     with pytest.raises(ConfigError, match="use bfloat16 with adamw"):
         small_head(optimizer="adamw", momentum_dtype=torch.int8)
 
 
 @pytest.mark.parametrize("margin", list(MARGINS))
-def test_products_in_bfloat16_stay_near_the_dense_reference(margin):
+def test_products_in_bfloat16_stay_close_to_the_dense_reference(margin):
     head = small_head(margin, weight_dtype=torch.float32, product_dtype=torch.bfloat16)
     weight = head.weight.data.double().requires_grad_()
     embedding, label = batch()

@@ -6,7 +6,7 @@ from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_t
 CPU = torch.device("cpu")
 
 
-def test_rounding_to_bfloat16_is_right_on_average():
+def test_rounding_to_bfloat16_is_unbiased():
     x = torch.tensor([1.0 + 2**-10, -3.0 - 2**-8, 1e-20]).repeat_interleave(200_000)
     rounded = round_to_bfloat16(x, Noise(0, CPU)).float()
     assert set(rounded[:200_000].unique().tolist()) == {1.0, 1.0078125}
@@ -14,14 +14,14 @@ def test_rounding_to_bfloat16_is_right_on_average():
     torch.testing.assert_close(means, x[::200_000].double(), rtol=2e-5, atol=0)
 
 
-def test_what_bfloat16_can_hold_is_not_changed_by_rounding():
+def test_numbers_that_bfloat16_represents_exactly_do_not_change():
     x = torch.tensor([0.0, -0.0, 1.0, -2.5, 3e38, float("inf"), -float("inf"), float("nan")]).bfloat16()
     for count in range(20):
         rounded = round_to_bfloat16(x.float(), Noise(count, CPU))
         assert torch.equal(rounded.view(torch.int16), x.view(torch.int16))
 
 
-def test_rounding_to_int8_is_right_on_average_and_keeps_the_largest():
+def test_rounding_to_int8_is_unbiased_and_keeps_the_largest_number():
     x = torch.tensor([[0.3, -127.0, 5.5, 126.9]]).repeat(100_000, 1)
     units, scale = round_to_int8(x, 1, Noise(0, CPU))
     assert (scale == 1).all() and (units[:, 1] == -127).all() and units.max() == 127
@@ -30,7 +30,7 @@ def test_rounding_to_int8_is_right_on_average_and_keeps_the_largest():
     assert not zeros.any() and not scale.any()
 
 
-def test_every_chunk_of_a_step_and_every_step_has_noise_of_its_own():
+def test_every_chunk_and_every_step_has_different_noise():
     x = torch.zeros(1000)
     noise, other, again = Noise(1, CPU), Noise(2, CPU), Noise(1, CPU)
     draws = [noise.like(x), noise.like(x), other.like(x)]
@@ -40,7 +40,7 @@ def test_every_chunk_of_a_step_and_every_step_has_noise_of_its_own():
 
 
 @pytest.mark.parametrize("sizes", [(10, 1000), (1000, 10)])
-def test_a_chunk_may_be_larger_than_the_first(sizes):
+def test_chunks_may_grow_and_shrink(sizes):
     noise = Noise(1, CPU)
     for size in sizes:
         assert noise.like(torch.zeros(size, 3)).shape == (size, 3)

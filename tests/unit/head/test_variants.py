@@ -1,4 +1,4 @@
-"""Every margin and loss beside the plain ones, against its equation in float64."""
+"""Adaptive margins, the unified loss and sub-centers against their papers' equations, in float64."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_loss_gradients_and_updates_equal_the_papers_equations(name, rate):
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_a_head_whose_state_is_loaded_goes_on_as_the_saved_one(name):
+def test_a_head_with_loaded_state_continues_like_the_saved_one(name):
     saved, loaded = small_head(name), small_head(name)
     for step in range(3):
         saved.begin_step(step)
@@ -84,7 +84,7 @@ def test_a_head_whose_state_is_loaded_goes_on_as_the_saved_one(name):
 
 
 @pytest.mark.parametrize("name", ["uniface", "sub-centers", "magface"])
-def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
+def test_accumulated_micro_batches_equal_an_update_in_the_backward_pass(name):
     whole, parts = small_head(name), small_head(name, update_in_backward=False)
     for step in range(2):
         for head in (whole, parts):
@@ -99,7 +99,7 @@ def test_a_step_in_parts_equals_one_in_the_backward_pass(name):
         torch.testing.assert_close(parts.state()[key], tensor)
 
 
-def test_a_skipped_step_leaves_the_threshold_where_it_was():
+def test_a_skipped_step_does_not_change_the_threshold():
     head = small_head("uniface", update_in_backward=False)
     before = head.state()["threshold"].clone()
     head(*batch(0)).backward()
@@ -109,7 +109,7 @@ def test_a_skipped_step_leaves_the_threshold_where_it_was():
 
 
 @pytest.mark.parametrize("name", ["adaface", "curricularface"])
-def test_a_batch_that_is_not_finite_does_not_spoil_the_averages(name):
+def test_a_batch_that_is_not_finite_does_not_change_the_averages(name):
     head = small_head(name)
     head(*batch(0)).backward()
     before = {key: tensor.clone() for key, tensor in head.state().items()}
@@ -118,7 +118,7 @@ def test_a_batch_that_is_not_finite_does_not_spoil_the_averages(name):
     assert all(torch.equal(head.state()[key], tensor) for key, tensor in before.items())
 
 
-def test_margins_take_their_published_numbers_where_none_are_given():
+def test_margins_use_their_published_numbers_by_default():
     assert (make_margin("arcface").m2, make_margin("cosface").m3) == (0.5, 0.4)
     assert (make_margin("adaface").m, make_margin("curricularface").m2) == (0.4, 0.5)
     assert (make_margin("elastic_arcface").m2, make_margin("elastic_cosface").m3) == (0.5, 0.35)

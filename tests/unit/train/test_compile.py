@@ -28,8 +28,8 @@ class TwoBlocks(Backbone):
         self.fc = torch.nn.Linear(4 * 36, 4)
 
     def trunk(self, image_BCHW):
-        x = run_block(self.first, image_BCHW, again=self._again)
-        return run_block(self.second, x, again=self._again).flatten(1)
+        x = run_block(self.first, image_BCHW, recompute=self._again)
+        return run_block(self.second, x, recompute=self._again).flatten(1)
 
     def regions(self):
         yield from ((block, "forward") for block in (self.first, self.second))
