@@ -11,7 +11,7 @@ WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak bench clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak bench lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ check: $(READY)  ## formatting, lint, types, who may import whom
 format: $(READY)  ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+lock: $(READY)  ## write requirements.lock anew from pyproject.toml; versions that fit stay as they are
+	VENV=$(VENV) ./scripts/lock
 
 clean:  ## remove what can be made again, never a run or a dataset
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

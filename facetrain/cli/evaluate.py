@@ -87,7 +87,7 @@ def evaluate(
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder for an HTML report with figures and metrics; needs facetrain[plot]."
+            metavar="DIR", help="Folder for an HTML report with figures and metrics."
         ),
     ] = None,
     device: Device = "auto",

@@ -71,7 +71,7 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
 def plot_curves(metrics: Path, output: Path) -> bool:
     """Plot the loss and the accuracies of a metrics.jsonl as a PNG file.
 
-    Returns False, and writes nothing, if matplotlib is not installed (`pip install facetrain[plot]`).
+    Returns False, and writes nothing, if matplotlib is not installed.
     """
     try:
         import matplotlib

@@ -1,4 +1,4 @@
-"""Figures of a result: ROC, DET, score histogram, thresholds of the folds. Needs matplotlib (facetrain[plot])."""
+"""Figures of a result: ROC, DET, score histogram, thresholds of the folds.."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def require_matplotlib() -> None:
         UsageError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise UsageError("figures need matplotlib: install facetrain[plot]")
+        raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib")
 
 
 def result_figures(result: Result) -> dict[str, Figure]:
