@@ -86,9 +86,7 @@ def evaluate(
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder for an HTML report with figures and metrics."
-        ),
+        typer.Option(metavar="DIR", help="Folder for an HTML report with figures and metrics."),
     ] = None,
     device: Device = "auto",
     batch_size: BatchSize = 256,
