@@ -1,4 +1,4 @@
-"""Small datasets for tests, made of colored noise."""
+"""Small datasets of random images for tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 
 
@@ -30,3 +31,8 @@ def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
             header = RecordHeader(flag=2, labels=(float(keys[0]), float(keys[-1] + 1)))
             writer.write(past + number, header, b"")
     return folder
+
+
+def images_of(dataset: FaceDataset) -> list[tuple[int, bytes]]:
+    """Return (label, encoded image) of every image."""
+    return [(int(dataset.labels[index]), dataset.read(index)) for index in range(dataset.num_images)]

@@ -6,11 +6,7 @@ from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import MixtureSampler, build_sampler, epoch_size
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image, write_records
-
-
-def images_of(dataset):
-    return [(int(dataset.labels[n]), dataset.read(n)) for n in range(dataset.num_images)]
+from tests.support.datasets import encoded_image, images_of, write_records
 
 
 def mixture(tmp_path, text):

@@ -4,11 +4,7 @@ import pytest
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image
-
-
-def images_of(dataset):
-    return [(int(dataset.labels[n]), dataset.read(n)) for n in range(dataset.num_images)]
+from tests.support.datasets import encoded_image, images_of
 
 
 @pytest.mark.parametrize("names", [["p1", "p0", "p1"], [1, 0, 1]])

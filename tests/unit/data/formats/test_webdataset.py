@@ -7,7 +7,7 @@ import pytest
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image
+from tests.support.datasets import encoded_image, images_of
 
 
 def write_tar(path, members):
@@ -16,10 +16,6 @@ def write_tar(path, members):
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-
-
-def images_of(dataset):
-    return [(int(dataset.labels[n]), dataset.read(n)) for n in range(dataset.num_images)]
 
 
 def test_tar_shards_take_identities_from_label_files(tmp_path):
