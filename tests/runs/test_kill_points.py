@@ -1,4 +1,4 @@
-"""Killed again and again, at random moments, a run records what an undisturbed one does, bit for bit."""
+"""Runs that are killed at random moments and resumed, compared bit for bit with a run that was not killed."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_run_killed_at_ten_random_moments_is_the_undisturbed_one(describe, tmp_path, options):
+def test_a_run_killed_at_ten_random_moments_equals_one_that_was_not_killed(describe, tmp_path, options):
     config = describe(**({"steps": 16, "checkpoint": "every_steps: 3, keep: 2"} | options))
     command = [
         sys.executable,
@@ -38,5 +38,5 @@ def test_a_run_killed_at_ten_random_moments_is_the_undisturbed_one(describe, tmp
         assert metrics(folder) == metrics(tmp_path / "whole")
         killed = Checkpoint.open(folder)
         killed.verify()
-        for ours, theirs in zip(killed.manifest.files, whole.manifest.files, strict=True):
-            assert ours.sha256 == theirs.sha256, ours.name
+        for file, expected in zip(killed.manifest.files, whole.manifest.files, strict=True):
+            assert file.sha256 == expected.sha256, file.name

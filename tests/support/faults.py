@@ -1,4 +1,4 @@
-"""Real faults of storage, for tests of what survives them."""
+"""Real faults of storage and memory for tests: full and read-only disks, limits of the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def files_limited_to(size: int) -> Iterator[None]:
-    """Within, the kernel refuses this process any write past `size` bytes of a file (EFBIG)."""
+    """Let the kernel refuse writes of this process past `size` bytes of a file (EFBIG)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -24,7 +24,7 @@ def files_limited_to(size: int) -> Iterator[None]:
 
 @contextmanager
 def memory_limited_to(more: int) -> Iterator[None]:
-    """Within, the kernel gives this process no more than so many bytes beyond what it has."""
+    """Let the kernel give this process at most `more` bytes of address space in addition to the present ones."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
@@ -36,7 +36,7 @@ def memory_limited_to(more: int) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
-    """Mount a disk of a few KiB on a folder; skip the calling test where mounting is not allowed."""
+    """Mount a small disk on a folder; skip the calling test if mounting is not allowed."""
     folder.mkdir(exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder))
     try:
@@ -47,7 +47,7 @@ def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
 
 @contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """Within, a small disk has no byte left."""
+    """Fill a small disk to its last byte."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -59,7 +59,7 @@ def full(disk: Path) -> Iterator[None]:
 
 
 def make_read_only(folder: Path) -> None:
-    """Mount a small disk's folder anew, so that nothing can be written on it."""
+    """Remount a small disk as read-only."""
     _mount("-o", "remount,ro", str(folder))
 
 
@@ -74,4 +74,4 @@ def _mount(*arguments: str) -> None:
     except FileNotFoundError:
         pytest.skip("needs the mount command")
     if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+        pytest.skip(f"needs the permission to mount: {done.stderr.strip()}")

@@ -1,7 +1,8 @@
-"""Train a run to its end through many kills: `python -m tests.support.kill_points CONFIG FOLDER KILLS SEED`.
+"""Training with random kills: `python -m tests.support.kill_points CONFIG FOLDER KILLS SEED`.
 
-One process imports everything and forks the runs, so that a kill costs no start of Python. The first run is
-undisturbed, in FOLDER/whole; the others end in FOLDER/killed_0, killed_1, … One word a kill says at what it came.
+The process imports all modules and forks the runs, so that a restart after a kill is fast. The first run is not
+killed, in FOLDER/whole; the others are resumed until they finish, in FOLDER/killed_0, killed_1, … For each kill the
+activity of the killed run is printed, in one word.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from facetrain.telemetry.jsonl import read_jsonl
 
 
 def start(config: Path, folder: Path) -> int:
-    """Begin a run, or go on with it, in a process of its own; return its number."""
+    """Start or resume a run in a new process; return the process id."""
     child = os.fork()
     if child:
         return child
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    # A reading process would be a new Python, which imports torch before it reads.
-    described = load_config(config, ["data.workers=0"])
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    # Without reader processes: each would be a new Python, which takes seconds to start.
+    loaded = load_config(config, ["data.workers=0"])
     try:
-        os._exit((run.resume if complete_steps(folder / "checkpoints") else run.train)(described, folder))
+        os._exit((run.resume if complete_steps(folder / "checkpoints") else run.train)(loaded, folder))
     finally:
         os._exit(99)
 
 
 def kill_after(child: int, seconds: float) -> bool:
-    """Kill a process unless it has ended before; return whether it was killed."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    """Kill a process after a time; return False if it has ended before."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            assert os.waitstatus_to_exitcode(status) == 0, "a run failed by itself"
+            assert os.waitstatus_to_exitcode(status) == 0, "a run failed without a kill"
             return False
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
@@ -52,18 +53,18 @@ def kill_after(child: int, seconds: float) -> bool:
     return True
 
 
-def moment(folder: Path, verify_every: int) -> str:
-    """Return what a run was at when it was killed."""
+def activity(folder: Path, verify_every: int) -> str:
+    """Return the activity of a run when it was killed: saving, starting, evaluating or training."""
     if list(folder.glob("checkpoints/.step_*")):
         return "saving"
     records = read_jsonl(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     if not records:
-        return "beginning"
+        return "starting"
     return "evaluating" if records[-1]["step"] % verify_every == 0 and "loss" in records[-1] else "training"
 
 
 def main(config: Path, folder: Path, kills: int, seed: int) -> None:
-    """Kill until there were enough, each time at another moment."""
+    """Train, and kill at random moments until the number of kills is reached."""
     rng, verify_every = random.Random(seed), load_config(config).eval.every_steps
     since = time.monotonic()
     assert not kill_after(start(config, folder / "whole"), 600)
@@ -72,7 +73,7 @@ def main(config: Path, folder: Path, kills: int, seed: int) -> None:
         target = folder / f"killed_{runs}"
         while kill_after(start(config, target), rng.random() * whole_s if kills > 0 else 600):
             kills -= 1
-            print(moment(target, verify_every), flush=True)
+            print(activity(target, verify_every), flush=True)
         runs += 1
 
 

@@ -1,4 +1,4 @@
-"""Networks in MXNet's files, written as InsightFace's code names and nests them."""
+"""Writer of MXNet files, with the names and the structure of InsightFace's networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8
 
 
 def params_bytes(arrays: dict[str, np.ndarray], version: int | None = V2) -> bytes:
-    """Return a .params file with arrays as that version of the format writes them; None is the oldest."""
+    """Return the bytes of a .params file in a version of the format; None is the oldest, without a version."""
     out = struct.pack("<QQQ", 0x112, 0, len(arrays))
     for array in arrays.values():
         if version is None:
@@ -29,7 +29,7 @@ def params_bytes(arrays: dict[str, np.ndarray], version: int | None = V2) -> byt
 
 
 class Graph:
-    """A symbol that grows node by node; every method returns the number of its last node."""
+    """Builder of an MXNet graph; every method returns the number of the node that it adds last."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, object]] = []
@@ -52,7 +52,7 @@ class Graph:
         return self.node("Convolution", name, [x, self.weight("arg", f"{name}_weight", conv.weight)], attrs)
 
     def norm(self, x: int, name: str, norm: nn.BatchNorm2d | nn.BatchNorm1d, *, fixed: bool = False) -> int:
-        # What a fixed gamma holds is never used.
+        # The stored value of a fixed gamma must never be used.
         gamma = torch.full_like(norm.weight, 7.0) if fixed else norm.weight
         inputs = [
             x,
@@ -75,9 +75,9 @@ class Graph:
 
 
 def write_iresnet(folder: Path, net: nn.Module, *, offset: float = 127.5, factor: float = 0.0078125) -> Path:
-    """Write an IResNet as the LResNetE-IR networks of InsightFace's model zoo are, up to the training's softmax.
+    """Write an IResNet like the LResNetE-IR networks of InsightFace's model zoo, including the softmax of the training.
 
-    Pixels p are taken as (p - offset) · factor. The last norm's gamma is fixed.
+    The network takes (p − offset) · factor for pixels p. The gamma of the last norm is fixed.
     """
     g = Graph()
     x = g.node("identity", "id", [g.node("null", "data", [])])
@@ -109,7 +109,7 @@ def write_iresnet(folder: Path, net: nn.Module, *, offset: float = 127.5, factor
 
 
 def randomize(net: nn.Module, *, eps: float = 1e-5, seed: int = 0) -> nn.Module:
-    """Give every weight and statistic of a network a value of its own, as training does; in evaluation mode."""
+    """Give norms, PReLUs and biases of a network random values, as after training; return it in evaluation mode."""
     random = torch.Generator().manual_seed(seed)
 
     def draw(tensor: Tensor, low: float, high: float) -> None:
