@@ -19,7 +19,7 @@ import torch._dynamo  # noqa: F401
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
-from facetrain.run.training import training as run
+from facetrain.run import training as run
 from facetrain.telemetry.jsonl import read_jsonl
 
 
