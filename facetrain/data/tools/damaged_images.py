@@ -144,7 +144,7 @@ class TolerantRecordReader:
                 "record",
                 f"{rec_path}: {int((~inside).sum()):,} records of the index are past the end of the file, which has "
                 f"{self._reader.size:,} bytes; the first of them is key {keys[lost]} at byte {offsets[lost]:,}; the "
-                "file is cut off, or the index belongs to another file: download it again",
+                "file is truncated, or the index belongs to another file: download it again",
             )
         return keys[inside], offsets[inside]
 

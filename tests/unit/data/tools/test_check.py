@@ -93,7 +93,7 @@ def test_a_scan_finds_records_that_a_wrong_index_lacks(tmp_path):
     assert check(data).images == 4 and check(data).damaged
 
 
-def test_records_before_the_end_of_a_cut_file_are_kept(tmp_path):
+def test_records_before_the_end_of_a_truncated_file_are_kept(tmp_path):
     data = write_records(tmp_path / "data", [0, 0, 1, 1])
     whole = (data / "train.rec").read_bytes()
     (data / "train.rec").write_bytes(whole[: len(whole) * 2 // 3])

@@ -19,11 +19,11 @@ def test_a_rebuilt_index_equals_the_lost_one(data):
     assert (data / "train.idx").read_bytes() == lost
 
 
-def test_no_index_is_written_for_a_cut_file(data):
+def test_no_index_is_written_for_a_truncated_file(data):
     whole = (data / "train.rec").read_bytes()
     (data / "train.rec").write_bytes(whole[: len(whole) // 2])
     before = (data / "train.idx").read_bytes()
-    with pytest.raises(RecordError, match="truncated"):
+    with pytest.raises(RecordError, match="file is truncated"):
         rebuild_index(data / "train.rec", overwrite=True)
     assert (data / "train.idx").read_bytes() == before
     assert len(list(data.glob("*.tmp")) + list(data.glob(".*.tmp"))) == 0
