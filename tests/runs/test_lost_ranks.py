@@ -208,7 +208,7 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
     since = time.monotonic()
     process.send_signal(number)
     _, stderr = process.communicate(timeout=120)
-    (limit,) = re.findall(rf"{number.name}: saving step \d+ and stopping, within (\d+) s", stderr)
+    (limit,) = re.findall(rf"{number.name} received: saving step \d+ and stopping, within (\d+) s", stderr)
     assert time.monotonic() - since < int(limit) == 300
     assert process.returncode == code and "facetrain resume" in stderr and "Traceback" not in stderr, stderr
     Checkpoint.open(folder).verify()
@@ -229,7 +229,7 @@ def test_a_verification_that_a_signal_interrupts_is_repeated_after_the_resume(de
         assert process.returncode == 143 and "Traceback" not in stderr, stderr
         assert (
             f"saving step {step} and stopping" in stderr
-            and "verification is left to `facetrain resume`" in stderr
+            and "`facetrain resume` will verify it" in stderr
         )
         assert Checkpoint.open(folder).step == step
         assert not [r for r in metrics(folder) if r["step"] == step and "long/accuracy" in r]

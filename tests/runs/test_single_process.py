@@ -70,7 +70,7 @@ def test_a_signal_to_the_whole_process_group_saves_once_and_ends_within_the_prin
     since = time.monotonic()
     os.killpg(process.pid, number)
     _, stderr = process.communicate(timeout=120)
-    (limit,) = re.findall(rf"{number.name}: saving step \d+ and stopping, within (\d+) s", stderr)
+    (limit,) = re.findall(rf"{number.name} received: saving step \d+ and stopping, within (\d+) s", stderr)
     assert time.monotonic() - since < int(limit) == 300
     assert process.returncode == code and "Traceback" not in stderr, stderr
     assert Checkpoint.open(folder).step >= 6
