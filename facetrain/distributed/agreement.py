@@ -13,7 +13,7 @@ from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 from facetrain.files import error_reason
 
 _T = TypeVar("_T")
-# torch raises plain RuntimeErrors for failures of a process group: only the text tells them from others.
+# torch raises a plain RuntimeError if a process group fails: only its text differs from that of other errors.
 _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
 _PATIENCE_S = 3.0

@@ -1,6 +1,6 @@
 """Watchdog: a second process that kills a rank which is stopped, or blocked in a broken process group.
 
-With several nodes nobody else would. The ranks that wait in vain for one that hangs give up, and so do
+Needed with several nodes. The ranks that wait for one that hangs run into their timeout and end, and so do
 their agents, but the agent of the rank that hangs sees a running process and waits without end.
 torch's own FileTimerServer (2.13) runs only if TORCHELASTIC_ENABLE_FILE_TIMER is set for the agent, which a
 plain `torchrun` lacks, and it cannot report why it killed a rank.
