@@ -227,10 +227,7 @@ def test_a_verification_that_a_signal_interrupts_is_repeated_after_the_resume(de
         process.terminate()
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 143 and "Traceback" not in stderr, stderr
-        assert (
-            f"saving step {step} and stopping" in stderr
-            and "`facetrain resume` will verify it" in stderr
-        )
+        assert f"saving step {step} and stopping" in stderr and "`facetrain resume` will verify it" in stderr
         assert Checkpoint.open(folder).step == step
         assert not [r for r in metrics(folder) if r["step"] == step and "long/accuracy" in r]
         command = ["resume", folder, "--nproc-per-node", 2]
