@@ -1,4 +1,4 @@
-"""`facetrain doctor`: whether this machine is fit to train."""
+"""`facetrain doctor`: check the machine, the dataset and the config before a run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 def doctor(
     run_dir: Annotated[
-        Path | None, typer.Argument(help="Folder of a run: verify its checkpoints, too.")
+        Path | None,
+        typer.Argument(help="Folder of a run: verify its checkpoints, and check its config if there is one."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Run description: check its dataset and numbers.")
+        Path | None, typer.Option(help="Run description, YAML: check its dataset, batch, sizes and disk.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Find what would stop or spoil a training run, before it costs anything.
+    """Find problems of the machine, the dataset and the config before a run starts.
 
-    Started under torchrun it also measures the network between the ranks. Exit code 1: a line says failure.
+    Under torchrun it also measures the network between the ranks. The exit code is 1 if a check fails.
     """
     from facetrain.config.loading import load_config
     from facetrain.distributed import collectives
@@ -37,45 +39,46 @@ def doctor(
     from facetrain.errors import UsageError
 
     if run_dir and not run_dir.is_dir():
-        raise UsageError(f"{run_dir}: no such folder")
+        raise UsageError(f"{run_dir}: no such folder; name the folder of a run")
     if run_dir and not config and (run_dir / "config.yaml").is_file():
         config = run_dir / "config.yaml"
     described = load_config(config, set_ or ()) if config else None
     with join(described.train.device if described else "auto") as world:
-        own = [vars(finding) for finding in examine(world, described, run_dir)]
-        findings = _merged(collectives.gather_json(own))
-    failures = sum(finding["status"] == "failure" for finding in findings)
+        local_results = [vars(result) for result in examine(world, described, run_dir)]
+        results = _merge(collectives.gather_json(local_results))
+    failures = sum(result["status"] == "failure" for result in results)
     if world.is_leader:
-        _print(findings, failures, as_json=as_json)
+        _print(results, failures, as_json=as_json)
     sys.exit(1 if failures else 0)
 
 
-def _merged(reports: list[list[dict[str, str]]]) -> list[dict[str, Any]]:
-    """Return the leader's findings, and of the other ranks what is not ok."""
+def _merge(results_of_ranks: list[list[dict[str, str]]]) -> list[dict[str, Any]]:
+    """Return all results of the leader, and those of the other ranks that are not ok."""
     return [
-        {"rank": rank} | finding
-        for rank, report in enumerate(reports)
-        for finding in report
-        if rank == 0 or finding["status"] != "ok"
+        {"rank": rank} | result
+        for rank, results in enumerate(results_of_ranks)
+        for result in results
+        if rank == 0 or result["status"] != "ok"
     ]
 
 
-def _print(findings: list[dict[str, Any]], failures: int, *, as_json: bool) -> None:
+def _print(results: list[dict[str, Any]], failures: int, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from facetrain.doctor.check_result import count
+    from facetrain.doctor.check_result import count_text
 
     if as_json:
-        typer.echo(json.dumps({"failures": failures, "findings": findings}, indent=1))
+        typer.echo(json.dumps({"failures": failures, "results": results}, indent=1))
         return
-    terminal = Console(highlight=False)  # knows NO_COLOR, and what is no terminal
-    for finding in findings:
-        status = f"{finding['status']:8}", _COLORS[finding["status"]]
-        where = f" (rank {finding['rank']})" if finding["rank"] else ""
-        said = f" {finding['what']}{where}: {finding['found']}"
-        terminal.print(Text.assemble(status, said), soft_wrap=True)
-        if finding["do"]:
-            typer.echo(f"{'':8} → {finding['do']}")
-    warnings = sum(finding["status"] == "warning" for finding in findings)
-    typer.echo(f"{count(failures, 'failure')}, {count(warnings, 'warning')}")
+    terminal = Console(highlight=False)  # respects NO_COLOR, and prints no colors into files
+    for result in results:
+        status = f"{result['status']:8}", _COLORS[result["status"]]
+        rank = f" (rank {result['rank']})" if result["rank"] else ""
+        terminal.print(
+            Text.assemble(status, f" {result['check']}{rank}: {result['message']}"), soft_wrap=True
+        )
+        if result["advice"]:
+            typer.echo(f"{'':8} → {result['advice']}")
+    warnings = sum(result["status"] == "warning" for result in results)
+    typer.echo(f"{count_text(failures, 'failure')}, {count_text(warnings, 'warning')}")

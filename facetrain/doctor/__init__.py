@@ -1,1 +1,1 @@
-"""Whether this machine, this dataset and this run description are fit to train."""
+"""Checks of the machine, the dataset and the config before a run."""

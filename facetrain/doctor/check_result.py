@@ -1,4 +1,4 @@
-"""What a check has found, and what to do about it."""
+"""Result of one check of `facetrain doctor`."""
 
 from __future__ import annotations
 
@@ -12,41 +12,45 @@ OK, WARNING, FAILURE = "ok", "warning", "failure"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One line of the report."""
 
-    what: str
+    check: str
+    """Name of the check."""
     status: str
     """ok, warning or failure."""
-    found: str
-    do: str = ""
-    """What helps, where something is wrong."""
+    message: str
+    """What was measured or found."""
+    advice: str = ""
+    """What to do about a warning or a failure."""
 
 
-def ok(what: str, found: str) -> Finding:
-    """Say that something is as it should be."""
-    return Finding(what, OK, found)
+def passed(check: str, message: str) -> CheckResult:
+    """Return the result of a check that found nothing wrong."""
+    return CheckResult(check, OK, message)
 
 
-def warning(what: str, found: str, do: str) -> Finding:
-    """Say that something will work, and may cost time or accuracy."""
-    return Finding(what, WARNING, found, do)
+def warning(check: str, message: str, advice: str) -> CheckResult:
+    """Return the result of a check after which training works, but may cost time or accuracy."""
+    return CheckResult(check, WARNING, message, advice)
 
 
-def failure(what: str, found: str, do: str) -> Finding:
-    """Say that training will not work like this."""
-    return Finding(what, FAILURE, found, do)
+def failed(check: str, message: str, advice: str) -> CheckResult:
+    """Return the result of a check after which training cannot work."""
+    return CheckResult(check, FAILURE, message, advice)
 
 
-def count(number: int, one: str, many: str = "") -> str:
-    """Return "1 rank", "2 ranks"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def count_text(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 rank", "2 ranks"."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def look(what: str, check: Callable[..., list[Finding]], *args: Any, **options: Any) -> list[Finding]:
-    """Call a check; what it raises on purpose becomes its finding, so that the other checks still run."""
+def run_check(
+    name: str, check: Callable[..., list[CheckResult]], *args: Any, **options: Any
+) -> list[CheckResult]:
+    """Call a check and return its results. An expected error becomes a failure, so the other checks still run."""
     try:
         return check(*args, **options)
     except (FacetrainError, OSError, RuntimeError) as error:
-        # Our own messages say themselves what to do.
-        return [failure(what, " ".join(str(error).split()), "")]
+        # The message of a FacetrainError already contains the advice.
+        return [failed(name, " ".join(str(error).split()), "")]

@@ -1,4 +1,4 @@
-"""The dataset: that it can be read, and that it is the one that the config means."""
+"""Checks of the dataset: it can be read, and it matches the config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import decode_rgb
 from facetrain.data.open_dataset import check_counts, open_dataset
-from facetrain.doctor.check_result import Finding, failure, ok, warning
+from facetrain.doctor.check_result import CheckResult, failed, passed, warning
 from facetrain.errors import DataError
 
 _SAMPLES = 32
@@ -22,48 +22,60 @@ def check_dataset(
     num_classes: int | None = None,
     num_images: int | None = None,
     min_images_per_identity: int = 1,
-) -> tuple[list[Finding], FaceDataset]:
-    """Open a dataset, count it, and decode some of its images.
+) -> tuple[list[CheckResult], FaceDataset]:
+    """Open a dataset, count its images and identities, and decode some images.
 
     Raises:
-        DataError: it cannot be opened, or contradicts the numbers that were given.
+        DataError: the dataset cannot be opened, or it contradicts the given numbers.
     """
     source = open_dataset(folder, min_images_per_identity=min_images_per_identity)
     check_counts(source, folder, num_classes=num_classes, num_images=num_images)
     counts = np.bincount(source.labels, minlength=source.num_classes)
-    found = (
+    message = (
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
         f"{counts.min():,} to {counts.max():,} of each"
     )
-    return [ok("dataset", found), _identities(counts), _samples(source, image_size)], source
+    results = [passed("dataset", message), _check_identities(counts), _check_images(source, image_size)]
+    return results, source
 
 
-def _identities(counts: np.ndarray) -> Finding:
+def _check_identities(counts: np.ndarray) -> CheckResult:
     missing, single = int((counts == 0).sum()), int((counts == 1).sum())
     if missing:
-        do = "their centers learn nothing: look at the labels with `facetrain data check`"
-        return warning("identities", f"{missing:,} labels below the highest have no image", do)
+        return warning(
+            "identities",
+            f"{missing:,} labels below the highest have no image",
+            "their class centers cannot learn: check the labels with `facetrain data check`",
+        )
     if single > len(counts) / 2:
         return warning(
-            "identities", f"{single:,} of them have one image", "consider data.min_images_per_identity: 2"
+            "identities",
+            f"{single:,} of {len(counts):,} identities have one image",
+            "consider data.min_images_per_identity: 2",
         )
-    return ok("identities", f"every label from 0 to {len(counts) - 1:,} has an image")
+    return passed("identities", f"every label from 0 to {len(counts) - 1:,} has an image")
 
 
-def _samples(source: FaceDataset, image_size: int) -> Finding:
+def _check_images(source: FaceDataset, image_size: int) -> CheckResult:
     chosen = np.unique(np.linspace(0, source.num_images - 1, _SAMPLES).astype(np.int64)).tolist()
-    faults, shapes = [], set()
+    errors, shapes = [], set()
     for number in chosen:
         try:
             shapes.add(decode_rgb(source.read(number), location=source.location(number)).shape[:2])
         except DataError as error:
-            faults.append(str(error))
-    if faults:
-        do = "repair or drop them: `facetrain data check`, or data.bad_records: skip"
-        return failure("images", f"{len(faults)} of {len(chosen)} cannot be read; the first: {faults[0]}", do)
+            errors.append(str(error))
+    if errors:
+        return failed(
+            "images",
+            f"{len(errors)} of {len(chosen)} images cannot be read; the first: {errors[0]}",
+            "repair or remove them with `facetrain data check`, or set data.bad_records: skip",
+        )
     sizes = ", ".join(f"{width} × {height}" for height, width in sorted(shapes)[:3])
-    found = f"{len(chosen)} spread over the dataset decode; {sizes} pixels"
+    message = f"{len(chosen)} images spread over the dataset were decoded: {sizes} pixels"
     if shapes != {(image_size, image_size)}:
-        do = f"they are resized to {image_size} while training: pack them aligned and in that size"
-        return warning("images", found, do)
-    return ok("images", found)
+        return warning(
+            "images",
+            message,
+            f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size",
+        )
+    return passed("images", message)

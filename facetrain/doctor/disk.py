@@ -1,4 +1,4 @@
-"""Room and speed for checkpoints."""
+"""Checks of the disk: free space, speed and renames for checkpoints."""
 
 from __future__ import annotations
 
@@ -8,66 +8,78 @@ import tempfile
 import time
 from pathlib import Path
 
-from facetrain.doctor.check_result import Finding, failure, ok, warning
+from facetrain.doctor.check_result import CheckResult, failed, passed, warning
+from facetrain.files import error_reason
+from facetrain.plan.device import GIB
 
-_PROBE = 1 << 26
-_BLOCK = 1 << 22
-_GIB = 1 << 30
-_SLOW_S = 300
+_PROBE_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 22
+_SLOW_SECONDS = 300
+"""A checkpoint that takes longer may not be finished when the next one is due."""
 
 
-def check_disk(folder: Path, *, checkpoint_bytes: int = 0, kept: int = 0) -> list[Finding]:
-    """Write and sync a file of 64 MiB, rename a folder, compare the free space with the checkpoints to come.
+def check_disk(folder: Path, *, checkpoint_bytes: int = 0, kept: int = 0) -> list[CheckResult]:
+    """Measure free space, write speed (64 MiB, synced) and folder renames at `folder`.
+
+    Args:
+        folder: future run folder; its nearest existing parent is measured.
+        checkpoint_bytes: size of one checkpoint; 0 if unknown.
+        kept: number of checkpoints that the run keeps.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the folder cannot be written to.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    # One more than are kept: the next is written before the oldest goes.
+    # One more than are kept: the next checkpoint is written before the oldest is deleted.
     needed = checkpoint_bytes * (kept + 1)
-    found = f"{existing}: {free / _GIB:.1f} GiB free"
+    message = f"{existing}: {free / GIB:.1f} GiB free"
     if checkpoint_bytes:
-        found += f", {kept + 1} checkpoints of {checkpoint_bytes / _GIB:.2f} GiB at most"
-    if free < needed + _PROBE:
-        return [
-            failure("disk space", found, "free some, set run.dir to a larger disk, or lower checkpoint.keep")
-        ]
-    return [ok("disk space", found), _speed(existing, checkpoint_bytes), _renaming(existing)]
+        message += f"; {kept + 1} checkpoints of {checkpoint_bytes / GIB:.2f} GiB at most"
+    if free < needed + _PROBE_BYTES:
+        advice = "free some space, set run.dir to a larger disk, or lower checkpoint.keep"
+        return [failed("disk space", message, advice)]
+    return [
+        passed("disk space", message),
+        _check_speed(existing, checkpoint_bytes),
+        _check_rename(existing),
+    ]
 
 
-def _speed(folder: Path, checkpoint_bytes: int) -> Finding:
-    block = os.urandom(_BLOCK)
+def _check_speed(folder: Path, checkpoint_bytes: int) -> CheckResult:
+    # Random bytes: some file systems compress, and would be measured too fast with zeros.
+    block = os.urandom(_BLOCK_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
-        since = time.perf_counter()
-        for _ in range(_PROBE // _BLOCK):
+        start = time.perf_counter()
+        for _ in range(_PROBE_BYTES // _BLOCK_BYTES):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        rate = _PROBE / (time.perf_counter() - since)
-    found = f"{rate / 1e6:,.0f} MB/s written and synced"
+        rate = _PROBE_BYTES / (time.perf_counter() - start)
+    message = f"{rate / 1e6:,.0f} MB/s written and synced"
     seconds = checkpoint_bytes / rate
     if checkpoint_bytes:
-        found += f": a checkpoint takes about {seconds:,.0f} s"
-    if seconds > _SLOW_S:
-        return warning(
-            "disk speed", found, "keep checkpoint.async on and checkpoint.every_steps well above that"
-        )
-    return ok("disk speed", found)
+        message += f": a checkpoint takes about {seconds:,.0f} s"
+    if seconds > _SLOW_SECONDS:
+        advice = "keep checkpoint.async on, and let checkpoint.every_steps take much longer than that"
+        return warning("disk speed", message, advice)
+    return passed("disk speed", message)
 
 
-def _renaming(folder: Path) -> Finding:
+def _check_rename(folder: Path) -> CheckResult:
+    """Rename a folder that holds a file: checkpoints appear by such a rename, and object stores cannot do it."""
     with tempfile.TemporaryDirectory(
         dir=folder, prefix=".facetrain-doctor-", ignore_cleanup_errors=True
     ) as name:
-        written, whole = Path(name, "written"), Path(name, "whole")
-        written.mkdir()
-        (written / "file").write_bytes(b"a")
+        before, after = Path(name, "before"), Path(name, "after")
+        before.mkdir()
+        (before / "file").write_bytes(b"a")
         try:
-            os.rename(written, whole)
+            os.rename(before, after)
         except OSError as error:
-            found = f"{folder}: a folder that holds a file cannot be renamed ({error.strerror})"
-            return failure(
-                "disk renames", found, "set run.dir to a file system that can: so checkpoints appear"
+            return failed(
+                "disk renames",
+                f"{folder}: a folder that holds a file cannot be renamed ({error_reason(error)})",
+                "checkpoints need such a rename: set run.dir to another file system",
             )
-    return ok("disk renames", "a folder gets its name at once")
+    return passed("disk renames", "folders can be renamed")

@@ -1,4 +1,4 @@
-"""Versions and builds that must fit one another."""
+"""Checks of the software: versions and builds that must match."""
 
 from __future__ import annotations
 
@@ -11,86 +11,92 @@ from pathlib import Path
 
 import torch
 
-from facetrain.doctor.check_result import Finding, failure, ok, warning
+from facetrain.doctor.check_result import CheckResult, failed, passed, warning
 
 # The oldest driver for each major version of CUDA (docs.nvidia.com/deploy/cuda-compatibility).
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
-_DRIVER_NOTE = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+_DRIVER_ADVICE = (
+    "update the driver, install a torch for an older CUDA, or check CUDA_VISIBLE_DEVICES and `nvidia-smi`"
+)
 
 
-def check_python() -> list[Finding]:
-    """Compare the interpreter with what the packages are built for."""
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+def check_python() -> list[CheckResult]:
+    """Compare the version of Python with those that facetrain is tested on."""
+    message = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return [warning("python", found, "facetrain is tested on 3.11, 3.12 and 3.13: use one of them")]
-    return [ok("python", found)]
+        advice = "facetrain is tested on Python 3.11, 3.12 and 3.13: use one of them"
+        return [warning("python", message, advice)]
+    return [passed("python", message)]
 
 
-def check_torch_and_torchvision() -> list[Finding]:
-    """See that torchvision belongs to this torch: beside another, its operators are missing when used."""
-    own = torch.__version__
+def check_torch_and_torchvision() -> list[CheckResult]:
+    """Check that torch and torchvision match: otherwise torchvision's operators are missing when used."""
+    torch_version = torch.__version__
     try:
-        other = version("torchvision")
+        torchvision_version = version("torchvision")
     except PackageNotFoundError:
-        do = "pip install torchvision, from the index that torch came from"
-        return [warning("torchvision", "is not installed; the resnet* backbones need it", do)]
-    found = f"torch {own}, torchvision {other}"
-    return [torch_fits(own, other, requires("torchvision") or [], found) or ok("torch", found)]
+        advice = "pip install torchvision, from the index that torch came from"
+        return [warning("torchvision", "torchvision is not installed; the resnet* backbones need it", advice)]
+    message = f"torch {torch_version}, torchvision {torchvision_version}"
+    mismatch = find_mismatch(torch_version, torchvision_version, requires("torchvision") or [], message)
+    return [mismatch or passed("torch", message)]
 
 
-def torch_fits(own: str, other: str, required: list[str], found: str) -> Finding | None:
-    """Return what is wrong with a torchvision that requires what it says, next to torch `own`."""
-    do = "install both anew in one command, from one index: pip install --force-reinstall torch torchvision"
-    wanted = next((match[1] for r in required if (match := re.match(r"torch\s*\(?==\s*([\d.]+)", r))), None)
-    if wanted and wanted != own.partition("+")[0]:
-        return failure("torch", f"{found}, which needs torch {wanted}", do)
-    builds = [text.partition("+")[2] for text in (own, other)]
+def find_mismatch(
+    torch_version: str, torchvision_version: str, requirements: list[str], message: str
+) -> CheckResult | None:
+    """Return a failure if torchvision, which has these requirements, was built for another torch; else None."""
+    advice = "install both in one command, from one index: pip install --force-reinstall torch torchvision"
+    required = next(
+        (match[1] for r in requirements if (match := re.match(r"torch\s*\(?==\s*([\d.]+)", r))), None
+    )
+    if required and required != torch_version.partition("+")[0]:
+        return failed("torch", f"{message}, which needs torch {required}", advice)
+    builds = [text.partition("+")[2] for text in (torch_version, torchvision_version)]
     if all(builds) and builds[0] != builds[1]:
-        return failure("torch", f"{found}: built for {builds[0]} and for {builds[1]}", do)
+        return failed("torch", f"{message}: built for {builds[0]} and for {builds[1]}", advice)
     return None
 
 
-def check_cuda() -> list[Finding]:
+def check_cuda() -> list[CheckResult]:
     """Compare torch's CUDA with the driver of this machine, and look for NCCL."""
-    built_for = torch.version.cuda
+    torch_cuda = torch.version.cuda
     driver = _driver_version()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        usable = torch.cuda.is_available()
-    if usable:
-        return [_usable_cuda(built_for or "?", driver)]
+        available = torch.cuda.is_available()
+    if available:
+        return [_check_available_cuda(torch_cuda or "?", driver)]
     if driver is None:
-        return [ok("cuda", "no NVIDIA driver here: training runs on the CPU")]
-    if built_for is None:
-        do = "install the CUDA build: see pytorch.org/get-started for the index of your CUDA"
-        return [
-            failure("cuda", f"there is a driver ({driver}), but this torch is built for the CPU alone", do)
-        ]
-    reason = " ".join(str(said[0].message).split()) if said else "torch sees no GPU"
-    return [
-        failure("cuda", f"torch is built for CUDA {built_for}, driver {driver}: {reason}", _driver_advice())
-    ]
+        return [passed("cuda", "no NVIDIA driver: training runs on the CPU")]
+    if torch_cuda is None:
+        message = f"there is an NVIDIA driver ({driver}), but this torch was built for the CPU only"
+        return [failed("cuda", message, "install a CUDA build of torch: pytorch.org/get-started lists them")]
+    reason = " ".join(str(caught[0].message).split()) if caught else "torch finds no GPU"
+    message = f"torch is built for CUDA {torch_cuda}, driver {driver}: {reason}"
+    return [failed("cuda", message, _DRIVER_ADVICE)]
 
 
-def _usable_cuda(built_for: str, driver: str | None) -> Finding:
-    oldest = _OLDEST_DRIVER.get(int(built_for.split(".")[0]), 0) if built_for[0].isdigit() else 0
-    found = f"CUDA {built_for}, driver {driver or 'unknown'}"
+def _check_available_cuda(torch_cuda: str, driver: str | None) -> CheckResult:
+    oldest = _OLDEST_DRIVER.get(int(torch_cuda.split(".")[0]), 0) if torch_cuda[0].isdigit() else 0
+    message = f"CUDA {torch_cuda}, driver {driver or 'unknown'}"
     if not torch.distributed.is_nccl_available():
-        return failure("cuda", f"{found}, and no NCCL", "several GPUs need a torch that is built with NCCL")
+        advice = "several GPUs need a torch that was built with NCCL: install another build"
+        return failed("cuda", f"{message}, no NCCL", advice)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    if driver and int(driver.split(".")[0]) < oldest:
-        return warning("cuda", f"{found}, NCCL {nccl}: older than {oldest}", _driver_advice())
-    return ok("cuda", f"{found}, NCCL {nccl}")
-
-
-def _driver_advice() -> str:
-    return "update the driver, take a torch of an older CUDA, or see CUDA_VISIBLE_DEVICES and `nvidia-smi`"
+    # "unknown" is the version of a driver whose file has another format.
+    if driver and driver[0].isdigit() and int(driver.split(".")[0]) < oldest:
+        message += f", NCCL {nccl}: the driver is older than {oldest}"
+        return warning("cuda", message, _DRIVER_ADVICE)
+    return passed("cuda", f"{message}, NCCL {nccl}")
 
 
 def _driver_version() -> str | None:
+    """Return the version of the NVIDIA driver, "unknown" if its file has another format, None without a driver."""
     try:
-        # The open one says for what: "Open Kernel Module for x86_64  580.95.05".
-        match = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", _DRIVER_NOTE.read_text())
+        # The open driver adds the architecture: "Open Kernel Module for x86_64  580.95.05".
+        match = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", _DRIVER_VERSION_FILE.read_text())
     except OSError:
         return None
     return match[1] if match else "unknown"

@@ -1,47 +1,58 @@
-"""GPUs and what they can do."""
+"""GPUs, and the measured constants of the cost model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+GIB = 1 << 30
+"""Bytes of a GiB."""
+
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of GPU; rates are the vendor's for dense products, per second."""
+    """One kind of GPU. Rates are those of the vendor for dense products, per second."""
 
     memory_gib: float
     flops_16: float
-    """bf16 and fp16 products."""
+    """Operations per second in bf16 and fp16 products."""
     flops_32: float
+    """Operations per second in float32 products."""
     memory_bytes: float
+    """Bytes per second between the GPU and its memory."""
     link_bytes: float
-    """What one GPU sends in a collective inside a machine."""
+    """Bytes per second that one GPU sends in a collective within a machine (NVLink)."""
 
 
+# From the vendor's data sheets of the SXM variants; `link_bytes` is about 0.8 of the NVLink rate in one direction.
 DEVICES = {
     "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9),
     "a100": Device(80, 312e12, 19.5e12, 2.0e12, 230e9),
     "h100": Device(80, 989e12, 67e12, 3.35e12, 350e9),
     "h200": Device(141, 989e12, 67e12, 4.8e12, 350e9),
 }
-# Fitted by least squares to what arcface_torch's authors published for r50, r100 and MobileFaceNet in 13 runs
-# (docs/performance.md has each). That these shares hold on later GPUs is an assumption until measured.
+
+# Fitted by least squares to 13 runs of r50, r100 and MobileFaceNet that arcface_torch's authors published for V100
+# (docs/performance.md lists each). That these shares hold for later GPUs is an assumption: nothing was measured there.
 STEP_SECONDS = 0.030
-"""Of a backbone's step, whatever the batch: launching it, clipping, the optimizer."""
+"""Part of a backbone's step that does not depend on the batch: kernel launches, clipping, the optimizer."""
 PRODUCTS_REACHED = 0.51
-"""Share of the product rate at which a backbone's convolutions run."""
+"""Share of the vendor's product rate that a backbone's convolutions reach."""
 MEMORY_REACHED = 0.78
-"""Share of the memory's bandwidth at which its operations read and write."""
+"""Share of the vendor's memory bandwidth that a backbone's operations reach."""
+
+# Assumptions, not measured.
 BETWEEN_MACHINES = 12.5e9
-"""Bytes a second and GPU over the network between machines: 100 Gbit/s each."""
+"""Bytes per second and GPU over the network between machines: 100 Gbit/s each."""
 GPUS_PER_MACHINE = 8
 HOST_LINK = 20e9
-"""Bytes a second between a GPU and the host's memory (PCIe 4)."""
+"""Bytes per second between a GPU and the host's memory: PCIe 4 with 16 lanes."""
 CONTEXT_BYTES = 600 << 20
-"""CUDA's context, kernels and the libraries' workspaces, on each GPU."""
+"""CUDA context, kernels and workspaces of the libraries, on each GPU."""
 NCCL_BYTES = 300 << 20
 """NCCL's buffers, on each of several GPUs."""
+
+# Measured on Linux x86-64 with torch 2.13 for the CPU; tests/support/train_for_memory.py measures them again.
 PROCESS_BYTES = 585 << 20
-"""Of a training process on a CPU: Python, torch 2.13 without CUDA, its kernels. Measured on Linux, x86-64."""
+"""A training process on a CPU: Python, torch without CUDA, and its kernels."""
 TRACER_BYTES = 130 << 20
-"""Of torch.compile's tracer, which DDP imports in each of several processes."""
+"""torch.compile's tracer, which DDP imports in each of several processes."""

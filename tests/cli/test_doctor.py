@@ -39,20 +39,20 @@ def write_config(tmp_path, **data):
     return path
 
 
-def test_a_run_that_can_start_is_ok(tmp_path, monkeypatch, capsys):
+def test_a_run_without_problems_passes(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1])
     code, out, _ = run(monkeypatch, capsys, "--config", write_config(tmp_path))
     assert code == 0 and "0 failures, 0 warnings" in out
-    assert "4 images of 2 identities" in out and "2 a step; 2 steps an epoch" in out
+    assert "4 images of 2 identities" in out and "2 per step; 2 steps per epoch" in out
 
 
-def test_each_failure_says_what_to_do_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):
+def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1])
     path = write_config(tmp_path, num_classes=3)
     code, out, _ = run(monkeypatch, capsys, "--config", path, "--set", "eval.targets=[lfw]", "--json")
     report = json.loads(out)
     failed = {
-        finding["what"]: finding["found"] for finding in report["findings"] if finding["status"] == "failure"
+        result["check"]: result["message"] for result in report["results"] if result["status"] == "failure"
     }
     assert code == 1 and report["failures"] == 2
     assert (
@@ -61,27 +61,27 @@ def test_each_failure_says_what_to_do_and_the_exit_code_is_one(tmp_path, monkeyp
     )
 
 
-def test_a_run_folder_has_its_checkpoints_verified(tmp_path, monkeypatch, capsys):
+def test_the_checkpoints_of_a_run_folder_are_verified(tmp_path, monkeypatch, capsys):
     CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(1))
     code, out, _ = run(monkeypatch, capsys, tmp_path)
-    assert code == 0 and "every checksum is right" in out
+    assert code == 0 and "all checksums match" in out
     os.truncate(tmp_path / "checkpoints" / "step_00000001" / "replicated.safetensors", 10)
     code, out, _ = run(monkeypatch, capsys, tmp_path)
     assert code == 1 and "the checkpoint is damaged" in out
 
 
-def test_a_folder_that_does_not_exist_is_a_wrong_use(tmp_path, monkeypatch, capsys):
+def test_a_missing_folder_is_a_usage_error(tmp_path, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, tmp_path / "none")
     assert code == 2 and err.startswith("error: ") and "no such folder" in err
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_way_between_the_ranks_is_measured(tmp_path):
+def test_under_torchrun_the_network_between_the_ranks_is_measured(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "-m", "facetrain", "doctor", "--json"],
         capture_output=True, text=True, timeout=120, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    network = next(f for f in json.loads(done.stdout)["findings"] if f["what"] == "network")
-    assert "2 ranks on 1 host: gloo sums at" in network["found"]
+    network = next(r for r in json.loads(done.stdout)["results"] if r["check"] == "network")
+    assert "2 ranks on 1 host: gloo all-reduce at" in network["message"]

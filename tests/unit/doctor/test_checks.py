@@ -10,10 +10,10 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.schema import Config
 from facetrain.distributed.network_interface import Interface, interface_in_use, interfaces
 from facetrain.doctor import machine, software
-from facetrain.doctor.check_result import look
+from facetrain.doctor.check_result import run_check
 from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.disk import check_disk
-from facetrain.doctor.network import _interface, check_network
+from facetrain.doctor.network import _check_interface, check_network
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.errors import DataError
 from facetrain.plan.forecast import forecast
@@ -22,8 +22,8 @@ from tests.support.faults import small_disk
 from tests.support.snapshots import snapshot
 
 
-def statuses(findings):
-    return {finding.what: finding.status for finding in findings}
+def statuses(results):
+    return {result.check: result.status for result in results}
 
 
 NOTES = {
@@ -34,19 +34,19 @@ NOTES = {
 
 
 @pytest.mark.parametrize("note", NOTES)
-def test_the_version_of_either_driver_is_found(note, tmp_path, monkeypatch):
+def test_the_versions_of_both_kinds_of_driver_are_found(note, tmp_path, monkeypatch):
     (tmp_path / "version").write_text(note)
-    monkeypatch.setattr(software, "_DRIVER_NOTE", tmp_path / "version")
+    monkeypatch.setattr(software, "_DRIVER_VERSION_FILE", tmp_path / "version")
     assert software._driver_version() == NOTES[note]
 
 
-def test_this_environment_fits_itself():
-    findings = software.check_python() + software.check_torch_and_torchvision() + software.check_cuda()
-    assert "failure" not in statuses(findings).values(), findings
+def test_the_packages_of_this_environment_match():
+    results = software.check_python() + software.check_torch_and_torchvision() + software.check_cuda()
+    assert "failure" not in statuses(results).values(), results
 
 
 @pytest.mark.parametrize(
-    ("torch_version", "torchvision_version", "required", "said"),
+    ("torch_version", "torchvision_version", "required", "message"),
     [
         ("2.13.0+cu130", "0.28.0", ["numpy", "torch (==2.13.0)"], None),
         ("2.13.0", "0.28.0+cpu", ["torch==2.13.0"], None),
@@ -55,10 +55,10 @@ def test_this_environment_fits_itself():
     ],
 )
 def test_torch_and_torchvision_must_be_made_for_each_other(
-    torch_version, torchvision_version, required, said
+    torch_version, torchvision_version, required, message
 ):
-    finding = software.torch_fits(torch_version, torchvision_version, required, "both")
-    assert finding is None if said is None else said in finding.found and "one index" in finding.do
+    result = software.find_mismatch(torch_version, torchvision_version, required, "both")
+    assert result is None if message is None else message in result.message and "one index" in result.advice
 
 
 @pytest.mark.parametrize(
@@ -76,50 +76,50 @@ def test_storage_that_renames_no_folder_is_a_failure(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("os.rename", refuse)  # as mounts of object stores do
-    found = check_disk(tmp_path)[-1]
-    assert (found.what, found.status) == ("disk renames", "failure") and "not implemented" in found.found
+    result = check_disk(tmp_path)[-1]
+    assert (result.check, result.status) == ("disk renames", "failure")
+    assert "not implemented" in result.message
 
 
-def test_a_disk_with_room_is_measured_and_one_without_is_a_failure(tmp_path):
-    there = check_disk(tmp_path / "runs" / "new", checkpoint_bytes=1000, kept=3)
-    assert statuses(there) == {"disk space": "ok", "disk speed": "ok", "disk renames": "ok"}
-    assert "4 checkpoints" in there[0].found and "MB/s" in there[1].found
-    assert list(tmp_path.iterdir()) == []
+def test_a_disk_with_enough_space_is_measured_and_a_full_one_is_a_failure(tmp_path):
+    results = check_disk(tmp_path / "runs" / "new", checkpoint_bytes=1000, kept=3)
+    assert statuses(results) == {"disk space": "ok", "disk speed": "ok", "disk renames": "ok"}
+    assert "4 checkpoints" in results[0].message and "MB/s" in results[1].message
     assert list(tmp_path.iterdir()) == []
     with small_disk(tmp_path / "disk", size_kib=100 << 10):
         (full,) = check_disk(tmp_path / "disk", checkpoint_bytes=30 << 20, kept=3)
-    assert full.status == "failure" and "checkpoint.keep" in full.do
+    assert full.status == "failure" and "checkpoint.keep" in full.advice
 
 
 def test_a_good_dataset_passes(tmp_path):
-    findings, source = check_dataset(write_records(tmp_path, [0, 0, 1, 2, 2], size=16), image_size=16)
-    assert set(statuses(findings).values()) == {"ok"} and source.num_images == 5
-    assert "5 images of 3 identities, 1 to 2 of each" in findings[0].found
+    results, source = check_dataset(write_records(tmp_path, [0, 0, 1, 2, 2], size=16), image_size=16)
+    assert set(statuses(results).values()) == {"ok"} and source.num_images == 5
+    assert "5 images of 3 identities, 1 to 2 of each" in results[0].message
 
 
-def test_what_is_odd_about_a_dataset_is_a_warning(tmp_path):
-    findings, _ = check_dataset(write_records(tmp_path, [0, 0, 5, 5], size=20), image_size=16)
-    assert statuses(findings) == {"dataset": "ok", "identities": "warning", "images": "warning"}
-    assert "4 labels below the highest" in findings[1].found and "20 × 20" in findings[2].found
+def test_missing_labels_and_other_image_sizes_are_warnings(tmp_path):
+    results, _ = check_dataset(write_records(tmp_path, [0, 0, 5, 5], size=20), image_size=16)
+    assert statuses(results) == {"dataset": "ok", "identities": "warning", "images": "warning"}
+    assert "4 labels below the highest" in results[1].message and "20 × 20" in results[2].message
 
 
-def test_images_that_do_not_decode_are_a_failure_that_names_the_first(tmp_path):
+def test_unreadable_images_are_a_failure_that_names_the_first(tmp_path):
     folder = write_records(tmp_path, [0, 0, 1, 1])
     data = bytearray((folder / "train.rec").read_bytes())
     at = data.index(b"\x89PNG")
     data[at : at + 4] = b"none"
     (folder / "train.rec").write_bytes(data)
-    findings, _ = check_dataset(folder, image_size=16)
+    results, _ = check_dataset(folder, image_size=16)
     assert (
-        findings[-1].status == "failure"
-        and "1 of 4" in findings[-1].found
-        and "train.rec" in findings[-1].found
+        results[-1].status == "failure"
+        and "1 of 4" in results[-1].message
+        and "train.rec" in results[-1].message
     )
 
 
-def test_what_a_check_raises_becomes_its_finding(tmp_path):
-    (finding,) = look("dataset", check_dataset, tmp_path / "none", image_size=16)
-    assert finding.status == "failure" and "no such folder" in finding.found
+def test_an_error_in_a_check_becomes_a_failure(tmp_path):
+    (result,) = run_check("dataset", check_dataset, tmp_path / "none", image_size=16)
+    assert result.status == "failure" and "no such folder" in result.message
     write_records(tmp_path, [0, 1])
     with pytest.raises(DataError, match="num_classes is 3"):
         check_dataset(tmp_path, image_size=16, num_classes=3)
@@ -139,11 +139,11 @@ def test_what_a_check_raises_becomes_its_finding(tmp_path):
     ],
 )
 def test_learning_rates_are_compared_with_published_ones(optimizer, lr, batch, warmup, status):
-    (finding,) = check_learning_rate(optimizer, lr, batch, warmup=warmup)
-    assert finding.status == status
+    (result,) = check_learning_rate(optimizer, lr, batch, warmup=warmup)
+    assert result.status == status
 
 
-def test_memory_and_checkpoints_are_those_of_the_forecast():
+def test_sizes_of_memory_and_checkpoints_come_from_the_forecast():
     config = Config.model_validate(
         {
             "data": {"train": "none"},
@@ -161,23 +161,23 @@ def test_memory_and_checkpoints_are_those_of_the_forecast():
     assert [check_memory(needed, size)[0].status for size in memory] == ["failure", "warning", "ok"]
 
 
-def test_one_process_has_no_network():
-    (finding,) = check_network(torch.device("cpu"))
-    assert finding.status == "ok" and "torchrun" in finding.found
+def test_the_network_of_one_process_is_not_measured():
+    (result,) = check_network(torch.device("cpu"))
+    assert result.status == "ok" and "torchrun" in result.message
 
 
-def test_an_interface_that_leads_nowhere_or_is_the_slower_one_is_said():
+def test_an_interface_that_reaches_no_other_host_or_is_slow_is_reported():
     lo, slow = Interface("lo", "127.0.0.1", None), Interface("eth0", "10.0.0.1", 1_000)
     fast = Interface("ib0", "10.1.0.1", 100_000)
-    there = [lo, slow, fast]
-    said = {
-        name: _interface(used, there, several_hosts=several)[0].status
+    available = [lo, slow, fast]
+    found = {
+        name: _check_interface(used, available, several_hosts=several)[0].status
         for name, used, several in [
             ("one host", lo, False), ("lo", lo, True), ("slow", slow, True), ("fast", fast, True),
             ("none", None, True),
         ]
     }  # fmt: skip
-    assert said == {"one host": "ok", "lo": "failure", "slow": "warning", "fast": "ok", "none": "warning"}
+    assert found == {"one host": "ok", "lo": "failure", "slow": "warning", "fast": "ok", "none": "warning"}
 
 
 def test_the_interface_can_be_chosen_by_name(monkeypatch):
@@ -192,10 +192,10 @@ def test_checkpoints_are_verified_and_damage_is_a_failure(tmp_path):
     writer = CheckpointWriter(folder, asynchronous=False)
     for step in (1, 2):
         writer.save(snapshot(step))
-    assert [finding.status for finding in check_checkpoints(tmp_path)] == ["ok", "ok", "ok"]
+    assert [result.status for result in check_checkpoints(tmp_path)] == ["ok", "ok", "ok"]
     os.truncate(folder / "step_00000001" / "replicated.safetensors", 10)
     shutil.copytree(folder / "step_00000002", folder / "step_00000003")
     (folder / ".step_00000004.tmp-00000000").mkdir()
-    findings = check_checkpoints(tmp_path)
-    assert [f.status for f in findings] == ["failure", "ok", "ok", "warning", "warning"]
-    assert "has 10 bytes" in findings[0].found and "names step_00000002" in findings[3].found
+    results = check_checkpoints(tmp_path)
+    assert [f.status for f in results] == ["failure", "ok", "ok", "warning", "warning"]
+    assert "has 10 bytes" in results[0].message and "names step_00000002" in results[3].message
