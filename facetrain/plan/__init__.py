@@ -1,1 +1,1 @@
-"""How much memory and time a run will take, before it is paid for."""
+"""Forecast of the memory and the time that a run needs."""

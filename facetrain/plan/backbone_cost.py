@@ -1,4 +1,4 @@
-"""What a backbone costs, found by training it on tensors that have shapes but no memory."""
+"""Memory and operations of a backbone, counted in a training step on tensors that have shapes but no memory."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class BackboneCost:
-    """Bytes and operations of one backbone on one rank; bytes of a step are linear in the batch."""
+    """Bytes and operations of one backbone on one rank. The bytes of a step are linear in the batch."""
 
     parameters: int
-    """How many trainable numbers."""
+    """Number of trainable parameters."""
     state_bytes: int
-    """Of parameters and buffers."""
+    """Bytes of parameters and buffers."""
     flops_per_image: int
-    """Forward and backward, nothing computed twice; a multiply-add counts two."""
+    """Operations of forward and backward pass without recomputation; a multiply-add counts as two."""
     moved_per_image: int
-    """Bytes that the operations of such a step read and write, each on its own; what a batch has once left aside."""
+    """Bytes that the operations of a step read and write if none are fused, without the part that is the same for
+    every batch size."""
     measured: tuple[tuple[int, int, int], tuple[int, int, int]]
-    """Two points (batch, bytes kept by the forward pass, most bytes in the backward pass)."""
+    """Two points (batch, bytes kept by the forward pass, peak of bytes in the backward pass)."""
 
     def kept(self, batch: int) -> int:
-        """Return the bytes that exist when the forward pass is done: activations, and weights cast to 16 bits."""
+        """Return the bytes that exist after the forward pass: activations, and weights cast to 16 bits."""
         return self._at(batch, 1)
 
     def peak(self, batch: int) -> int:
-        """Return the most bytes that exist at a time, forward and backward."""
+        """Return the peak of bytes of forward and backward pass."""
         return self._at(batch, 2)
 
     def _at(self, batch: int, column: int) -> int:
@@ -58,9 +59,14 @@ def measure_backbone(
     checkpoint_activations: bool = False,
     gradients_held: bool = True,
 ) -> BackboneCost:
-    """Count a training step of `build_backbone(**options)` at `batch` and at twice as much.
+    """Count a training step of `build_backbone(**options)` with `batch` images and with twice as many.
 
-    `gradients_held`: they exist before the backward pass starts, as DDP's buckets do.
+    Args:
+        options: arguments of `build_backbone`.
+        precision: fp32, bf16 or fp16.
+        batch: images per rank and micro-batch.
+        checkpoint_activations: recompute activations in the backward pass.
+        gradients_held: the gradients exist before the backward pass, as DDP's buckets do.
 
     Raises:
         ModelError: there is no such backbone.
@@ -80,7 +86,7 @@ def measure_backbone(
 
 
 def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int:
-    """Return the most bytes that exist while `build_backbone(**options)` embeds a batch, as in verification."""
+    """Return the peak of bytes while `build_backbone(**options)` embeds a batch, as in verification."""
     net = _on_meta(options).eval()
     with FakeTensorMode():
         _give_fake_tensors(net)
@@ -98,7 +104,7 @@ def _on_meta(options: dict[str, Any], *, checkpoint_activations: bool = False) -
 def _count_bytes(
     net: Backbone, options: dict[str, Any], batch: int, precision: str, gradients_held: bool
 ) -> tuple[int, int, int]:
-    """Return the bytes that the forward pass keeps, the most that exist, and those read and written."""
+    """Return the bytes that the forward pass keeps, their peak, and the bytes read and written."""
     with FakeTensorMode():
         _give_fake_tensors(net)
         if gradients_held:
@@ -113,7 +119,7 @@ def _count_bytes(
 
 
 def _count_flops(options: dict[str, Any]) -> int:
-    # Apart from the bytes: the counter's hooks would keep recomputed activations alive.
+    # Not together with the bytes: the counter's hooks would keep recomputed activations alive.
     net = _on_meta(options)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
@@ -133,8 +139,9 @@ def _image(options: dict[str, Any], batch: int) -> Tensor:
 
 
 def _give_fake_tensors(net: nn.Module) -> None:
-    """Replace the tensors of a network on the meta device by fake ones on the CPU."""
-    use_torch_backward(net)  # count what a GPU does
+    """Replace the tensors of a network on the meta device by fake tensors on the CPU."""
+    # The CPU-only backward pass of PReLU has other temporaries than the one that a GPU runs.
+    use_torch_backward(net)
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -146,24 +153,24 @@ def _give_fake_tensors(net: nn.Module) -> None:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storage of every tensor that an operation makes, until the last tensor on it is gone.
+    """Counter of the storage of all tensors that operations create, until the last tensor on it is deleted.
 
-    Works on real and on fake tensors: fake ones have shapes and lifetimes but no memory, so a network
-    of any size is counted on any machine. Storage that existed before is not counted.
+    Works on real and on fake tensors: fake tensors have shapes and lifetimes but no memory, so a network of
+    any size can be counted on any machine. Storage that existed before is not counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        """Bytes that exist."""
+        """Bytes that exist now."""
         self.peak = 0
-        """The most that existed at a time."""
+        """Largest number of bytes that existed at a time."""
         self.moved = 0
-        """Bytes of what operations read and wrote; what only looks at its arguments otherwise moves none."""
+        """Bytes that operations read and wrote. A view moves none."""
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count what it made; what its arguments lie in was there before."""
+        """Run an operation and count the storage that it created: storage of its arguments existed before."""
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._known:
                 self._known.add(tensor.untyped_storage())

@@ -1,4 +1,4 @@
-"""The memory of one rank, by part."""
+"""Forecast of the memory of one rank, by purpose."""
 
 from __future__ import annotations
 
@@ -10,70 +10,73 @@ from facetrain.config.schema import Config
 from facetrain.plan.backbone_cost import BackboneCost, forward_bytes, measure_backbone
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, TRACER_BYTES
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
+from facetrain.run.build_head import optimizer_settings
+from facetrain.run.step_schedule import local_batch_size
 
 _MOMENTS = {"sgd": 1, "adamw": 2}
-# Of a batch: the loader's two copies in uint8, and float32 before and after the change of layout.
+# Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
-# In verification: three in uint8 (single, stacked, and those of the next batch), and float32 as they are and mirrored.
+# In verification: three copies in uint8 (single images, the batch, and the next batch), and float32 of the images and
+# of the mirrored images.
 _BYTES_PER_VERIFIED_PIXEL = 3 * (3 + 2 * 4)
-_DEFAULT_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes on one rank."""
+    """Bytes on one rank at the worst moment of a run."""
 
     weights: int
-    """Of the backbone, with its buffers."""
+    """Parameters and buffers of the backbone."""
     gradients: int
-    """Of the backbone, where DDP's buckets hold them; else they are part of `work`."""
+    """Gradients of the backbone if DDP's buckets hold them; without DDP they are part of `work`."""
     moments: int
-    """Of the backbone."""
+    """Moments of the backbone."""
     centers: int
+    """Class centers on the device."""
     center_moments: int
+    """Moments of the class centers on the device."""
     images: int
+    """Batches of images, in uint8 and in float32."""
     activations: int
-    """What the forward pass keeps for the backward pass."""
+    """Bytes that the forward pass keeps for the backward pass."""
     work: int
-    """The most that exists beside all this: a chunk of logits with its rows, or the backward pass."""
+    """Peak beside all this: a chunk of logits with its rows, or the backward pass."""
     verification: int
-    """What it needs beyond a step, whose images, activations and work are gone by then."""
+    """Bytes that verification needs beyond a step, whose images, activations and work no longer exist then."""
     saving: int
-    """The copy that is written while training goes on; beside a GPU it lies in the host's memory."""
+    """Copy from which a checkpoint is written in the background; beside a GPU it is in the host's memory."""
     runtime: int
-    """CUDA's and NCCL's own; on a CPU the program's."""
+    """CUDA and NCCL; on a CPU Python, torch and its kernels."""
     elsewhere: int
-    """Centers and moments in the host's memory or on its disk."""
+    """Centers and moments in the host's memory or on its disk: not on the device."""
 
     @property
     def total(self) -> int:
-        """Bytes on the device at the worst moment of a step."""
+        """Bytes on the device."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Return the bytes on the device, by part."""
+        """Return the bytes on the device, by purpose."""
         return {name: value for name, value in vars(self).items() if name != "elsewhere"}
 
 
-def local_batch(config: Config, gpus: int) -> int:
-    """Return the images per rank and micro-batch."""
-    if config.train.global_batch_size:
-        return max(config.train.global_batch_size // (gpus * config.optim.accumulate), 1)
-    return config.train.batch_size or _DEFAULT_BATCH
-
-
 def backbone_cost(config: Config, gpus: int) -> BackboneCost:
-    """Count what the config's backbone costs; remembered, for the batch hardly matters."""
-    return _measured(
-        _options(config),
+    """Return the cost of the config's backbone. Results are cached.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the GPUs.
+    """
+    return _cached_backbone_cost(
+        _backbone_options(config),
         config.train.precision,
-        local_batch(config, gpus),
+        local_batch_size(config, gpus),
         config.model.checkpoint_activations,
         gpus > 1,
     )
 
 
-def _options(config: Config) -> tuple[tuple[str, Any], ...]:
+def _backbone_options(config: Config) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `build_backbone`, hashable for the cache."""
     options: dict[str, Any] = {
         "name": config.model.backbone,
         "embedding_size": config.model.embedding_size,
@@ -86,36 +89,44 @@ def _options(config: Config) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=32)
-def _embedding_bytes(options: tuple[tuple[str, Any], ...], precision: str, batch: int) -> int:
+def _cached_forward_bytes(options: tuple[tuple[str, Any], ...], precision: str, batch: int) -> int:
     return forward_bytes(dict(options), precision=precision, batch=batch)
 
 
 @lru_cache(maxsize=32)
-def _measured(
-    options: tuple[tuple[str, Any], ...], precision: str, batch: int, again: bool, held: bool
+def _cached_backbone_cost(
+    options: tuple[tuple[str, Any], ...],
+    precision: str,
+    batch: int,
+    checkpoint_activations: bool,
+    gradients_held: bool,
 ) -> BackboneCost:
     return measure_backbone(
-        dict(options), precision=precision, batch=batch, checkpoint_activations=again, gradients_held=held
+        dict(options),
+        precision=precision,
+        batch=batch,
+        checkpoint_activations=checkpoint_activations,
+        gradients_held=gradients_held,
     )
 
 
 def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda: bool = True) -> HeadShape:
-    """Return the numbers of the head that `config` describes."""
+    """Return the head's settings for `batch` images per rank and micro-batch."""
     return HeadShape(
         num_classes=num_classes,
         embedding_size=config.model.embedding_size,
         global_batch=batch * gpus,
         world_size=gpus,
+        optimizer=optimizer_settings(config.optim),
         sub_centers=config.head.sub_centers,
         sample_rate=config.head.sample_rate,
         accumulate=config.optim.accumulate,
         chunk_size=None if config.head.chunk_size == "auto" else config.head.chunk_size,
-        optimizer=config.optim.name,
         weight_dtype=config.head.weight_dtype,
         momentum_dtype=config.head.momentum_dtype,
         placement=config.head.placement,
         product_bytes=2 if config.train.precision == "bf16" else 4,
-        fused=config.optim.accumulate == 1 and config.train.precision != "fp16",
+        update_in_backward=config.optim.accumulate == 1 and config.train.precision != "fp16",
         cuda=cuda,
     )
 
@@ -129,13 +140,25 @@ def forecast(
     cost: BackboneCost | None = None,
     cuda: bool = True,
 ) -> Forecast:
-    """Work out the memory of the rank that needs most; `batch` and `cost` spare working them out again."""
-    batch = batch or local_batch(config, gpus)
+    """Return the memory of the rank that needs most.
+
+    Args:
+        config: run description.
+        num_classes: classes of the whole head.
+        gpus: ranks of the whole run; processes if `cuda` is false.
+        batch: images per rank and micro-batch; the config's if None.
+        cost: result of `backbone_cost`, if it is known: it hardly depends on the batch.
+        cuda: forecast for GPUs, else for processes on a CPU.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the GPUs.
+    """
+    batch = batch or local_batch_size(config, gpus)
     cost = cost or backbone_cost(config, gpus)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
     moments = 4 * cost.parameters * _MOMENTS[config.optim.name]
     images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
-    work = _work(cost, head, batch)
+    work = _work_bytes(cost, head, batch)
     saved = cost.state_bytes + moments + head.centers + head.moments
     return Forecast(
         weights=cost.state_bytes,
@@ -146,27 +169,27 @@ def forecast(
         images=images,
         activations=cost.kept(batch),
         work=work,
-        verification=max(_verification(config) - images - cost.kept(batch) - work, 0),
+        verification=max(_verification_bytes(config) - images - cost.kept(batch) - work, 0),
         saving=0 if cuda or not config.checkpoint.asynchronous else saved,
-        runtime=_runtime(gpus, cuda=cuda),
+        runtime=_runtime_bytes(gpus, cuda=cuda),
         elsewhere=head.elsewhere,
     )
 
 
-def _runtime(gpus: int, *, cuda: bool) -> int:
-    alone, together = (CONTEXT_BYTES, NCCL_BYTES) if cuda else (PROCESS_BYTES, TRACER_BYTES)
-    return alone + (together if gpus > 1 else 0)
+def _runtime_bytes(gpus: int, *, cuda: bool) -> int:
+    alone, with_others = (CONTEXT_BYTES, NCCL_BYTES) if cuda else (PROCESS_BYTES, TRACER_BYTES)
+    return alone + (with_others if gpus > 1 else 0)
 
 
-def _verification(config: Config) -> int:
+def _verification_bytes(config: Config) -> int:
     if not config.eval.targets:
         return 0
     batch = config.eval.batch_size
     images = batch * config.data.image_size**2 * _BYTES_PER_VERIFIED_PIXEL
-    return images + _embedding_bytes(_options(config), config.train.precision, batch)
+    return images + _cached_forward_bytes(_backbone_options(config), config.train.precision, batch)
 
 
-def _work(cost: BackboneCost, head: HeadBytes, batch: int) -> int:
+def _work_bytes(cost: BackboneCost, head: HeadBytes, batch: int) -> int:
     kept, backward = cost.kept(batch), cost.peak(batch) - cost.kept(batch)
-    # At the end of the step the activations are gone, and leave room for the update.
-    return max(head.work, backward + head.collected, head.update - kept)
+    # At the end of the step the activations no longer exist, and leave their memory to the update.
+    return max(head.work, backward + head.accumulated, head.update - kept)

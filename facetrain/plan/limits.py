@@ -1,4 +1,4 @@
-"""What would fit: the largest batch, the most identities, and the cheapest change."""
+"""Limits of a run on given memory: the largest batch, the most identities, and the cheapest change that fits."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from facetrain.config.schema import Config
-from facetrain.plan.forecast import backbone_cost, forecast, local_batch
+from facetrain.plan.forecast import backbone_cost, forecast
+from facetrain.run.step_schedule import local_batch_size
 
 USABLE = 0.95
-"""Share of a device's memory that a plan may fill; the rest is lost between the allocator's blocks."""
-_MOST = 1 << 34
+"""Share of a device's memory that a plan may fill. The rest is for what is lost between the allocator's blocks."""
+_LARGEST_ANSWER = 1 << 34
+"""The search for a limit ends here: no dataset has so many identities."""
 
 
 def fits(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> bool:
-    """Tell whether the rank that needs most has enough with `memory` bytes."""
+    """Return whether the rank that needs most fits in `memory` bytes."""
     return forecast(config, num_classes, gpus, cuda=cuda).total <= USABLE * memory
 
 
 def largest_batch(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> int:
-    """Return the most images per rank and micro-batch that fit; 0 if not even two do."""
+    """Return the most images per rank and micro-batch that fit in `memory` bytes; 0 if not even two fit."""
     cost = backbone_cost(config, gpus)
-    return _largest(
+    return _largest_that(
         lambda batch: (
             forecast(config, num_classes, gpus, batch=batch, cost=cost, cuda=cuda).total <= USABLE * memory
         )
@@ -31,34 +33,36 @@ def largest_batch(config: Config, num_classes: int, gpus: int, memory: int, *, c
 
 
 def most_identities(config: Config, gpus: int, memory: int, *, cuda: bool = True) -> int:
-    """Return the most classes that fit with the config's batch; 0 if the backbone alone does not."""
+    """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""
     if config.head.placement == "disk":
-        return _MOST
+        return _LARGEST_ANSWER
     cost = backbone_cost(config, gpus)
-    return _largest(
+    return _largest_that(
         lambda classes: forecast(config, classes, gpus, cost=cost, cuda=cuda).total <= USABLE * memory,
-        least=gpus,
+        smallest=gpus,
     )
 
 
-def _largest(holds: Callable[[int], bool], least: int = 2) -> int:
-    if not holds(least):
+def _largest_that(fits_with: Callable[[int], bool], smallest: int = 2) -> int:
+    """Return the largest number that fits, by doubling and bisection; 0 if `smallest` does not fit."""
+    if not fits_with(smallest):
         return 0
-    low, high = least, 2 * least
-    while high < _MOST and holds(high):
+    low, high = smallest, 2 * smallest
+    while high < _LARGEST_ANSWER and fits_with(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if fits_with(middle) else (low, middle)
     return low
 
 
 @dataclass(frozen=True)
 class Change:
-    """Keys of a config to change, and what that costs."""
+    """Keys of a config to change, and the price of the change."""
 
     keys: dict[str, Any]
     price: str
+    """What the change costs in time or accuracy."""
 
     def applied(self, config: Config) -> Config:
         """Return a config with the keys changed."""
@@ -66,8 +70,8 @@ class Change:
         for key, value in self.keys.items():
             *sections, name = key.split(".")
             section = values
-            for part in sections:
-                section = section[part]
+            for section_name in sections:
+                section = section[section_name]
             section[name] = value
         return Config.model_validate(values)
 
@@ -79,47 +83,46 @@ class Change:
 def cheapest_change(
     config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True
 ) -> Change | None:
-    """Return the first change that makes the run fit, from cheap to dear, then all of them heaped up."""
-    heap: dict[str, Any] = {}
-    changes = _changes(config, gpus, cuda=cuda)
+    """Return the cheapest change with which the run fits: a single one, or else several together.
+
+    Single changes are tried from cheap to expensive; then they are combined in that order. None: nothing fits.
+    """
+    changes = _possible_changes(config, gpus, cuda=cuda)
     for change in changes:
         if fits(change.applied(config), num_classes, gpus, memory, cuda=cuda):
             return change
+    keys: dict[str, Any] = {}
     for change in changes:
-        heap |= change.keys
-        together = Change(
-            heap, "together: " + "; ".join(c.price for c in changes if c.keys.items() <= heap.items())
-        )
+        keys |= change.keys
+        # A later change may replace the value of an earlier one, whose price is then not paid.
+        prices = [c.price for c in changes if c.keys.items() <= keys.items()]
+        together = Change(keys, "together: " + "; ".join(prices))
         if fits(together.applied(config), num_classes, gpus, memory, cuda=cuda):
             return together
     return None
 
 
-def _changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
-    head, batch = config.head, local_batch(config, gpus)
+def _possible_changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
+    """Return the changes that this config allows, from cheap to expensive."""
+    head, batch = config.head, local_batch_size(config, gpus)
     changes = []
     if head.momentum_dtype == "float32":
-        changes.append(
-            Change({"head.momentum_dtype": "bfloat16"}, "momentum of centers rounded to 8 bits of mantissa")
-        )
+        price = "momentum of the centers rounded to 8 bits of mantissa"
+        changes.append(Change({"head.momentum_dtype": "bfloat16"}, price))
     if not config.model.checkpoint_activations:
-        changes.append(Change({"model.checkpoint_activations": True}, "a third more time in the backbone"))
+        changes.append(Change({"model.checkpoint_activations": True}, "the backbone takes a third more time"))
     if batch >= 4 and batch % 2 == 0:
-        smaller = ({} if config.train.global_batch_size else {"train.batch_size": batch // 2}) | {
-            "optim.accumulate": 2 * config.optim.accumulate
-        }
-        changes.append(Change(smaller, "the same global batch in twice as many parts; batch norm sees half"))
+        keys = {} if config.train.global_batch_size else {"train.batch_size": batch // 2}
+        keys["optim.accumulate"] = 2 * config.optim.accumulate
+        price = "the same global batch in twice as many micro-batches; batch norm sees half as many images"
+        changes.append(Change(keys, price))
     if head.weight_dtype == "float32":
-        changes.append(
-            Change({"head.weight_dtype": "bfloat16"}, "centers stored in 16 bits, rounded at random")
-        )
+        price = "centers stored in 16 bits, with stochastic rounding"
+        changes.append(Change({"head.weight_dtype": "bfloat16"}, price))
     if config.optim.name == "sgd" and head.momentum_dtype != "int8":
-        changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of centers in 8 bits"))
+        changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of the centers stored in 8 bits"))
     if head.placement == "device" and cuda:
-        rate = {"head.sample_rate": 0.1} if head.sample_rate > 0.1 else {}
-        changes.append(
-            Change(
-                {"head.placement": "host"} | rate, "the sampled centers travel to the GPU and back each step"
-            )
-        )
+        sampling = {"head.sample_rate": 0.1} if head.sample_rate > 0.1 else {}
+        price = "the sampled centers are copied to the GPU and back in each step"
+        changes.append(Change({"head.placement": "host"} | sampling, price))
     return changes

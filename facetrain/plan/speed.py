@@ -1,4 +1,4 @@
-"""How long a step takes: products, memory and network, each by its rate."""
+"""Forecast of the time of a step: products, memory and network, each by its rate."""
 
 # G gathered batch   D embedding   K this rank's classes   S sampled of K
 
@@ -17,20 +17,24 @@ from facetrain.plan.device import (
     STEP_SECONDS,
     Device,
 )
-from facetrain.plan.forecast import backbone_cost, head_shape, local_batch
+from facetrain.plan.forecast import backbone_cost, head_shape
 from facetrain.plan.head_cost import HeadShape
+from facetrain.run.step_schedule import local_batch_size
 
+# Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
 _PRODUCTS = 4
-"""Of (G × D) by (D × S): logits twice, and the gradients of embeddings and of centers."""
+"""Products of (G × D) and (D × S) per step: the logits twice, and the gradients of embeddings and of centers."""
 _BYTES_PER_LOGIT = 80
-"""Read and written by the passes over a chunk."""
+"""Bytes that the elementwise operations on a chunk read and write per logit, without fused kernels."""
 _BYTES_PER_SAMPLED_NUMBER = 32
-"""Of centers and momentum: read three times, written once."""
+"""Bytes per number of the sampled centers and their momentum: read three times, written once, in float32."""
 _BYTES_PER_DRAWN_CLASS = 200
-"""Of the hash that draws the sample: a dozen passes over int64."""
+"""Bytes per class of the shard that drawing the sample reads and writes: a dozen operations on int64."""
 _PRODUCT_EFFICIENCY, _MEMORY_EFFICIENCY = 0.5, 0.8
+"""Shares of the vendor's product rate and memory bandwidth that the head reaches: assumptions."""
 _LATENCY = 50e-6
-"""Seconds before a collective's first byte."""
+"""Seconds before the first byte of a collective: an assumption."""
+_FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -41,42 +45,50 @@ class StepTime:
     head: float
     network: float
     images: int
-    """Of the global batch."""
+    """Images of the global batch."""
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.backbone + self.head + self.network
 
     @property
     def images_per_second(self) -> float:
-        """Over all ranks, evaluation and saving left aside."""
+        """Images per second over all ranks, without verification and checkpoints."""
         return self.images / self.seconds
 
 
 def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> StepTime:
-    """Estimate a step on `gpus` GPUs, eight to a machine."""
-    batch, parts = local_batch(config, gpus), config.optim.accumulate
+    """Return the estimated time of a step on `gpus` GPUs, eight per machine.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the GPUs.
+    """
+    batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus)
-    backbone = STEP_SECONDS + parts * batch * _backbone(cost, config, device)
+    backbone = STEP_SECONDS + micro_batches * batch * _backbone_seconds_per_image(cost, config, device)
     shape = head_shape(config, num_classes, gpus, batch)
+    # DDP exchanges gradients while the rest of the backward pass of the last micro-batch runs. How much of it
+    # they can hide behind is an assumption: a third of that micro-batch.
+    overlap = backbone / micro_batches / 3
     return StepTime(
         backbone=backbone,
-        head=parts * _head(shape, device),
-        network=_network(shape, cost, config, gpus, device, overlap=backbone / parts / 3),
-        images=batch * gpus * parts,
+        head=micro_batches * _head_seconds(shape, device),
+        network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),
+        images=batch * gpus * micro_batches,
     )
 
 
-def _backbone(cost: BackboneCost, config: Config, device: Device) -> float:
-    """Return seconds per image: its products, then the bytes that its operations read and write on their own."""
+def _backbone_seconds_per_image(cost: BackboneCost, config: Config, device: Device) -> float:
+    """Return the time of the products, then of the bytes that all operations read and write, none of them fused."""
     rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
-    again = 4 / 3 if config.model.checkpoint_activations else 1.0
-    products = again * cost.flops_per_image / (rate * PRODUCTS_REACHED)
+    # Checkpointing repeats the forward pass, which is a third of forward and backward.
+    repeated = 4 / 3 if config.model.checkpoint_activations else 1.0
+    products = repeated * cost.flops_per_image / (rate * PRODUCTS_REACHED)
     return products + cost.moved_per_image / (device.memory_bytes * MEMORY_REACHED)
 
 
-def _head(shape: HeadShape, device: Device) -> float:
+def _head_seconds(shape: HeadShape, device: Device) -> float:
     logits = shape.global_batch * shape.sampled
     rate = (device.flops_16 if shape.product_bytes == 2 else device.flops_32) * _PRODUCT_EFFICIENCY
     memory = device.memory_bytes * _MEMORY_EFFICIENCY
@@ -86,19 +98,22 @@ def _head(shape: HeadShape, device: Device) -> float:
         moved += shape.rows * _BYTES_PER_DRAWN_CLASS
     seconds = _PRODUCTS * 2 * logits * shape.embedding_size / rate + moved / memory
     if shape.placement != "device":
-        seconds += 4 * 4 * numbers / HOST_LINK
+        # Centers and momentum, there and back.
+        seconds += 4 * _FLOAT32 * numbers / HOST_LINK
     return seconds
 
 
-def _network(
+def _network_seconds(
     shape: HeadShape, cost: BackboneCost, config: Config, gpus: int, device: Device, *, overlap: float
 ) -> float:
-    """Gather and scatter embeddings in each micro-batch; sum gradients while the backward pass runs."""
+    """Return the time to gather and scatter embeddings, and of the part of the all-reduce that nothing hides."""
     if gpus == 1:
         return 0.0
     rate = device.link_bytes if gpus <= GPUS_PER_MACHINE else BETWEEN_MACHINES
-    embeddings = 2 * shape.global_batch * shape.embedding_size * 4
-    width = 4 if config.train.compress_gradients == "none" else 2
-    gradients = 2 * cost.parameters * width / rate
+    embeddings = 2 * shape.global_batch * shape.embedding_size * _FLOAT32
+    gradient_bytes = _FLOAT32 if config.train.compress_gradients == "none" else 2
+    # A ring's all-reduce sends nearly two times the message from each rank.
+    gradients = 2 * cost.parameters * gradient_bytes / rate
+    # Four collectives per micro-batch: labels, embeddings, statistics, and the embeddings' gradient.
     gathering = config.optim.accumulate * (embeddings / rate + 4 * _LATENCY)
     return gathering + max(gradients - overlap, 0.0) + _LATENCY

@@ -28,10 +28,25 @@ class StepSchedule:
 
 
 def local_batch_size(config: Config, world_size: int) -> int:
-    """Return the images per rank and micro-batch, rounded down."""
-    if config.train.global_batch_size:
-        return config.train.global_batch_size // (world_size * config.optim.accumulate)
-    return config.train.batch_size or DEFAULT_BATCH_SIZE
+    """Return the images per rank and micro-batch.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the ranks.
+    """
+    micro_batches = world_size * config.optim.accumulate
+    requested = config.train.global_batch_size
+    if requested and requested % micro_batches:
+        raise ConfigError(
+            f"train.global_batch_size: {requested} images cannot be divided among {world_size} ranks in "
+            f"{config.optim.accumulate} micro-batches each; use a multiple of {micro_batches}"
+        )
+    local = requested // micro_batches if requested else config.train.batch_size or DEFAULT_BATCH_SIZE
+    if local < 2:
+        # Batch norm has no variance over one image.
+        raise ConfigError(
+            f"train: {local} image per rank and micro-batch is too few for batch normalization; use at least 2"
+        )
+    return local
 
 
 def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSchedule:
@@ -41,19 +56,8 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
         ConfigError: the global batch cannot be divided among the ranks.
         DataError: the dataset is smaller than one global batch.
     """
-    micro_batches = world_size * config.optim.accumulate
-    requested = config.train.global_batch_size
-    if requested and requested % micro_batches:
-        raise ConfigError(
-            f"train.global_batch_size: {requested} images cannot be divided among {world_size} ranks in "
-            f"{config.optim.accumulate} micro-batches each; use a multiple of {micro_batches}"
-        )
     local = local_batch_size(config, world_size)
-    if local < 2:
-        # Batch norm has no variance over one image.
-        raise ConfigError(
-            f"train: {local} image per rank and micro-batch is too few for batch normalization; use at least 2"
-        )
+    micro_batches = world_size * config.optim.accumulate
     steps = num_images // (local * micro_batches)
     if steps == 0:
         raise DataError(

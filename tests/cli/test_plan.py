@@ -5,7 +5,7 @@ from tests.support.command import ROOT, facetrain, refusal
 CONFIG = ROOT / "configs" / "wf42m_pfc02_r100.yaml"
 
 
-def test_a_plan_says_what_a_script_needs():
+def test_the_json_of_a_plan_has_memory_limits_and_time():
     done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -15,7 +15,7 @@ def test_a_plan_says_what_a_script_needs():
     assert report["days"] > 0 and report["images_per_second"] > 1000
 
 
-def test_a_run_that_does_not_fit_is_told_the_cheapest_change():
+def test_for_a_run_that_does_not_fit_the_cheapest_change_is_printed():
     done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 9)
     assert done.returncode == 0, done.stderr
     assert "does not fit" in done.stdout and "cheapest change that makes it fit: --set " in done.stdout
@@ -26,13 +26,18 @@ def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
     done = facetrain("plan", "--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
     assert done.returncode == 0, done.stderr
     assert "2 × cpu" in done.stdout and "saving" in done.stdout and "largest batch per process" in done.stdout
-    assert "compiled (train.compile), it is not forecast" in done.stdout
-    assert "images/s" not in done.stdout and "up to twice as much is held" in done.stdout
-    assert "say with --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
+    assert "that of a compiled network is not forecast" in done.stdout
+    assert "images/s" not in done.stdout and "holds up to twice" in done.stdout
+    assert "also give --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
 
 
-def test_wrong_use_ends_with_2_and_one_line():
+def test_a_global_batch_that_cannot_be_divided_is_refused_as_in_training():
+    sets = ("--set", "train.batch_size=null", "--set", "train.global_batch_size=1024")
+    error = refusal("plan", "--config", CONFIG, "--gpus", 3, *sets)
+    assert error.exit_code == 2 and "cannot be divided among 3 ranks" in str(error)
+
+
+def test_an_unknown_gpu_is_a_usage_error_of_one_line():
     done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus")
-    assert (
-        done.returncode == 2 and done.stderr == "error: --gpu abacus: there are v100, a100, h100, h200, cpu\n"
-    )
+    assert done.returncode == 2
+    assert done.stderr == "error: --gpu abacus: unknown; use one of v100, a100, h100, h200, cpu\n"

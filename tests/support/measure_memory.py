@@ -1,8 +1,8 @@
-"""Trains two steps as a config says; prints the bytes of memory that the process came to need, and the forecast.
+"""Program that trains two steps, and prints the peak of the process's memory and the forecast, in bytes.
 
     python -m tests.support.measure_memory '{"model": {"backbone": "r18"}, "train": {"batch_size": 32}}' 10000
 
-To be started with glibc's malloc giving freed blocks back at once (`EXACT`), so that the peak is of what is in use.
+Set the variables EXACT in its environment: glibc then returns freed blocks at once, so the peak is of memory in use.
 """
 
 import json
@@ -28,7 +28,8 @@ WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("c
 SMALL = {"backbone": "iresnet", "layers": [1] * 4, "widths": [16] * 4, "embedding_size": 32}
 
 
-def resident(which: str) -> int:
+def resident_bytes(which: str) -> int:
+    """Return VmRSS (now) or VmHWM (peak) of this process."""
     found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return 1024 * int(found[1]) if found else 0
 
@@ -55,7 +56,7 @@ def train(config: Config, classes: int) -> None:
 
 def main(values: dict[str, Any], classes: int) -> None:
     config = describe(values)
-    # What a first step loads is loaded by a small one.
+    # Libraries that a first step loads are loaded by a small one.
     train(
         describe(
             values
@@ -67,13 +68,17 @@ def main(values: dict[str, Any], classes: int) -> None:
         ),
         100,
     )
-    before = resident("VmRSS")
+    before = resident_bytes("VmRSS")
     train(config, classes)
-    needed = resident("VmHWM") - before
+    needed = resident_bytes("VmHWM") - before
     parts = forecast(config, classes, 1, cuda=False).parts()
-    # Two bare steps: nothing is verified or saved, and the program's own part was there before.
-    beside = ("verification", "saving", "runtime")
-    print(json.dumps({"measured": needed, "forecast": sum(parts.values()) - sum(parts[n] for n in beside)}))
+    # Nothing is verified or saved, and the memory of the program itself was there before.
+    not_measured = ("verification", "saving", "runtime")
+    print(
+        json.dumps(
+            {"measured": needed, "forecast": sum(parts.values()) - sum(parts[n] for n in not_measured)}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains as `facetrain train` does, and prints the most memory that the process needed, and the forecast.
+"""Program that runs `facetrain train`, and prints the peak of a process's memory and the forecast, in bytes.
 
 python -m tests.support.train_for_memory '{"model": {"backbone": "r18"}, "train": {"batch_size": 32}}' 10000
 """

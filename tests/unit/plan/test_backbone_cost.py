@@ -5,8 +5,8 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.plan.backbone_cost import LiveBytes, measure_backbone
 
 
-def really(options, batch, precision, **how):
-    """Train one real step and count its bytes: (kept by the forward pass, most)."""
+def count_real_step(options, batch, precision, **how):
+    """Train one step on real tensors; return (bytes kept by the forward pass, peak)."""
     net = build_backbone(**options, **how)
     image = torch.randn(batch, 3, options["image_size"], options["image_size"])
     with LiveBytes() as live:
@@ -19,17 +19,17 @@ def really(options, batch, precision, **how):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("again", [False, True])
-def test_a_backbones_bytes_are_forecast_without_its_memory(precision, again):
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_backbones_bytes_are_forecast_without_its_memory(precision, checkpointed):
     options = {
         "name": "iresnet", "layers": (1, 2, 2, 1), "widths": (16, 16, 32, 32),
         "image_size": 32, "embedding_size": 16,
     }  # fmt: skip
     cost = measure_backbone(
-        options, precision=precision, batch=8, checkpoint_activations=again, gradients_held=False
+        options, precision=precision, batch=8, checkpoint_activations=checkpointed, gradients_held=False
     )
     for batch in (8, 12):  # 12 is between the two that were counted
-        kept, peak = really(options, batch, precision, checkpoint_activations=again)
+        kept, peak = count_real_step(options, batch, precision, checkpoint_activations=checkpointed)
         assert cost.kept(batch) == pytest.approx(kept, rel=0.02)
         assert cost.peak(batch) == pytest.approx(peak, rel=0.05)
 
@@ -40,16 +40,16 @@ def test_operations_and_parameters_are_those_of_the_published_network():
     assert cost.flops_per_image == pytest.approx(3 * 2 * 6.31e9, rel=0.02)  # 6.3 G multiply-adds
 
 
-def test_computing_activations_again_keeps_fewer_of_them():
-    kept, again = (
+def test_checkpointing_keeps_fewer_activations():
+    plain, checkpointed = (
         measure_backbone({"name": "r50"}, precision="bf16", batch=8, checkpoint_activations=how)
         for how in (False, True)
     )
-    assert again.kept(64) < 0.4 * kept.kept(64)
-    assert again.peak(64) < 0.6 * kept.peak(64)
+    assert checkpointed.kept(64) < 0.4 * plain.kept(64)
+    assert checkpointed.peak(64) < 0.6 * plain.peak(64)
 
 
-def test_what_is_gone_is_not_counted():
+def test_deleted_tensors_and_views_are_not_counted():
     with LiveBytes() as live:
         kept = torch.ones(100)
         gone = torch.ones(1000)

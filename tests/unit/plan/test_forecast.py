@@ -10,7 +10,7 @@ from tests.support.measure_memory import EXACT
 
 
 def measure(backbone, precision, batch, classes):
-    """Train in a process of its own; return its peak of memory over the forecast."""
+    """Train two steps in a new process; return the forecast divided by its peak of memory."""
     values = {"model": {"backbone": backbone}, "train": {"precision": precision, "batch_size": batch}}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.measure_memory", json.dumps(values), str(classes)],
@@ -22,7 +22,7 @@ def measure(backbone, precision, batch, classes):
 
 
 def train(values, classes, ranks=1):
-    """Train through the command line; return the forecast over the peak of memory of the process that needs most."""
+    """Run `facetrain train`; return the forecast divided by the largest peak of memory of its processes."""
     words = [json.dumps(values), str(classes), str(ranks)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.train_for_memory", *words],
@@ -33,12 +33,12 @@ def train(values, classes, ranks=1):
     return found["forecast"] / found["measured"]
 
 
-# What torch itself takes differs by some 40 MB from release to release; the forecast counts the pinned one's.
+# The memory of torch itself differs by some 40 MB between releases; the forecast counts that of the pinned one.
 NEAR = 0.05 if torch.__version__.startswith("2.13") else 0.1
 NET = {"backbone": "iresnet", "layers": [1] * 4, "widths": [64, 64, 128, 256], "embedding_size": 256}
 
 
-def test_a_whole_run_takes_what_its_forecast_says():
+def test_the_memory_of_a_whole_run_is_as_forecast():
     values = {"model": NET, "train": {"batch_size": 24, "precision": "bf16"}, "eval": {"batch_size": 16}}
     assert train(values, 400) == pytest.approx(1, abs=NEAR)
 
@@ -57,7 +57,9 @@ LONG = pytest.mark.long
         pytest.param({"backbone": "r50"}, "bf16", 16, 64, 1, marks=LONG),
     ],
 )
-def test_so_do_whole_runs_of_other_networks_batches_and_ranks(model, precision, batch, verified, ranks):
+def test_the_memory_of_other_networks_batches_and_ranks_is_as_forecast(
+    model, precision, batch, verified, ranks
+):
     values = {"model": model, "train": {"batch_size": batch, "precision": precision}}
     assert train(values | {"eval": {"batch_size": verified}}, 400, ranks) == pytest.approx(1, abs=NEAR)
 
@@ -74,5 +76,5 @@ def test_so_do_whole_runs_of_other_networks_batches_and_ranks(model, precision, 
         pytest.param("mbf", "bf16", 16, 20_000, marks=LONG),
     ],
 )
-def test_bare_steps_take_what_their_forecast_says(backbone, precision, batch, classes):
+def test_the_memory_of_training_steps_is_as_forecast(backbone, precision, batch, classes):
     assert measure(backbone, precision, batch, classes) == pytest.approx(1, abs=0.05)

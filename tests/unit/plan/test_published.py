@@ -1,4 +1,4 @@
-"""The model of memory and time against what arcface_torch's authors published: r50 on eight V100."""
+"""The forecast of memory and time beside the numbers that arcface_torch's authors published, on V100."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TENTH = {
     125e3: 5004, 250e3: 4976, 500e3: 4900, 1e6: 4803, 1.4e6: 4738, 2e6: 4626, 4e6: 4208, 5.5e6: 3975,
     8e6: 3565, 16e6: 2679, 29e6: 1855,
 }  # fmt: skip
-# Config, GPUs (not named in these logs) → images per second, median of the published log or as its table says.
+# Config, number of GPUs (their kind is not in these logs) → images per second: the median of the log, or its table.
 RUNS = {
     ("ms1mv3_r50", 8): 5552, ("ms1mv3_r100", 8): 3407, ("ms1mv3_mbf", 8): 10538, ("wf4m_r50", 8): 5398,
     ("wf4m_r100", 8): 3322, ("glint360k_r100", 8): 3157, ("wf42m_pfc02_8gpus_r50_bs4k", 8): 5971,
@@ -33,7 +33,7 @@ def config(name="glint360k_r50", *overrides):
 
 
 @pytest.mark.parametrize("published", [ALL, TENTH], ids=["all", "tenth"])
-def test_the_time_of_a_step_is_a_constant_and_a_part_in_proportion_to_the_identities(published):
+def test_published_step_times_are_linear_in_the_identities(published):
     classes, seconds = np.array([*published]), 1024 / np.array([*published.values()])
     # Least squares of the relative error: each row is divided by its own time.
     design = np.stack([np.ones_like(classes), classes], 1) / seconds[:, None]
@@ -43,24 +43,24 @@ def test_the_time_of_a_step_is_a_constant_and_a_part_in_proportion_to_the_identi
 
 
 @pytest.mark.parametrize(("rate", "published"), [(0.1, TENTH), (1.0, ALL)], ids=["tenth", "all"])
-def test_the_speed_on_eight_v100_is_near_the_published_one(rate, published):
+def test_the_forecast_speed_on_eight_v100_is_close_to_the_published_one(rate, published):
     described = config("glint360k_r50", f"head.sample_rate={rate}")
     for classes, images_per_second in published.items():
-        # From 8 million on the head weighs in, and ours is not theirs.
+        # From 8 million identities on the head takes much of the time, and facetrain's differs from theirs.
         tolerance = 0.17 if classes <= 5.5e6 else 0.35
         speed = step_time(described, int(classes), 8, DEVICES["v100"]).images_per_second
         assert speed == pytest.approx(images_per_second, rel=tolerance), classes
 
 
 @pytest.mark.parametrize(("name", "gpus"), RUNS)
-def test_the_speed_of_whole_published_runs_is_forecast_within_a_quarter(name, gpus):
+def test_the_speed_of_published_runs_is_forecast_within_25_percent(name, gpus):
     described = config(name)
     speed = step_time(described, described.data.num_classes, gpus, DEVICES["v100"]).images_per_second
     assert speed == pytest.approx(RUNS[name, gpus], rel=0.25)
 
 
 @pytest.mark.parametrize(("name", "gpus"), [(name, gpus) for name, gpus in RUNS if name.startswith("wf42m")])
-def test_two_million_identities_fit_where_they_were_trained(name, gpus):
+def test_runs_with_two_million_identities_fit_on_the_gpus_they_were_trained_on(name, gpus):
     described = config(name)
     needed = forecast(described, described.data.num_classes, gpus)
     assert described.data.num_classes == 2_059_906
@@ -75,7 +75,7 @@ def test_two_million_identities_fit_where_they_were_trained(name, gpus):
 
 
 @pytest.mark.parametrize("classes", TENTH_MB)
-def test_no_more_memory_is_forecast_than_the_published_program_took_beyond_a_fixed_part(classes):
+def test_the_forecast_memory_exceeds_the_published_one_by_a_fixed_part_at_most(classes):
     ours = forecast(config("glint360k_r50", "head.sample_rate=0.1", "train.precision=bf16"), int(classes), 8)
     extra = int(1.2 * GIB)  # the context of CUDA and NCCL, and float32 activations of the neck
     assert ours.total <= TENTH_MB[classes] * (1 << 20) + extra
@@ -83,7 +83,7 @@ def test_no_more_memory_is_forecast_than_the_published_program_took_beyond_a_fix
     assert ours.centers + ours.center_moments == pytest.approx(classes / 8 * 512 * 8, rel=1e-3)
 
 
-def test_what_is_called_the_most_fits_and_one_more_does_not():
+def test_the_limits_fit_and_slightly_more_does_not():
     described, memory = config(), 16 * GIB
     batch = largest_batch(described, 360_232, 8, memory)
     identities = most_identities(described, 8, memory)
@@ -92,7 +92,7 @@ def test_what_is_called_the_most_fits_and_one_more_does_not():
     assert fits(described, identities, 8, memory) and not fits(described, identities + 10_000, 8, memory)
 
 
-def test_the_cheapest_change_makes_a_run_fit_and_none_is_offered_where_none_can():
+def test_the_cheapest_change_makes_a_run_fit_and_none_is_offered_if_none_does():
     described = config("glint360k_r50", "train.precision=bf16")
     change = cheapest_change(described, 29_000_000, 8, 20 * GIB)
     assert change is not None and change.keys == {"head.momentum_dtype": "bfloat16"}
