@@ -27,7 +27,7 @@ from facetrain.files import os_errors_as
 
 @dataclass(frozen=True)
 class ScalingSettings:
-    """What each of the measured runs has in common."""
+    """Settings of all measured runs."""
 
     processes: Sequence[int]
     backbone: str

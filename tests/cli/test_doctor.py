@@ -56,7 +56,7 @@ def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch,
     }
     assert code == 1 and report["failures"] == 2
     assert (
-        "correct the number" in failed["dataset"]
+        "correct or remove the key" in failed["dataset"]
         and "no such verification set" in failed["verification sets"]
     )
 
