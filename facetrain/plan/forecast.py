@@ -8,7 +8,7 @@ from typing import Any
 
 from facetrain.config.schema import Config
 from facetrain.plan.backbone_cost import BackboneCost, forward_bytes, measure_backbone
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, TRACER_BYTES
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.run.build_head import optimizer_settings
 from facetrain.run.step_schedule import local_batch_size
@@ -177,8 +177,9 @@ def forecast(
 
 
 def _runtime_bytes(gpus: int, *, cuda: bool) -> int:
-    alone, with_others = (CONTEXT_BYTES, NCCL_BYTES) if cuda else (PROCESS_BYTES, TRACER_BYTES)
-    return alone + (with_others if gpus > 1 else 0)
+    if not cuda:
+        return PROCESS_BYTES
+    return CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)
 
 
 def _verification_bytes(config: Config) -> int:
