@@ -1,6 +1,7 @@
 """Who may import whom."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,23 @@ def test_nothing_that_is_loaded_can_run(path):
             assert "weights_only=True" in ast.unparse(node), path
         if called in {"np.load", "numpy.load"}:
             assert "allow_pickle=True" not in ast.unparse(node), path
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_torch_private_uses_private_torch_apis(path):
+    if path == ROOT / "torch_private.py":
+        return
+    used = {
+        ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+    }
+    for name in imported(path) | used:
+        if not re.fullmatch(r"torch[\w.]*", name):
+            continue
+        # Dunder names, such as torch.__version__, are public.
+        private = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
+        assert parts[0] != "torch" or not private, (
+            f"{path}: {name} is private; see facetrain/torch_private.py"
+        )
 
 
 def test_reading_and_changing_datasets_takes_no_torch():

@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
+from facetrain.torch_private import FakeTensorMode, TorchDispatchMode, tree_leaves
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
