@@ -115,9 +115,7 @@ def test_only_torch_private_uses_private_torch_apis(path):
             continue
         # Dunder names, such as torch.__version__, are public.
         private = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
-        assert parts[0] != "torch" or not private, (
-            f"{path}: {name} is private; see facetrain/torch_private.py"
-        )
+        assert not private, f"{path}: {name} is private; see facetrain/torch_private.py"
 
 
 def test_reading_and_changing_datasets_takes_no_torch():
