@@ -44,6 +44,8 @@ from facetrain.backbone.kernels.batch_norm import (
     reduce_gradient,
 )
 
+_BatchNorm = nn.BatchNorm2d | nn.SyncBatchNorm
+
 
 class AcrossRanks(Protocol):
     """Batch statistics over all ranks, for SyncBN. Every rank has as many rows."""
@@ -63,7 +65,7 @@ class _Context:
 
     across_ranks: AcrossRanks | None
 
-    def statistics(self, norm: nn.BatchNorm2d, parts_P3C: Tensor) -> Normalization:
+    def statistics(self, norm: _BatchNorm, parts_P3C: Tensor) -> Normalization:
         """Return the normalization of a batch, and move the running statistics of `norm` toward it."""
         assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
         assert norm.num_batches_tracked is not None
@@ -116,12 +118,12 @@ def _norms_and_convolutions(block: IBasicBlock) -> list[nn.Module]:
     return modules + ([] if block.downsample is None else list(block.downsample.children()))
 
 
-def _downsample(block: IBasicBlock) -> tuple[nn.Conv2d, nn.BatchNorm2d] | None:
+def _downsample(block: IBasicBlock) -> tuple[nn.Conv2d, _BatchNorm] | None:
     """Return convolution and batch norm of the shortcut; None where the shortcut is the input."""
     if block.downsample is None:
         return None
     convolution, norm = block.downsample.children()
-    assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+    assert isinstance(convolution, nn.Conv2d) and isinstance(norm, _BatchNorm)
     return convolution, norm
 
 

@@ -30,6 +30,21 @@ def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
+class StatisticsAcrossRanks:
+    """Batch statistics over all ranks, for kernels that compute those of one rank."""
+
+    def __init__(self) -> None:
+        self.world_size = collectives.world_size()
+
+    def combine(self, mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and biased variance over all ranks, each (C,). Collective."""
+        return _combine(mean_C, var_C)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks, of x's shape. Collective."""
+        return collectives.sum_(x.clone())
+
+
 class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Synchronized batch norm for CPU tensors. All ranks must have the same batch size."""
 

@@ -31,6 +31,7 @@ from facetrain.optim.stepper import Stepper
 from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import StepSchedule
+from facetrain.train.fused_trunk import choose_trunk
 from facetrain.train.loss_spikes import SpikeDetector
 from facetrain.train.precision import InPrecision, memory_format_for
 from facetrain.train.state import TrainState
@@ -137,6 +138,15 @@ def build_state(
         world.device,
         memory_format=memory_format,
         compile=config.train.compile,
+        fused_trunk=choose_trunk(
+            backbone,
+            config.train.fused,
+            config.train.precision,
+            world.device,
+            memory_format=memory_format,
+            compile=config.train.compile,
+            checkpoint_activations=config.model.checkpoint_activations,
+        ),
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
     # The backward pass can update the centers itself only if its gradient is complete (no accumulation) and need not

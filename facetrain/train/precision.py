@@ -59,9 +59,12 @@ class InPrecision(nn.Module):
         *,
         memory_format: torch.memory_format,
         compile: bool,
+        fused_trunk: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """Wrap a backbone. `fused_trunk` replaces its trunk in training and computes the same function."""
         super().__init__()
         self.backbone = backbone
+        self._fused_trunk = fused_trunk
         self._autocast = autocast_for(precision, device)
         self._memory_format = memory_format
         if compile:
@@ -70,6 +73,9 @@ class InPrecision(nn.Module):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D), float32."""
         image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
+        trunk: Callable[[Tensor], Tensor] = self.backbone.trunk
+        if self._fused_trunk is not None and self.training and torch.is_grad_enabled():
+            trunk = self._fused_trunk
         with self._autocast():
-            feature = self.backbone.trunk(image_BCHW)
+            feature = trunk(image_BCHW)
         return self.backbone.neck(feature.float())

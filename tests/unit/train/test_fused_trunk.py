@@ -1,0 +1,93 @@
+"""The choice of the trunk, and a whole run on the fused one under Triton's interpreter."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ConfigError
+from facetrain.train.fused_trunk import choose_trunk
+from tests.support.command import ROOT, environment
+
+CPU = torch.device("cpu")
+SMALL = {"layers": (1, 1, 1, 1), "widths": (16, 16, 16, 16), "embedding_size": 8, "image_size": 16}
+
+
+def choose(fused="on", name="iresnet", precision="bf16", memory_format=torch.channels_last, **settings):
+    options = SMALL if name == "iresnet" else {"embedding_size": 8, "image_size": 112}
+    settings = {"compile": False, "checkpoint_activations": False} | settings
+    return choose_trunk(
+        build_backbone(name, **options), fused, precision, CPU, memory_format=memory_format, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"name": "mbf"}, "only r18"),
+        ({"precision": "fp32"}, "train.precision is fp32"),
+        ({"memory_format": torch.contiguous_format}, "train.channels_last is false"),
+        ({"compile": True}, "train.compile compiles"),
+        ({"checkpoint_activations": True}, "model.checkpoint_activations"),
+        ({}, "need a GPU"),
+    ],
+)
+def test_a_required_trunk_that_cannot_be_used_names_the_reason(settings, reason):
+    if not settings:
+        pytest.importorskip("triton", reason="Triton is not installed")
+    with pytest.raises(ConfigError, match=f"train.fused: on is not possible: .*{reason}"):
+        choose(**settings)
+
+
+def test_auto_and_off_take_the_plain_trunk_on_a_cpu():
+    assert choose("auto") is None and choose("off") is None
+
+
+SCRIPT = """
+import copy, json, torch
+from facetrain.backbone.kernels.batch_norm import why_unusable
+from facetrain.backbone.zoo import build_backbone
+from facetrain.train.fused_trunk import choose_trunk
+from facetrain.train.precision import InPrecision
+
+cpu, layout = torch.device("cpu"), torch.channels_last
+torch.manual_seed(0)
+plain = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(16, 16, 16, 16), embedding_size=8, image_size=16)
+plain = plain.to(memory_format=layout)
+losses = {}
+for fused in ("off", "on"):
+    net = copy.deepcopy(plain)
+    trunk = choose_trunk(net, fused, "fp16", cpu, memory_format=layout, compile=False, checkpoint_activations=False)
+    wrapped = InPrecision(net, "fp16", cpu, memory_format=layout, compile=False, fused_trunk=trunk)
+    optimizer = torch.optim.SGD(net.parameters(), 0.02, momentum=0.9)
+    losses[fused] = []
+    for step in range(3):
+        image = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(step % 2))
+        loss = (wrapped(image) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[fused].append(loss.item())
+    wrapped.eval()
+    losses[fused].append((wrapped(image) - 1).square().mean().item())
+print(json.dumps({"losses": losses, "reason": why_unusable(cpu, torch.float16)}))
+"""
+
+
+@pytest.mark.slow
+def test_training_steps_on_the_fused_trunk_follow_those_on_the_plain_one():
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    if triton.__version__ < "3.7":
+        pytest.skip("the interpreter of Triton 3.6 does not run on NumPy 2.4")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=environment(TRITON_INTERPRET="1"), cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["reason"] == ""
+    assert found["losses"]["on"] == pytest.approx(found["losses"]["off"], rel=0.03)
+    assert found["losses"]["on"] != found["losses"]["off"], "the same trunk ran twice"
