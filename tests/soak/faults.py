@@ -121,17 +121,26 @@ def _wait_with_faults(
 
 
 def _kill(process: subprocess.Popen[bytes], tally: Tally, rng: random.Random) -> None:
-    """Kill all processes, one rank, or the launcher. The processes that are left must end by themselves."""
+    """Kill all processes, a rank or a reading process, or the launcher. The others must end by themselves."""
     running = [process.pid, *descendants(process.pid)]
-    what = rng.choice(["all", "rank", "launcher"])
-    kill({"all": running, "rank": [rng.choice(running[1:] or running)], "launcher": [process.pid]}[what])
+    workers = [pid for pid in running[1:] if not _is_resource_tracker(pid)]
+    target = rng.choice(["all", "worker", "launcher"])
+    kill({"all": running, "worker": [rng.choice(workers or running)], "launcher": [process.pid]}[target])
     left = wait_until_gone([*running, *descendants(os.getpid())], _GONE_WITHIN_S)
     if left:
         tally.orphans += len(left)
-        tally.faults.append(f"{len(left)} processes still ran after the kill of: {what}")
+        tally.faults.append(f"{len(left)} processes still ran after the kill of: {target}")
         kill(left)
     process.wait()
     tally.kills += 1
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Return whether a process is multiprocessing's resource tracker: a run goes on without it."""
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False  # the process has ended in the meantime
 
 
 def _inspect(scenario: Scenario, tally: Tally, folder: Path, run: Path, *, disk_was_full: bool) -> None:
