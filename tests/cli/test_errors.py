@@ -7,8 +7,8 @@ from tests.support.command import facetrain, torchrun
 
 WRONG = [
     (["--set", "data.train=/nowhere"], "/nowhere: no such folder"),
-    (["--set", "data.num_classes=7"], "data.num_classes is 7, and"),
-    (["--set", "train.global_batch_size=25", "--set", "optim.accumulate=2"], "take a multiple of 2"),
+    (["--set", "data.num_classes=7"], "data.num_classes is 7, but"),
+    (["--set", "train.global_batch_size=25", "--set", "optim.accumulate=2"], "use a multiple of 2"),
     (["--set", "train.global_batch_size=500"], "fewer than one global batch"),
     (["--set", "optim.weight_decy=1"], "did you mean weight_decay?"),
     (
@@ -17,7 +17,7 @@ WRONG = [
     ),
     (["--set", "eval.targets=[lfw]"], "no such verification set; there are val"),
     (["--run-dir", __file__], "is a file; give another --run-dir or run.dir"),
-    (["--set", "data.decode=gpu"], "data.decode: gpu is for CUDA, and this run is on cpu"),
+    (["--set", "data.decode=gpu"], "data.decode: gpu needs CUDA, and this run is on cpu"),
     (["--nproc-per-node", "none"], "give a number of processes, or auto"),
     (["--nnodes", "2"], "needs --rdzv-endpoint"),
 ]
