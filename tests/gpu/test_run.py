@@ -10,7 +10,7 @@ from facetrain.bench.train import open_loader, prepare, same_batch
 from facetrain.config.loading import load_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
-from facetrain.run.training import training as run
+from facetrain.run import training as run
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import checked, losses
 from tests.support.command import facetrain, torchrun
