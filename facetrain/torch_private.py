@@ -12,8 +12,61 @@ API does the same, and what is gained.
   with the containers that torch itself knows.
 """
 
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FakeTensorMode", "TorchDispatchMode", "tree_leaves"]
+__all__ = ["FakeTensorMode", "LiveBytes"]
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counter of the storage of all tensors that operations create, until the last tensor on it is deleted.
+
+    Works on real and on fake tensors: fake tensors have shapes and lifetimes but no memory, so a network of
+    any size can be counted on any machine. Storage that existed before is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        """Bytes that exist now."""
+        self.peak = 0
+        """Largest number of bytes that existed at a time."""
+        self.moved = 0
+        """Bytes that operations read and wrote. A view moves none."""
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count the storage that it created: storage of its arguments existed before."""
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._known:
+                self._known.add(tensor.untyped_storage())
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        if not func.is_view:
+            self.moved += sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._release, size)
+
+    def _release(self, size: int) -> None:
+        self.now -= size
+
+
+def _bytes(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -90,7 +90,7 @@ def measure_backbone_steps(
         peaks = {name: take_steps(0)[1] for name, take_steps in processes.items()}
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     return {
-        "torch": torch.__version__,
+        "torch": torch.version.__version__,
         **vars(workload),
         "variants": {
             name: {

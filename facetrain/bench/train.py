@@ -264,7 +264,7 @@ def _report(
     speed = {name: report["images_per_s"] for name, report in found.items()}
     baseline = found.pop(BASELINE, None)
     report = {
-        "torch": torch.__version__,
+        "torch": torch.version.__version__,
         "device": next(iter(profiles.values())).device,
         "threads": torch.get_num_threads(),
         "ranks": world.size,

@@ -32,7 +32,7 @@ def check_python() -> list[CheckResult]:
 
 def check_torch_and_torchvision() -> list[CheckResult]:
     """Check that torch and torchvision match: otherwise torchvision's operators are missing when used."""
-    torch_version = torch.__version__
+    torch_version = torch.version.__version__
     try:
         torchvision_version = version("torchvision")
     except PackageNotFoundError:

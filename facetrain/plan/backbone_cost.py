@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
-from facetrain.torch_private import FakeTensorMode, TorchDispatchMode, tree_leaves
+from facetrain.torch_private import FakeTensorMode, LiveBytes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -148,50 +147,3 @@ def _give_fake_tensors(net: nn.Module) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counter of the storage of all tensors that operations create, until the last tensor on it is deleted.
-
-    Works on real and on fake tensors: fake tensors have shapes and lifetimes but no memory, so a network of
-    any size can be counted on any machine. Storage that existed before is not counted.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        """Bytes that exist now."""
-        self.peak = 0
-        """Largest number of bytes that existed at a time."""
-        self.moved = 0
-        """Bytes that operations read and wrote. A view moves none."""
-        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count the storage that it created: storage of its arguments existed before."""
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._known:
-                self._known.add(tensor.untyped_storage())
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-        if not func.is_view:
-            self.moved += sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._known:
-            return
-        self._known.add(storage)
-        size = storage.nbytes()
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._release, size)
-
-    def _release(self, size: int) -> None:
-        self.now -= size
-
-
-def _bytes(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -27,6 +27,11 @@ _SHAPING_KEYS = (
 def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
     """Check that a run with this config can continue from a checkpoint.
 
+    Args:
+        checkpoint: the checkpoint, of which only the metadata is read.
+        config: the config of the run that continues.
+        schedule: batch sizes and steps that follow from it.
+
     Raises:
         ConfigError: the tensors of the checkpoint do not fit, or its step is past the end of the run. The message
             names the key.

@@ -38,10 +38,9 @@ from facetrain.run.build import (
     count_workers,
     describe_model,
 )
-from facetrain.run.callbacks.checkpointing import Checkpointing
+from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
-from facetrain.run.callbacks.stopping import Stopping
 from facetrain.run.compatibility import check_compatibility
 from facetrain.run.folder import (
     create_run_folder,

@@ -67,7 +67,7 @@ def index(
 
     The defaults are the sizes of WebFace42M, which take 1.8 GB of disk while the command runs.
     """
-    from facetrain.bench.dataset_index import measure_dataset_index
+    from facetrain.bench.dataset import measure_dataset_index
 
     print_report(measure_dataset_index(images=images, identities=identities), as_json=as_json)
 
@@ -80,7 +80,7 @@ def shuffle(
     as_json: Json = False,
 ) -> None:
     """Measure how well `data.shuffle: blocks` mixes identities, beside `full`. The defaults are MS1MV3's sizes."""
-    from facetrain.bench.shuffle import measure_shuffle
+    from facetrain.bench.dataset import measure_shuffle
 
     report = measure_shuffle(
         images=images, images_per_identity=images_per_identity, batch_size=batch_size, steps=steps

@@ -80,7 +80,7 @@ def head_traffic(
     from facetrain.distributed.process_lifetime import launched_by_torchrun
 
     def measure() -> int:
-        from facetrain.bench.head_traffic import measure_head_traffic
+        from facetrain.bench.head import measure_head_traffic
 
         report = measure_head_traffic(embedding_size=embedding_size, global_batch_size=batch_size)
         if report is not None:

@@ -133,7 +133,7 @@ def index(
 ) -> None:
     """Write the .idx of a .rec file whose .idx is missing or wrong."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.rebuild_index import rebuild_index
+    from facetrain.data.formats.record_index import rebuild_index
 
     with progress_bar("scanning (bytes)") as progress:
         records = rebuild_index(rec, overwrite=overwrite, progress=progress)

@@ -63,8 +63,8 @@ class ExportFormat:
 
 
 FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat("safetensors", "export_safetensors"),
+    "safetensors": ExportFormat("torch_formats", "export_safetensors"),
     "onnx": ExportFormat("onnx", "export_onnx", frozenset({"from_pixels", "unit", "int8", "calibration"})),
-    "torch_export": ExportFormat("torch_export", "export_program"),
+    "torch_export": ExportFormat("torch_formats", "export_program"),
 }
 """All export formats."""

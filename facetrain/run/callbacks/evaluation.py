@@ -15,6 +15,12 @@ class Evaluation:
     """Scores the network on the verification sets, records the metrics and draws the figures."""
 
     def __init__(self, verifier: Verifier, recorder: Recorder) -> None:
+        """Take what verifies and what records.
+
+        Args:
+            verifier: scores the network on the sets of `eval.targets`.
+            recorder: writes the metrics; draws nothing if it has no board for images.
+        """
         self._verifier, self._recorder = verifier, recorder
         self._undrawn: list[tuple[int, dict[str, Result]]] = []
 

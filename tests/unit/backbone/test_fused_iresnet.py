@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from facetrain.backbone.iresnet import LAYERS, IResNet
 from facetrain.backbone.prelu import use_torchs_backward
-from facetrain.plan.backbone_cost import LiveBytes
+from facetrain.torch_private import LiveBytes
 from tests.support.command import ROOT, environment
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")

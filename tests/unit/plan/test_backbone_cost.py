@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.plan.backbone_cost import LiveBytes, measure_backbone
+from facetrain.plan.backbone_cost import measure_backbone
+from facetrain.torch_private import LiveBytes
 
 
 def count_real_step(options, batch, precision, **how):

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from facetrain.config.schema import OptimConfig
-from facetrain.plan.backbone_cost import LiveBytes
 from facetrain.plan.head_cost import HeadShape, head_bytes
 from facetrain.run.build_head import optimizer_settings
+from facetrain.torch_private import LiveBytes
 from tests.support.heads import make_head, make_margin
 
 SGD, ADAMW = (optimizer_settings(OptimConfig(name=name)) for name in ("sgd", "adamw"))

@@ -24,10 +24,9 @@ from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build_head import head_settings, margin_from_config, optimizer_settings
-from facetrain.run.callbacks.checkpointing import Checkpointing
+from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
-from facetrain.run.callbacks.stopping import Stopping
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
 from facetrain.train.loop import Agreement, Callbacks, Intervals, fit

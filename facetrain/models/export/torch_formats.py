@@ -1,4 +1,4 @@
-"""Export to a torch.export program (.pt2): a network without its Python code."""
+"""Export to PyTorch's formats: a torch.export program (.pt2), which needs no Python code, and .safetensors weights."""
 
 # N images   H, W height and width   D embedding size
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facetrain.errors import RunError
+from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, new_file
 from facetrain.models.export.checks import (
     NUM_IMAGES,
@@ -22,7 +22,7 @@ from facetrain.models.export.checks import (
     require_torch_network,
 )
 from facetrain.models.export.formats import Exported, ExportOptions
-from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.model_file import EmbeddingModel, save_model
 
 
 class _Program(nn.Module):
@@ -68,3 +68,20 @@ def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) ->
         with torch.no_grad():
             difference = compare_embeddings(path, written.network(image), model.network(image))
     return Exported(difference, written)
+
+
+def export_safetensors(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+    """Write the weights of a backbone with its description, which `open_model` reads.
+
+    Raises:
+        ModelError: the network is not one of facetrain's backbones.
+        RunError: the file cannot be written.
+    """
+    require_torch_network(model)
+    if "backbone" not in model.metadata:
+        raise ModelError(
+            f"{model.description}: is a graph of another program, which .safetensors cannot store; "
+            "use --format onnx or torch_export"
+        )
+    save_model(path, model.network.state_dict(), model.metadata)
+    return Exported(difference=None, model=None)

@@ -6,7 +6,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import RunError
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.torch_export import export_program
+from facetrain.models.export.torch_formats import export_program
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from tests.support.mxnet_files import randomize
 

@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.data.tools.rebuild_index import rebuild_index
+from facetrain.data.formats.record_index import rebuild_index
 from facetrain.errors import DataError, RecordError
 from tests.support.datasets import write_records
 

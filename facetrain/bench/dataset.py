@@ -1,7 +1,7 @@
-"""Dataset index benchmark: time and memory to open a dataset of WebFace42M's size.
+"""Dataset benchmarks: opening a dataset of WebFace42M's size, and how well block shuffling mixes identities.
 
-Measured twice, without and with the cached index. The record file has real headers and 8 bytes for each image
-(1.8 GB in all): opening a dataset reads headers only.
+A dataset is opened twice, without and with the cached index: time and memory are measured. The record file has real
+headers and 8 bytes for each image (1.8 GB in all), because opening a dataset reads headers only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from facetrain.data.formats.record_headers import RAW_HEADER
 from facetrain.data.formats.recordio import MAGIC
+from facetrain.data.sampler import GlobalSampler
 from facetrain.errors import RunError
 
 _RECORDS_AT_A_TIME = 1 << 20
@@ -64,7 +65,7 @@ def _records(count: int, *, image: bool = False, **columns: object) -> bytes:
 
 
 def _open_in_new_process(folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "facetrain.bench.dataset_index", str(folder)]
+    command = [sys.executable, "-m", "facetrain.bench.dataset", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -86,6 +87,34 @@ def _measure_open(folder: Path) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "peak_mib": round(peak / 1024),
         "peak_mib_before": round(before / 1024),
+    }
+
+
+def measure_shuffle(
+    *, images: int, images_per_identity: int, batch_size: int, steps: int
+) -> dict[str, dict[str, float]]:
+    """Return the statistics of batches under `full` and `blocks`, means over `steps` batches of one epoch."""
+    return {
+        mode: _batch_statistics(images, images_per_identity, batch_size, mode, steps)
+        for mode in ("full", "blocks")
+    }
+
+
+def _batch_statistics(
+    images: int, images_per_identity: int, batch_size: int, mode: str, steps: int
+) -> dict[str, float]:
+    order = GlobalSampler(images, seed=1, global_batch_size=batch_size, mode=mode)
+    identities, pairs, shared = [], [], []
+    for step in np.linspace(0, order.steps_per_epoch - 2, steps).astype(int).tolist():
+        before = np.unique(order.batch(step) // images_per_identity)
+        identity, count = np.unique(order.batch(step + 1) // images_per_identity, return_counts=True)
+        identities.append(len(identity))
+        pairs.append((count * (count - 1) // 2).sum())
+        shared.append(len(np.intersect1d(before, identity)))
+    return {
+        "identities_per_batch": float(np.mean(identities)),
+        "same_identity_pairs_per_batch": float(np.mean(pairs)),
+        "identities_shared_with_the_batch_before": float(np.mean(shared)),
     }
 
 
