@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from facetrain.backbone.iresnet import LAYERS, IResNet
-from facetrain.backbone.prelu import use_torchs_backward
+from facetrain.backbone.prelu import use_torch_backward
 from facetrain.torch_private import LiveBytes
 from tests.support.command import ROOT, environment
 
@@ -81,7 +81,7 @@ def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
 
     with FakeTensorMode():
         net = IResNet(LAYERS[name])
-        use_torchs_backward(net)
+        use_torch_backward(net)
         for module in net.modules():
             if isinstance(module, torch.nn.Conv2d):
                 weight = torch.empty(module.weight.shape).contiguous(memory_format=torch.channels_last)
