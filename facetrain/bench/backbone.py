@@ -24,7 +24,7 @@ from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.errors import RunError
 from facetrain.telemetry.memory import peak_gib
-from facetrain.train.precision import InPrecision, memory_format_for
+from facetrain.training.precision import InPrecision, memory_format_for
 
 _WARM_UP_STEPS = 3
 _LR = 1e-6

@@ -29,9 +29,9 @@ from facetrain.plan.forecast import backbone_cost, head_shape
 from facetrain.run.build import build_augment, build_state, count_workers, describe_model
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
-from facetrain.train.profile import RECORDED_STEPS, Profile, profiled
-from facetrain.train.state import TrainState
-from facetrain.train.step import TrainStep
+from facetrain.training.profile import RECORDED_STEPS, Profile, profiled
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
 
 INPUTS = ("synthetic", "records")
 """One batch that stays on the device; a dataset, through the loader."""

@@ -31,10 +31,10 @@ from facetrain.optim.stepper import Stepper
 from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import StepSchedule
-from facetrain.train.fused_trunk import choose_trunk
-from facetrain.train.loss_spikes import SpikeDetector
-from facetrain.train.precision import InPrecision, memory_format_for
-from facetrain.train.state import TrainState
+from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.loss_spikes import SpikeDetector
+from facetrain.training.precision import InPrecision, memory_format_for
+from facetrain.training.state import TrainState
 
 _MAX_AUTO_WORKERS = 16
 # Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5 and 6.

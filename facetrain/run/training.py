@@ -1,7 +1,7 @@
 """Training runs: `train` starts a new run, `resume` continues one.
 
 This module puts a run together. It builds every part from the config, loads the checkpoint of a resumed run, and hands
-the parts to the training loop (`facetrain.train.loop.fit`).
+the parts to the training loop (`facetrain.training.loop.fit`).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.recorder import Recorder, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
-from facetrain.train.loop import Callbacks, Intervals, fit
-from facetrain.train.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
-from facetrain.train.state import TrainState, averaged_state
-from facetrain.train.step import TrainStep
+from facetrain.training.loop import Callbacks, Intervals, fit
+from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
+from facetrain.training.state import TrainState, averaged_state
+from facetrain.training.step import TrainStep
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 

@@ -21,7 +21,7 @@ from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
 from facetrain.run.build import build_state
 from facetrain.run.step_schedule import schedule_steps
-from facetrain.train.step import TrainStep
+from facetrain.training.step import TrainStep
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))

@@ -12,8 +12,8 @@ from facetrain.distributed.stop_request import StopRequest, grace_s
 from facetrain.errors import CheckpointError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
-from facetrain.train.loop import Agreement
-from facetrain.train.state import TrainState
+from facetrain.training.loop import Agreement
+from facetrain.training.state import TrainState
 
 
 class Checkpointing:

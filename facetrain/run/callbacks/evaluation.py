@@ -5,7 +5,7 @@ from __future__ import annotations
 from facetrain.distributed.stop_request import Stopped
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
-from facetrain.train.state import TrainState, averaged_buffers
+from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.figures import figure_images
 from facetrain.verify.result import Result
 from facetrain.verify.verifier import Verifier

@@ -12,8 +12,8 @@ from facetrain.errors import SkippedError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.memory import peak_gib
 from facetrain.telemetry.recorder import Recorder
-from facetrain.train.state import TrainState
-from facetrain.train.step import TrainStep
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
 
 
 class Logging:

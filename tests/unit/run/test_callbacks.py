@@ -29,11 +29,11 @@ from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
-from facetrain.train.loop import Agreement, Callbacks, Intervals, fit
-from facetrain.train.loss_spikes import SpikeDetector
-from facetrain.train.precision import InPrecision
-from facetrain.train.state import TrainState
-from facetrain.train.step import TrainStep
+from facetrain.training.loop import Agreement, Callbacks, Intervals, fit
+from facetrain.training.loss_spikes import SpikeDetector
+from facetrain.training.precision import InPrecision
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier

@@ -19,8 +19,8 @@ from facetrain.errors import CheckpointError
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
-from facetrain.train.loss_spikes import SpikeDetector
-from facetrain.train.precision import InPrecision
+from facetrain.training.loss_spikes import SpikeDetector
+from facetrain.training.precision import InPrecision
 
 
 @dataclass

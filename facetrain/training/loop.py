@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from facetrain.data.loader import Batch
-from facetrain.train.state import TrainState
-from facetrain.train.step import TrainStep
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
 
 
 class Agreement(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.train.compile import compile_regions
+from facetrain.training.compile import compile_regions
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.train.trace_timeline import seconds_by_range
+from facetrain.training.trace_timeline import seconds_by_range
 
 TRAINS, AUTOGRAD, SENDS = 1, 2, 3
 

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from facetrain.telemetry.memory import peak_gib
-from facetrain.train.trace_timeline import seconds_by_range
+from facetrain.training.trace_timeline import seconds_by_range
 
 WARM_UP_STEPS = 5
 """Steps before the first recorded one, in which allocator, compiler and reading processes reach a steady state."""

@@ -9,7 +9,7 @@ from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
-from facetrain.train.loss_spikes import SpikeDetector
+from facetrain.training.loss_spikes import SpikeDetector
 from tests.support.fake_cuda import GPU, fake_cuda
 
 

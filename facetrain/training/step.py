@@ -14,7 +14,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.stepper import StepResult
 from facetrain.profiling import profiler_range
-from facetrain.train.state import TrainState
+from facetrain.training.state import TrainState
 
 
 class TrainStep:

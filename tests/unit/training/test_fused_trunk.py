@@ -9,7 +9,7 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
-from facetrain.train.fused_trunk import choose_trunk
+from facetrain.training.fused_trunk import choose_trunk
 from tests.support.command import ROOT, environment
 
 CPU = torch.device("cpu")
@@ -50,8 +50,8 @@ SCRIPT = """
 import copy, json, torch
 from facetrain.backbone.kernels.batch_norm import why_unusable
 from facetrain.backbone.zoo import build_backbone
-from facetrain.train.fused_trunk import choose_trunk
-from facetrain.train.precision import InPrecision
+from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.precision import InPrecision
 
 cpu, layout = torch.device("cpu"), torch.channels_last
 torch.manual_seed(0)

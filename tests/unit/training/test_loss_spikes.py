@@ -5,7 +5,7 @@ from facetrain.config.loading import load_config
 from facetrain.data.loader import Batch
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
-from facetrain.train.loss_spikes import SpikeDetector
+from facetrain.training.loss_spikes import SpikeDetector
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.runs.test_training import metrics
 

@@ -7,8 +7,8 @@ from torch._dynamo.utils import counters
 
 from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.iresnet import IBasicBlock
-from facetrain.train.compile import _warn_once
-from facetrain.train.precision import InPrecision
+from facetrain.training.compile import _warn_once
+from facetrain.training.precision import InPrecision
 
 # torch's compiler imports what torch itself has deprecated, and looks at gradients where there are none.
 pytestmark = [
