@@ -161,7 +161,7 @@ class RunningAverages:
 class AdaFace(Margin):
     """Quality-adaptive margin (Kim et al., "AdaFace", arXiv 2204.00964, section 3.3).
 
-    The embedding's norm ‖z‖ stands for the image's quality. With μ and σ the running mean and deviation of
+    The embedding's norm ‖z‖ measures the image's quality. With μ and σ the running mean and deviation of
     the norms of a batch,
 
         ẑ = clip((‖z‖ − μ) / (σ / h), −1, 1)      target = cos(θ − m·ẑ) − (m·ẑ + m)
