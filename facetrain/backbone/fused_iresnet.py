@@ -27,7 +27,7 @@ follows from the sums of g over the image, its borders and its corners.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -123,8 +123,7 @@ def _downsample(block: IBasicBlock) -> tuple[nn.Conv2d, _BatchNorm] | None:
     if block.downsample is None:
         return None
     convolution, norm = block.downsample.children()
-    assert isinstance(convolution, nn.Conv2d) and isinstance(norm, _BatchNorm)
-    return convolution, norm
+    return cast("nn.Conv2d", convolution), cast("_BatchNorm", norm)
 
 
 class _Stem(torch.autograd.Function):
