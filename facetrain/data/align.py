@@ -9,7 +9,8 @@ ARCFACE_TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
 """Landmarks (x, y) in the 112 × 112 images that ArcFace models are trained on; from InsightFace."""
-_TEMPLATE_SIZE = 112
+TEMPLATE_SIZE = 112
+"""Pixels a side of the images of `ARCFACE_TEMPLATE`."""
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -34,5 +35,5 @@ def align(image: np.ndarray, landmarks: np.ndarray, size: int) -> np.ndarray:
 
     Pixels outside the image are black, as in InsightFace's alignment.
     """
-    matrix = similarity(np.asarray(landmarks, np.float64), ARCFACE_TEMPLATE * (size / _TEMPLATE_SIZE))
+    matrix = similarity(np.asarray(landmarks, np.float64), ARCFACE_TEMPLATE * (size / TEMPLATE_SIZE))
     return cv2.warpAffine(image, matrix, (size, size), flags=cv2.INTER_LINEAR, borderValue=0)

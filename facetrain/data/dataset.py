@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
+from facetrain.data.skipped_files import SkippedFile
 
 
 class FaceDataset(Protocol):
@@ -29,7 +29,7 @@ class FaceDataset(Protocol):
         """Identity of every image: int32 or int64 (num_images,)."""
 
     def read(self, index: int) -> bytes:
-        """Return the encoded image (JPEG, PNG or BMP).
+        """Return the encoded image, in one of the formats of `image_header.FORMAT_SUFFIX`.
 
         Raises:
             DataError: if the image cannot be read.
@@ -49,10 +49,27 @@ class SupportsPrefetch(Protocol):
 
 @runtime_checkable
 class SupportsImageName(Protocol):
-    """Dataset whose images have file names."""
+    """Dataset whose images may have file names."""
 
-    def name(self, index: int) -> str:
-        """Return the path of an image inside the dataset."""
+    def name(self, index: int) -> str | None:
+        """Return the path of an image inside the dataset; None if it is unknown."""
+
+
+@runtime_checkable
+class SupportsIdentityName(Protocol):
+    """Dataset whose identities may have names."""
+
+    def identity_name(self, label: int) -> str:
+        """Return the name of an identity; its number if it has none."""
+
+
+@runtime_checkable
+class SupportsSkippedFiles(Protocol):
+    """Dataset that leaves out files."""
+
+    @property
+    def skipped(self) -> list[SkippedFile]:
+        """Files that are not images of the dataset."""
 
 
 def prefetch_images(dataset: FaceDataset, first: int, count: int) -> None:
@@ -63,7 +80,22 @@ def prefetch_images(dataset: FaceDataset, first: int, count: int) -> None:
 
 def image_name(dataset: FaceDataset, index: int) -> str:
     """Return the name of an image in list files: its path inside the dataset, or its index if it has no path."""
-    return dataset.name(index) if isinstance(dataset, SupportsImageName) else str(index)
+    return original_name(dataset, index) or str(index)
+
+
+def original_name(dataset: FaceDataset, index: int) -> str | None:
+    """Return the path of an image inside the dataset, or inside the one that was packed; None if it is unknown."""
+    return dataset.name(index) if isinstance(dataset, SupportsImageName) else None
+
+
+def identity_name(dataset: FaceDataset, label: int) -> str:
+    """Return the name of an identity: its folder, or its number if it has no name."""
+    return dataset.identity_name(label) if isinstance(dataset, SupportsIdentityName) else str(label)
+
+
+def skipped_files(dataset: FaceDataset) -> list[SkippedFile]:
+    """Return the files that a dataset leaves out."""
+    return dataset.skipped if isinstance(dataset, SupportsSkippedFiles) else []
 
 
 def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -95,9 +127,18 @@ class SubsetDataset:
         for start, length in consecutive_ranges(self._index[first : first + count]):
             prefetch_images(self._dataset, start, length)
 
-    def name(self, index: int) -> str:
+    def name(self, index: int) -> str | None:
         """Return the image's name in the other dataset."""
-        return image_name(self._dataset, int(self._index[index]))
+        return original_name(self._dataset, int(self._index[index]))
+
+    def identity_name(self, label: int) -> str:
+        """Return the identity's name in the other dataset."""
+        return identity_name(self._dataset, int(self.identities[label]))
+
+    @property
+    def skipped(self) -> list[SkippedFile]:
+        """Files that the other dataset leaves out."""
+        return skipped_files(self._dataset)
 
     def location(self, index: int) -> str:
         """Return the image's place in the other dataset."""

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from facetrain.data.dataset import FaceDataset, SubsetDataset, prefetch_images
+from facetrain.data.dataset import (
+    FaceDataset,
+    SubsetDataset,
+    identity_name,
+    original_name,
+    prefetch_images,
+    skipped_files,
+)
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 
@@ -32,7 +40,7 @@ class MixtureDataset:
         self.datasets, self.weights = list(datasets), list(weights)
         self.counts = [dataset.num_images for dataset in datasets]
         self._ends = np.cumsum(self.counts)
-        first_label = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
+        self._first_label = first_label = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
         self.labels = np.concatenate(
             [
                 dataset.labels.astype(np.int32) + np.int32(first)
@@ -60,6 +68,21 @@ class MixtureDataset:
         """Return the image's place in its dataset."""
         dataset, inner = self._find(index)
         return dataset.location(inner)
+
+    def name(self, index: int) -> str | None:
+        """Return the image's name in its dataset."""
+        dataset, inner = self._find(index)
+        return original_name(dataset, inner)
+
+    def identity_name(self, label: int) -> str:
+        """Return the identity's name in its dataset."""
+        number = int(np.searchsorted(self._first_label, label, side="right")) - 1
+        return identity_name(self.datasets[number], int(label - self._first_label[number]))
+
+    @property
+    def skipped(self) -> list[SkippedFile]:
+        """Files that the datasets leave out."""
+        return [one for dataset in self.datasets for one in skipped_files(dataset)]
 
     def _find(self, index: int) -> tuple[FaceDataset, int]:
         """Return the dataset of an image, and the image's index in it."""

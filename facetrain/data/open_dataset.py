@@ -20,8 +20,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
     """Open a dataset in any supported format.
 
     Args:
-        path: a folder (RecordIO, tar or Parquet shards, one subfolder per identity), a list file, or a
-            YAML file that mixes datasets.
+        path: a folder (RecordIO, tar or Parquet shards, one subfolder per identity), a .rec file, a list file, or
+            a YAML file that mixes datasets.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
 
@@ -35,8 +35,13 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
             open_dataset,
             lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
         )
-    is_list = path.suffix.lower() in LIST_SUFFIXES and path.is_file()
-    dataset = ListDataset(path, root) if is_list else _open_folder(path)
+    dataset: FaceDataset
+    if path.suffix == ".rec" and path.is_file():
+        dataset = RecordDataset(path.parent, name=path.name)
+    elif path.suffix.lower() in LIST_SUFFIXES and path.is_file():
+        dataset = ListDataset(path, root)
+    else:
+        dataset = _open_folder(path)
     return drop_small_identities(dataset, path, min_images_per_identity)
 
 
@@ -59,8 +64,9 @@ def drop_small_identities(dataset: FaceDataset, path: Path, min_images_per_ident
 
 def _open_folder(folder: Path) -> FaceDataset:
     if not folder.is_dir():
+        problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
-            f"{folder}: no such folder; data.train must be a folder with train.rec, with one subfolder per "
+            f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per "
             "identity, or with .tar or .parquet shards, a list file, or a YAML file that mixes datasets"
         )
     if (folder / "train.rec").exists():

@@ -13,7 +13,8 @@ import numpy as np
 
 from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import NotAnImageError, decode, encoded_image_size, resize_square
+from facetrain.data.decode import NotAnImageError, decode, is_upright_jpeg, resize_square
+from facetrain.data.image_header import encoded_image_size
 from facetrain.errors import DataError, FacetrainError, ImageError, RecordError, RunError
 
 _MAX_REPLACEMENT_TRIES = 100
@@ -75,11 +76,10 @@ class ImageReader:
         return ReadResult(request, None, skipped)
 
     def _decodable_jpeg(self, index: int) -> bytes | None:
-        """Return the encoded image if it is a complete JPEG of the slots' size that fits into a row."""
+        """Return the encoded image if it is a complete, upright JPEG of the slots' size that fits into a row."""
         data = self._dataset.read(index)
         fits = encoded_image_size(data) == (self._size, self._size) and len(data) <= 3 * self._size**2
-        complete = data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") > 0
-        return data if fits and complete else None
+        return data if fits and is_upright_jpeg(data) else None
 
     def _load(self, index: int) -> np.ndarray:
         try:

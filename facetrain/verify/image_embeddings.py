@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.dataset import FaceDataset, original_name
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_list import LIST_SUFFIXES
-from facetrain.data.formats.record_dataset import RecordDataset
+from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
@@ -127,15 +127,21 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
     if files:
         return [_read_image_file(path) for path in files], [p.name for p in files], np.full(len(files), -1)
     if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
-        is_record_file = input.suffix == ".rec" and input.is_file()
-        source = RecordDataset(input.parent, name=input.name) if is_record_file else open_dataset(input)
+        source = open_dataset(input)
         count = source.num_images
         return (
             _LazySequence(count, source.read),
-            _LazySequence(count, source.location),
+            _LazySequence(count, lambda index: _image_name(source, index)),
             np.asarray(source.labels, np.int64),
         )
     return [_read_image_file(input)], [input.name], np.array([-1])
+
+
+def _image_name(source: FaceDataset, index: int) -> str:
+    """Return the path of a packed image in the dataset that was packed; otherwise the location of the image."""
+    name = original_name(source, index)
+    location = source.location(index)
+    return location if name is None or location.endswith("/" + name) else name
 
 
 def _image_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
 from facetrain.verify.lazy_files import LazyFiles

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from facetrain.data.decode import encoded_image_size
+from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain, start
 from tests.support.datasets import encoded_image, write_records
@@ -91,7 +91,7 @@ def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
     asked = ("pack", tmp_path / "all.lst", "--images", tmp_path / "images", "--output", tmp_path / "out")
     asked = (*asked, "--landmarks", tmp_path / "points.csv", "--skip-bad", "--json")
     packed = json.loads(run(*asked))
-    assert (packed["identities"], packed["images"]) == (4, 11) and "'0.png'" in packed["skipped"][0]
+    assert (packed["identities"], packed["images"]) == (4, 11) and "'0.png'" in packed["skipped"][0]["reason"]
     assert encoded_image_size(open_dataset(tmp_path / "out").read(0)) == (112, 112)
     process = facetrain("data", *asked, "--detector", tmp_path / "yunet.onnx")
     assert process.returncode == 2 and "give one of them" in process.stderr

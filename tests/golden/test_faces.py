@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from facetrain.data.decode import encoded_image_size
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain
 from tests.support.shared import shared_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,9 @@ Detector = Annotated[
         help="Align the faces by the landmarks that OpenCV's YuNet detects with this model file.",
     ),
 ]
+
+_USUAL_SIZE = 112
+"""The default of `data.image_size`."""
 
 
 def synth(
@@ -107,6 +111,7 @@ def pack(
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
     from facetrain.cli.progress import progress_bar
+    from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
 
     finder = _landmark_finder(landmarks, detector)
@@ -126,11 +131,16 @@ def pack(
             progress=progress,
         )
     if as_json:
-        typer.echo(json.dumps(vars(packed) | {"folder": str(packed.folder)}))
+        skipped = [vars(one) for one in packed.skipped]
+        typer.echo(json.dumps(vars(packed) | {"folder": str(packed.folder), "skipped": skipped}))
         return
     typer.echo(f"{packed.folder}: {packed.images:,} images of {packed.identities:,} identities")
-    for message in packed.skipped:
-        typer.echo(f"  left out: {message}")
+    if packed.skipped:
+        typer.echo(f"  left out {len(packed.skipped):,} files, see {packed.folder / tool.SKIPPED_FILE}:")
+        for line in skipped_summary(packed.skipped):
+            typer.echo(f"    {line}")
+    _print_fallbacks(packed.fallbacks)
+    _print_next_steps(packed.folder, image_size)
 
 
 def pairs(
@@ -162,7 +172,7 @@ def pairs(
     from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
     from facetrain.data.tools.sample_pairs import sample_pairs
 
-    finder = _landmark_finder(landmarks, detector)
+    finder = _landmark_finder(landmarks, detector, center_crop=True)
     listed = is_pair_list(source, images)
     if finder is not None and not listed:
         raise UsageError(
@@ -178,17 +188,39 @@ def pairs(
             count, same = sample_pairs(
                 source, output, pairs=count, seed=seed, workers=workers, progress=progress
             )
+    fallbacks = getattr(finder, "fallbacks", {})
     if as_json:
-        typer.echo(json.dumps({"output": str(output), "pairs": count, "same": same}))
+        facts = {"output": str(output), "pairs": count, "same": same, "fallbacks": fallbacks}
+        typer.echo(json.dumps(facts))
     else:
         typer.echo(f"{output}: {count:,} pairs, {same:,} of one person")
+        _print_fallbacks(fallbacks)
 
 
-def _landmark_finder(landmarks: Path | None, detector: Path | None) -> LandmarkFinder | None:
+def _print_fallbacks(fallbacks: dict[str, str]) -> None:
+    """Print the images whose face was not detected at first. All of them: they are few, or the detector is wrong."""
+    if fallbacks:
+        typer.echo(f"  no face detected at first in {len(fallbacks):,} images:")
+        for name, fallback in sorted(fallbacks.items()):
+            typer.echo(f"    {name}: {fallback}")
+
+
+def _print_next_steps(folder: Path, image_size: int) -> None:
+    path = shlex.quote(str(folder))
+    typer.echo("next, look at the images, search for faults, and train:")
+    typer.echo(f"  facetrain data inspect {path} --sheet faces.png")
+    typer.echo(f"  facetrain data check {path} --near-duplicates")
+    size = f" --set data.image_size={image_size}" if image_size != _USUAL_SIZE else ""
+    typer.echo(f"  facetrain train --set data.train={path} --set model.backbone=mbf{size}")
+
+
+def _landmark_finder(
+    landmarks: Path | None, detector: Path | None, *, center_crop: bool = False
+) -> LandmarkFinder | None:
     if landmarks is not None and detector is not None:
         raise UsageError("--landmarks and --detector cannot be combined; give one of them")
     from facetrain.data.tools.landmarks import YuNet, read_landmarks
 
     if landmarks is not None:
         return read_landmarks(landmarks)
-    return YuNet(detector) if detector is not None else None
+    return YuNet(detector, center_crop=center_crop) if detector is not None else None

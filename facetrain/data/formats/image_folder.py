@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.skipped_files import SkippedFile, printable_name
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as
 
 
 class FolderDataset:
-    """Images of a folder with one subfolder per identity; labels follow the sorted subfolder names.
+    """Images of a folder with one subfolder per identity; labels follow the sorted names of subfolders with images.
 
     Raises:
         DataError: if there are no images.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.names = sorted(
-            entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."
-        )
-        files = [
-            (label, path) for label, name in enumerate(self.names) for path in _image_files(folder / name)
-        ]
-        if not files:
-            raise DataError(
-                f"{folder}: contains neither train.rec nor images in one subfolder per identity "
-                f"({', '.join(sorted(IMAGE_SUFFIXES))})"
-            )
-        self._paths = [path for _, path in files]
-        self.labels = np.array([label for label, _ in files], dtype=np.int64)
-        self.num_images = len(files)
-        self.num_classes = len(self.names)
+        self.skipped: list[SkippedFile] = []
+        """Files that are not images of an identity, and the reasons."""
+        self._folder = folder
+        self._identities: list[str] = []
+        self._files: list[str] = []
+        labels: list[int] = []
+        for name in self._subfolders():
+            files = self._image_files(name)
+            if files:
+                labels += [len(self._identities)] * len(files)
+                self._identities.append(name)
+                self._files += files
+            else:
+                self._skip(name, "empty", "the folder has no images")
+        if not labels:
+            raise DataError(self._no_images())
+        self.labels = np.array(labels, dtype=np.int64)
+        self.num_images = len(labels)
+        self.num_classes = len(self._identities)
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -41,17 +47,67 @@ class FolderDataset:
         Raises:
             DataError: if the file cannot be read.
         """
-        with os_errors_as(DataError, self._paths[index]):
-            return self._paths[index].read_bytes()
+        path = self._folder / self._identities[self.labels[index]] / self._files[index]
+        with os_errors_as(DataError, path):
+            return path.read_bytes()
 
     def name(self, index: int) -> str:
         """Return the path of an image inside the folder."""
-        return f"{self._paths[index].parent.name}/{self._paths[index].name}"
+        return printable_name(f"{self._identities[self.labels[index]]}/{self._files[index]}")
+
+    def identity_name(self, label: int) -> str:
+        """Return the name of an identity's folder."""
+        return printable_name(self._identities[label])
 
     def location(self, index: int) -> str:
         """Return the path of the file."""
-        return str(self._paths[index])
+        return printable_name(str(self._folder)) + "/" + self.name(index)
+
+    def _subfolders(self) -> list[str]:
+        found = []
+        with os_errors_as(DataError, self._folder), os.scandir(self._folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):
+                    self._skip(entry.name, "hidden", "the name begins with a dot")
+                elif entry.is_dir():
+                    found.append(entry.name)
+                else:
+                    self._skip(entry.name, "no_identity", "the file is not in the folder of an identity")
+        return found
+
+    def _image_files(self, identity: str) -> list[str]:
+        found = []
+        with os_errors_as(DataError, self._folder / identity), os.scandir(self._folder / identity) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                name = f"{identity}/{entry.name}"
+                suffix = os.path.splitext(entry.name)[1].lower()
+                if entry.name.startswith("."):
+                    # macOS writes a file ._NAME.jpg of its own beside each image on a foreign disk.
+                    self._skip(name, "hidden", "the name begins with a dot")
+                elif entry.is_dir():
+                    self._skip(name, "nested", f"a folder inside the folder of an identity; {_count(entry)}")
+                elif suffix in IMAGE_SUFFIXES:
+                    found.append(entry.name)
+                else:
+                    self._skip(name, "suffix", f"{suffix or 'no suffix'}: not a format that OpenCV reads")
+        return found
+
+    def _skip(self, name: str, kind: str, reason: str) -> None:
+        self.skipped.append(SkippedFile(printable_name(name), kind, reason))
+
+    def _no_images(self) -> str:
+        message = (
+            f"{self._folder}: contains neither train.rec nor images in one subfolder per identity "
+            f"({', '.join(sorted(IMAGE_SUFFIXES))})"
+        )
+        nested = next((one.name for one in self.skipped if one.kind == "nested"), None)
+        if nested is not None:
+            message += f"; if the identities are the folders in {nested.split('/')[0]}, give that folder"
+        return message
 
 
-def _image_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+def _count(folder: os.DirEntry[str]) -> str:
+    """Return how many image files a folder has, at any depth."""
+    names = (name for _, _, files in os.walk(folder.path) for name in files)
+    count = sum(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names)
+    return f"images in it: {count:,}"

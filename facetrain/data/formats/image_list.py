@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.column_cache import load_columns, save_columns
-from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as
 
 LIST_SUFFIXES = frozenset({".lst", ".txt", ".csv", ".tsv"})
 _MAX_LABEL = 2**31
+_LINE_BYTES = 4096
 
 
 class ListDataset:
@@ -50,6 +51,19 @@ class ListDataset:
     def name(self, index: int) -> str:
         """Return the path of an image as written in the list."""
         return self._list.bytes_at(int(self._offset[index]), int(self._size[index])).decode("utf-8")
+
+    def identity_name(self, label: int) -> str:
+        """Return the identity as written in the list, in the line of its first image."""
+        index = int(np.argmax(self.labels == label))
+        if self.labels[index] != label:
+            return str(label)
+        offset, size = int(self._offset[index]), int(self._size[index])
+        before = self._list.bytes_at(max(offset - _LINE_BYTES, 0), min(offset, _LINE_BYTES))
+        after = self._list.bytes_at(offset, size + _LINE_BYTES)
+        line = before[before.rfind(b"\n") + 1 :] + after.partition(b"\n")[0]
+        fields = _fields(line.decode("utf-8", "replace").strip())
+        name = _identity(fields, next(n for n, field in enumerate(fields) if _is_image_path(field)))
+        return str(label) if _number(name) == label else name
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -119,6 +133,13 @@ def _identity(fields: list[str], path_column: int) -> str:
     if path_column == 1:
         return fields[2] if len(fields) > 2 else fields[0]
     return fields[1]
+
+
+def _number(identity: str) -> float | None:
+    try:
+        return float(identity)
+    except ValueError:
+        return None
 
 
 def _labels(identities: list[str], path: Path) -> np.ndarray:

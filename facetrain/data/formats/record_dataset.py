@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.formats.record_index import load_catalog
+from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
 
@@ -25,6 +27,7 @@ class RecordDataset:
         path = folder / name
         self._catalog = load_catalog(path, path.with_suffix(".idx"))
         self._reader = RecordReader(path)
+        self._names = RecordNames(folder) if name == "train.rec" else None
         self._check_announced_count()
         num_labels = int(self.labels.max()) + 1
         # `property` describes train.rec; other record files in the folder have their own labels.
@@ -72,8 +75,26 @@ class RecordDataset:
         self._reader.prefetch_bytes(int(offset.min()), int(offset.max() - offset.min()) + 1)
 
     def location(self, index: int) -> str:
-        """Return the file, the key and the byte offset."""
-        return self._reader.location(int(self._catalog.offset[index]), self._catalog.key(index))
+        """Return the file, the key and the byte offset, and the name of the image that was packed."""
+        place = self._reader.location(int(self._catalog.offset[index]), self._catalog.key(index))
+        with contextlib.suppress(
+            DataError
+        ):  # a message about the image is worth more than one about its name
+            if (name := self.name(index)) is not None:
+                place += f" ({name})"
+        return place
+
+    def name(self, index: int) -> str | None:
+        """Return the path that the image had in the packed dataset; None if names.csv does not have it.
+
+        Raises:
+            DataError: if names.csv belongs to another file.
+        """
+        return None if self._names is None else self._names.image(self._catalog.key(index))
+
+    def identity_name(self, label: int) -> str:
+        """Return the name that identities.csv has for an identity, or its number."""
+        return (self._names and self._names.identity(label)) or str(label)
 
     def _check_announced_count(self) -> None:
         announced, found = self._catalog.announced_end, self._catalog.end_key

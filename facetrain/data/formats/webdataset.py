@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.column_cache import load_columns, save_columns
-from facetrain.data.dataset import IMAGE_SUFFIXES
+from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason

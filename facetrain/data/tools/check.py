@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.decode import decode_rgb, encoded_image_size
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.damaged_images import DataFault, TolerantReader, open_tolerant
 from facetrain.data.tools.near_duplicates import HASH_WORDS, digest, equal_groups, near_pairs, perceptual_hash
@@ -163,7 +165,7 @@ def _check_equal_images(
     labels = np.unique(images.label_N[rows])
     if len(labels) > 1:
         keep[rows] = False
-        listed = ", ".join(str(label) for label in labels[:_MAX_LISTED_LABELS])
+        listed = ", ".join(reader.identity_name(int(label)) for label in labels[:_MAX_LISTED_LABELS])
         return [
             DataFault("conflicting_labels", f"{first}: {len(rows)} equal images have the identities {listed}")
         ]
@@ -180,7 +182,8 @@ def _near_duplicates(reader: TolerantReader, images: _DecodedImages) -> list[Dat
     pairs = pairs[images.digest_N[pairs[:, 0]] != images.digest_N[pairs[:, 1]]]
 
     def described(row: int) -> str:
-        return f"{reader.location(int(images.number_N[row]))} (identity {images.label_N[row]})"
+        identity = reader.identity_name(int(images.label_N[row]))
+        return f"{reader.location(int(images.number_N[row]))} (identity {identity})"
 
     return [
         DataFault("near_duplicate", f"{described(other)}: nearly equal to {described(one)}")
@@ -239,3 +242,9 @@ def _write_copy(
         size = encoded_image_size(read_again(0)[1])
         images = map_in_order(read_again, range(len(label)), workers)
         write_identities(scratch, np.bincount(label).tolist(), images, min(size) if size else 112)
+        numbers = good[:, 0].tolist()
+        if reader.name(numbers[0]) is not None:
+            names = (reader.name(number) or str(number) for number in numbers)
+            write_name_tables(
+                scratch, names, [reader.identity_name(one) for one in np.unique(good[:, 1]).tolist()]
+            )

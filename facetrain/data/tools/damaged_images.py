@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, identity_name, original_name
 from facetrain.data.formats.record_index import read_index
+from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.open_dataset import open_dataset
-from facetrain.errors import RecordError
+from facetrain.errors import DataError, RecordError
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class TolerantReader(Protocol):
     def location(self, number: int) -> str:
         """Return the location of a record for messages."""
 
+    def name(self, number: int) -> str | None:
+        """Return the path that the image had in the packed dataset; None if it is unknown."""
+
+    def identity_name(self, label: int) -> str:
+        """Return the name of an identity, or its number."""
+
 
 class TolerantDatasetReader:
     """Reader for formats with one file or one shard entry per image, in which one damaged image affects no other."""
@@ -62,6 +70,14 @@ class TolerantDatasetReader:
         """Return an image."""
         return StoredImage(float(self._source.labels[number]), self._source.read(number))
 
+    def name(self, number: int) -> str | None:
+        """Return the path of the image inside the dataset."""
+        return original_name(self._source, number)
+
+    def identity_name(self, label: int) -> str:
+        """Return the name of an identity, or its number."""
+        return identity_name(self._source, label)
+
 
 class TolerantRecordReader:
     """Reader of all records of a .rec: those that its index lists, and those that a scan of the file finds.
@@ -72,7 +88,7 @@ class TolerantRecordReader:
     def __init__(self, folder: Path) -> None:
         rec_path, idx_path = folder / "train.rec", folder / "train.idx"
         self.faults: list[DataFault] = []
-        self._reader = RecordReader(rec_path)
+        self._reader, self._names = RecordReader(rec_path), RecordNames(folder)
         scanned = self._scan()
         if idx_path.exists():
             key, indexed = self._read_index(rec_path, idx_path)
@@ -105,8 +121,23 @@ class TolerantRecordReader:
         raise RecordError(f"{self.location(number)}: the record has no image")
 
     def location(self, number: int) -> str:
-        """Return the file, the key and the byte offset."""
-        return self._reader.location(int(self._offset_N[number]), self._key(number))
+        """Return the file, the key and the byte offset, and the name of the image that was packed."""
+        place = self._reader.location(int(self._offset_N[number]), self._key(number))
+        name = self.name(number)
+        return place if name is None else f"{place} ({name})"
+
+    def name(self, number: int) -> str | None:
+        """Return the path that the image had in the packed dataset; None if names.csv does not have it."""
+        key = self._key(number)
+        with contextlib.suppress(DataError):  # a table of another file is no fault of the images
+            return None if key is None else self._names.image(key)
+        return None
+
+    def identity_name(self, label: int) -> str:
+        """Return the name that identities.csv has for an identity, or its number."""
+        with contextlib.suppress(DataError):
+            return self._names.identity(label) or str(label)
+        return str(label)
 
     def _key(self, number: int) -> int | None:
         key = int(self._key_N[number])

@@ -11,7 +11,7 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import encoded_image_size
+from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.errors import DataError

@@ -15,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from facetrain.data.align import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 from facetrain.data.tools.near_duplicates import digest
 from facetrain.errors import DataError
 from facetrain.files import error_reason
@@ -24,7 +25,11 @@ LandmarkFinder = Callable[[str, np.ndarray], np.ndarray | None]
 pixels, or None if there are no landmarks."""
 _LONGEST_SIDE = 640
 """YuNet detects faces of 10 to 300 pixels. Larger images are reduced to this side."""
-_MIN_SCORE = 0.6
+_MIN_SCORE, _LOW_SCORE = 0.6, 0.3
+_PADDING = 0.5
+"""Border around an image in a second attempt, in units of its longer side: YuNet misses faces that fill an image."""
+PADDED, CENTER_CROP = "padded image, lower score", "center crop"
+"""Names of the fallbacks of `YuNet`."""
 
 
 class LandmarkTable:
@@ -97,32 +102,58 @@ class YuNet:
     """OpenCV's face detector YuNet, with a model file of the user.
 
     Of several faces it selects the largest one near the center, by area − 2 · squared distance in pixels, as
-    InsightFace does when it prepares datasets.
+    InsightFace does when it prepares datasets. If it detects none, it searches again with a border around the image
+    and a lower score.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, center_crop: bool = False) -> None:
         """Load the ONNX file.
+
+        Args:
+            model: the ONNX file.
+            center_crop: for an image without a detected face, return the landmarks of a face that fills the center.
 
         Raises:
             DataError: there is no such file, or OpenCV cannot load it.
         """
-        self._model = model
+        self._model, self._center_crop = model, center_crop
+        self.fallbacks: dict[str, str] = {}
+        """Images whose face was not detected at first, and what was done: `PADDED` or `CENTER_CROP`."""
         self._creation = threading.Lock()  # OpenCV's log level, which is changed meanwhile, is global
         self._per_thread = threading.local()  # the image size is part of a detector's state
         self._detector()
 
     def __call__(self, name: str, image: np.ndarray) -> np.ndarray | None:
-        """Return the landmarks of the selected face, or None if no face is detected; the name is not used.
+        """Return the landmarks of the selected face, or None if no face is detected.
 
         Raises:
             DataError: the model is not a YuNet model.
         """
+        points = self._detect(image, _MIN_SCORE)
+        if points is not None:
+            return points
+        height, width = image.shape[:2]
+        border = round(_PADDING * max(height, width))
+        padded = cv2.copyMakeBorder(image, border, border, border, border, cv2.BORDER_REPLICATE)
+        points = self._detect(padded, _LOW_SCORE)
+        if points is not None:
+            self.fallbacks[name] = PADDED
+            return points - np.float32(border)
+        if not self._center_crop:
+            return None
+        self.fallbacks[name] = CENTER_CROP
+        side = min(height, width)
+        corner = np.array([width - side, height - side]) / 2
+        return np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
+
+    def _detect(self, image: np.ndarray, min_score: float) -> np.ndarray | None:
         height, width = image.shape[:2]
         factor = min(1.0, _LONGEST_SIDE / max(height, width))
         if factor < 1:
             image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
         detector = self._detector()
         detector.setInputSize((image.shape[1], image.shape[0]))
+        detector.setScoreThreshold(min_score)
         try:
             found_F = detector.detect(np.ascontiguousarray(image[:, :, ::-1]))[1]
         except cv2.error as error:

@@ -5,18 +5,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.align import align
-from facetrain.data.dataset import FaceDataset, image_name
-from facetrain.data.decode import decode_rgb, encode_jpeg, resize_square
+from facetrain.data.dataset import FaceDataset, identity_name, image_name, skipped_files
+from facetrain.data.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
+from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import drop_small_identities, open_dataset
 from facetrain.data.sampler import permute
-from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.skipped_files import SkippedFile, skipped_table
+from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError
 from facetrain.files import new_folder
@@ -30,8 +32,14 @@ class PackResult:
     folder: Path
     identities: int
     images: int
-    skipped: list[str]
-    """One message per image that was left out."""
+    skipped: list[SkippedFile]
+    """Files and images that were left out."""
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    """Images whose face the detector found only in a second attempt, and the attempt."""
+
+
+SKIPPED_FILE = "skipped.csv"
+"""Table of the files that were left out, in the folder of a packed dataset."""
 
 
 def pack(
@@ -51,8 +59,9 @@ def pack(
 ) -> PackResult:
     """Write a dataset of any format as train.rec, train.idx and property; the folder appears complete or not at all.
 
-    Without alignment, a JPEG of the right size keeps its bytes. All other images are resized to `image_size` and
-    encoded with `quality`. Identities keep their order and are numbered without gaps.
+    Without alignment, an upright JPEG of the right size keeps its bytes. All other images are turned upright, resized
+    to `image_size` and encoded with `quality`. Identities keep their order and are numbered without gaps. Where the
+    source has names, names.csv and identities.csv keep them; skipped.csv lists what was left out, and why.
 
     Args:
         source_path: the dataset.
@@ -72,13 +81,14 @@ def pack(
         DataError: the dataset cannot be read, no image is good, or the output exists or cannot be written.
         ImageError: an image cannot be decoded or has no landmarks, and `skip_bad` is false.
     """
-    source = open_dataset(source_path, min_images_per_identity=min_images_per_identity, root=images)
+    source = open_dataset(source_path, root=images)
     prepared = _PreparedImages(source, image_size, quality, landmarks)
-    total = source.num_images * (2 if skip_bad else 1)
+    skipped = list(skipped_files(source))
+    good = _large_identities(source, source_path, min_images_per_identity, skipped)
+    total = len(good) * (2 if skip_bad else 1)
     with new_folder(output) as scratch:
-        good, skipped = np.arange(source.num_images), list[str]()
         if skip_bad:
-            good, skipped = _good_images(prepared, source.num_images, workers, total, progress)
+            good = _good_images(prepared, good, workers, total, progress, skipped)
         identity, label = np.unique(source.labels[good], return_inverse=True)
         order = permute(np.arange(len(good)), len(good), key=seed) if shuffle else np.arange(len(good))
         labeled = map_in_order(
@@ -86,7 +96,25 @@ def pack(
         )
         labeled_progress = report_progress(labeled, total, progress, done=total - len(good))
         write_identities(scratch, np.bincount(label).tolist(), labeled_progress, image_size)
-    return PackResult(output, len(identity), len(good), skipped)
+        write_names(scratch, source, good[order], label[order])
+        if skipped:
+            (scratch / SKIPPED_FILE).write_text(skipped_table(skipped), encoding="utf-8")
+    fallbacks = landmarks.fallbacks if isinstance(landmarks, YuNet) else {}
+    return PackResult(output, len(identity), len(good), skipped, fallbacks)
+
+
+def _large_identities(
+    source: FaceDataset, path: Path, min_images: int, skipped: list[SkippedFile]
+) -> np.ndarray:
+    """Return the numbers of the images of identities with enough images, int64; add the others to `skipped`."""
+    drop_small_identities(source, path, min_images)  # raises an error if no identity is left
+    counts = np.bincount(source.labels, minlength=source.num_classes)
+    is_small = counts[source.labels] < min_images
+    for number in np.flatnonzero(is_small).tolist():
+        label = int(source.labels[number])
+        reason = f"identity {identity_name(source, label)} has {counts[label]:,} of {min_images:,} images"
+        skipped.append(SkippedFile(image_name(source, number), "small_identity", reason))
+    return np.flatnonzero(~is_small)
 
 
 class _PreparedImages:
@@ -100,20 +128,24 @@ class _PreparedImages:
         count = source.num_images if find_landmarks else 0
         self._points_N52 = np.full((count, 5, 2), np.nan, np.float32)
 
-    def fault(self, number: int) -> str | None:
+    def fault(self, number: int) -> SkippedFile | None:
         """Return the reason why an image cannot be written, or None."""
         try:
             self._decode(number)
         except ImageError as error:
-            return str(error)
+            kind = "no_face" if isinstance(error, _NoFaceError) else "unreadable"
+            return SkippedFile(image_name(self._source, number), kind, str(error))
         return None
 
     def encoded(self, number: int) -> bytes:
         """Return an image as it is to be written."""
-        data, image = self._decode(number)
+        try:
+            data, image = self._decode(number)
+        except ImageError as error:
+            raise ImageError(f"{error}; leave out such images with --skip-bad") from error
         if self._find_landmarks is not None:
             return encode_jpeg(align(image, self._points_N52[number], self._size), self._quality)
-        if image.shape[:2] == (self._size, self._size) and data[:2] == b"\xff\xd8":
+        if image.shape[:2] == (self._size, self._size) and is_upright_jpeg(data):
             return data
         return encode_jpeg(resize_square(image, self._size), self._quality)
 
@@ -125,22 +157,35 @@ class _PreparedImages:
             name = image_name(self._source, number)
             points = self._find_landmarks(name, image)
             if points is None:
-                raise ImageError(f"{self._source.location(number)}: no landmarks for {name!r}")
+                is_detector = isinstance(self._find_landmarks, YuNet)
+                reason = "the detector finds no face" if is_detector else f"no landmarks for {name!r}"
+                raise _NoFaceError(f"{self._source.location(number)}: {reason}")
             self._points_N52[number] = points
         return data, image
 
 
+class _NoFaceError(ImageError):
+    """An image has no landmarks."""
+
+
 def _good_images(
-    prepared: _PreparedImages, count: int, workers: int | None, total: int, progress: ProgressCallback
-) -> tuple[np.ndarray, list[str]]:
-    """Return the numbers of the images without faults, int64, and the faults of the others."""
-    good, skipped = np.ones(count, bool), []
-    checked = map_in_order(prepared.fault, range(count), workers)
-    faults: Iterator[str | None] = report_progress(checked, total, progress)
-    for number, fault in enumerate(faults):
+    prepared: _PreparedImages,
+    numbers: np.ndarray,
+    workers: int | None,
+    total: int,
+    progress: ProgressCallback,
+    skipped: list[SkippedFile],
+) -> np.ndarray:
+    """Return the numbers of the images without faults, int64; add the others to `skipped`."""
+    good = np.ones(len(numbers), bool)
+    checked = map_in_order(prepared.fault, numbers.tolist(), workers)
+    faults: Iterator[SkippedFile | None] = report_progress(checked, total, progress)
+    first = ""
+    for row, fault in enumerate(faults):
         if fault is not None:
-            good[number] = False
+            good[row] = False
             skipped.append(fault)
+            first = first or fault.reason
     if not good.any():
-        raise DataError(f"all {count:,} images have faults; the first is {skipped[0]}")
-    return np.flatnonzero(good), skipped
+        raise DataError(f"all {len(numbers):,} images have faults; the first is {first}")
+    return numbers[good]

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.data.align import align
-from facetrain.data.dataset import IMAGE_SUFFIXES
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError

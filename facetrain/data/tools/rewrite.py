@@ -10,8 +10,9 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import encoded_image_size
+from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.image_header import encoded_image_size
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
@@ -170,7 +171,7 @@ def write_images(
     workers: int | None,
     progress: ProgressCallback,
 ) -> tuple[int, int]:
-    """Write the images `numbers` (N,) in this order with labels (N,), renumbered without gaps.
+    """Write the images `numbers` (N,) in this order with labels (N,), renumbered without gaps, and their names.
 
     Returns the number of identities and of images.
     """
@@ -183,6 +184,7 @@ def write_images(
     write_identities(
         folder, counts.tolist(), report_progress(images, len(label), progress), min(size) if size else 112
     )
+    write_names(folder, source, numbers, label)
     return len(counts), len(label)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.image_header import suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
-_SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"BM": ".bmp"}
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f]")
+"""Characters of a name that would lead out of its folder."""
 
 
 def unpack(
@@ -23,30 +27,71 @@ def unpack(
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> WrittenDataset:
-    """Write every image, its bytes unchanged, as OUTPUT/identity/number.
+    """Write every image, its bytes unchanged, as OUTPUT/identity/name.
 
-    The numbers have leading zeros, so that the order of the names is the order of the dataset. `progress` is called
-    after every image.
+    The names are those of the files that were packed, with the suffix of the format that they have now. Without names,
+    they are numbers with leading zeros, so that the order of the names is the order of the dataset. `progress` is
+    called after every image.
 
     Raises:
         DataError: the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
     identity_digits, number_digits = len(str(source.num_classes - 1)), len(str(source.num_images - 1))
+    identities = np.unique(source.labels)
+    folder_of: dict[int, str] = {}
+    taken = set[str]()
+    for label in identities.tolist():
+        name = identity_name(source, label)
+        folder_of[label] = _free(
+            f"{label:0{identity_digits}d}" if name == str(label) else _inside(name), f"{label}", taken
+        )
+
+    def stem(number: int) -> str:
+        original = original_name(source, number)
+        digits = f"{number:0{number_digits}d}"
+        folder = folder_of[int(source.labels[number])]
+        if original is None:
+            return f"{folder}/{digits}"
+        return _free(f"{folder}/{Path(_inside(original.rpartition('/')[2])).stem}", digits, taken)
 
     def write(number: int) -> None:
         data = source.read(number)
-        name = f"{number:0{number_digits}d}{_SUFFIXES.get(data[:2], '.bin')}"
-        (scratch / f"{source.labels[number]:0{identity_digits}d}" / name).write_bytes(data)
+        name = stems[number] if stems else stem(number)
+        (scratch / (name + _suffix(source, number, data))).write_bytes(data)
 
+    # Names are distributed in the order of the dataset; numbers need no table.
+    is_named = original_name(source, 0) is not None
+    stems = [stem(number) for number in range(source.num_images)] if is_named else []
     # The threads end before the temporary folder is removed: a late write would fail, or leave a file behind.
     with (
         new_folder(output) as scratch,
         closing(map_in_order(write, range(source.num_images), workers)) as written,
     ):
-        identities = np.unique(source.labels)
-        for identity in identities.tolist():
-            (scratch / f"{identity:0{identity_digits}d}").mkdir()
+        for name in folder_of.values():
+            (scratch / name).mkdir()
         for _ in report_progress(written, source.num_images, progress):
             pass
     return WrittenDataset(str(output), len(identities), source.num_images)
+
+
+def _suffix(source: FaceDataset, number: int, data: bytes) -> str:
+    """Return the original suffix if the format has not changed, otherwise that of the format."""
+    suffix = suffix_of(data)
+    original = Path(original_name(source, number) or "").suffix
+    is_jpeg = original.lower() in (".jpeg", ".jpe", ".jfif")
+    return original if original.lower() == suffix or (suffix == ".jpg" and is_jpeg) else suffix
+
+
+def _inside(name: str) -> str:
+    """Return a name without characters that lead out of its folder: the tables of names come from anywhere."""
+    name = _FORBIDDEN.sub("_", name)
+    return f"_{name}" if not name or name.startswith(".") else name
+
+
+def _free(name: str, number: str, taken: set[str]) -> str:
+    """Return the name, with the number if it is taken; upper and lower case are equal on some file systems."""
+    if name.lower() in taken:
+        name = f"{name}_{number}"
+    taken.add(name.lower())
+    return name

@@ -3,7 +3,8 @@ import struct
 import numpy as np
 import pytest
 
-from facetrain.data.decode import decode_rgb, encode_jpeg, encoded_image_size, resize_square
+from facetrain.data.decode import decode_rgb, encode_jpeg, resize_square
+from facetrain.data.image_header import encoded_image_size
 from facetrain.errors import ImageError
 from tests.support.datasets import encoded_image
 

@@ -102,7 +102,14 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
 
 def test_images_without_names_are_named_by_their_numbers(dataset, tmp_path):
     pack(dataset, tmp_path / "records", image_size=200)
+    (tmp_path / "records" / "names.csv").unlink()
     listed = write_csv(tmp_path / "a.csv", ["0", "1", "2"])
+    assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
+
+
+def test_images_of_a_packed_dataset_keep_their_names(dataset, tmp_path):
+    pack(dataset, tmp_path / "records", image_size=200)
+    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from facetrain.data.decode import encoded_image_size
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.image_header import encoded_image_size
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
 from facetrain.errors import PairsError

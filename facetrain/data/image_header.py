@@ -1,0 +1,176 @@
+"""Format, size and orientation of an encoded image, read from its header without decoding.
+
+The size must be known before decoding: the header of a tiny file can claim a size that fills the memory.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+IMAGE_SUFFIXES = frozenset(
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".dib",
+        ".webp",
+        ".avif",
+        ".pbm",
+        ".pgm",
+        ".ppm",
+        ".pnm",
+        ".tif",
+        ".tiff",
+        ".jp2",
+        ".gif",
+        ".ras",
+        ".sr",
+    ]
+)
+"""Suffixes of image files, in lower case: the 8 and 16-bit formats of OpenCV."""
+FORMAT_SUFFIX = {
+    "JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "WebP": ".webp", "AVIF": ".avif", "PNM": ".pnm",
+    "TIFF": ".tif", "JPEG 2000": ".jp2", "GIF": ".gif", "Sun raster": ".ras",
+}  # fmt: skip
+"""Suffix that a file of each format gets."""
+
+# JPEG markers before the image size: 0xC0 to 0xCF without DHT, JPG and DAC (ITU-T T.81, table B.1).
+_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
+_PNM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
+_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
+_TIFF_SHORT = 3
+_ISOBMFF_HEADER_BYTES = 1 << 16
+"""Bytes in which the size of a JPEG 2000 or AVIF image must appear."""
+
+
+class ImageHeader(NamedTuple):
+    """Format (a key of `FORMAT_SUFFIX`), and width and height in pixels before any rotation."""
+
+    format: str
+    width: int
+    height: int
+
+
+def read_header(data: bytes) -> ImageHeader | None:
+    """Return the header of an encoded image; None for other data, and for a header that is cut off."""
+    try:
+        found = _format_and_size(data)
+    except (struct.error, IndexError):
+        return None
+    return None if found is None else ImageHeader(*found)
+
+
+def encoded_image_size(data: bytes) -> tuple[int, int] | None:
+    """Return (width, height) from the header of an encoded image; None for other data."""
+    header = read_header(data)
+    return None if header is None else (header.width, header.height)
+
+
+def suffix_of(data: bytes) -> str:
+    """Return the suffix for a file with this encoded image; `.bin` if the format is unknown."""
+    header = read_header(data)
+    return ".bin" if header is None else FORMAT_SUFFIX[header.format]
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """Return the EXIF orientation of a JPEG, 1 to 8; 1 (upright) if it has none."""
+    if data.find(b"Exif\0\0", 0, 1 << 16) < 0:  # most images of datasets: no need to walk the segments
+        return 1
+    position = 2
+    try:
+        while data[position] == 0xFF and data[position + 1] != _START_OF_SCAN:
+            length = int.from_bytes(data[position + 2 : position + 4], "big")
+            payload = data[position + 4 : position + 2 + length]
+            if data[position + 1] == _EXIF_MARKER and payload.startswith(b"Exif\0\0"):
+                orientation = _tiff_tags(payload[6:]).get(_TIFF_ORIENTATION, 1)
+                return orientation if 1 <= orientation <= 8 else 1
+            position += 2 + length
+    except (struct.error, IndexError):
+        pass
+    return 1
+
+
+def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
+    if data[:2] == b"\xff\xd8":
+        size = _jpeg_size(data)
+        return None if size is None else ("JPEG", *size)
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        return "PNG", *struct.unpack_from(">II", data, 16)
+    if data[:2] == b"BM":
+        width, height = struct.unpack_from("<ii", data, 18)
+        return "BMP", abs(width), abs(height)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        size = _webp_size(data)
+        return None if size is None else ("WebP", *size)
+    if data[4:12] in (b"ftypavif", b"ftypavis"):
+        return _largest_box_size("AVIF", data, b"ispe", skip=4)
+    if data[:12] == b"\x00\x00\x00\x0cjP  \r\n\x87\n":
+        found = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
+        return found and (found[0], found[2], found[1])  # the box has the height first
+    if data[:4] in (b"II*\x00", b"MM\x00*"):
+        tags = _tiff_tags(data)
+        known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags
+        return ("TIFF", tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]) if known else None
+    if data[:6] in (b"GIF87a", b"GIF89a"):
+        return "GIF", *struct.unpack_from("<HH", data, 6)
+    if data[:4] == b"\x59\xa6\x6a\x95":
+        return "Sun raster", *struct.unpack_from(">II", data, 4)
+    match = _PNM.match(data[:4096])
+    return None if match is None else ("PNM", int(match[1]), int(match[2]))
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    position = 2
+    while position + 9 <= len(data):
+        if data[position] != 0xFF:
+            return None
+        marker = data[position + 1]
+        if marker == 0xFF:  # fill byte before a marker (ITU-T T.81, B.1.1.2)
+            position += 1
+        elif marker in _START_OF_FRAME:
+            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
+            return width, height
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """Return the size of a lossy, lossless or extended WebP (RFC 9649, sections 2.5 to 2.7)."""
+    kind = data[12:16]
+    if kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8X" and len(data) >= 30:
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    return None
+
+
+def _largest_box_size(name: str, data: bytes, box: bytes, skip: int) -> tuple[str, int, int] | None:
+    """Return the two numbers of the largest box of a kind: an AVIF also has the sizes of tiles and thumbnails."""
+    sizes, position = [], data.find(box, 0, _ISOBMFF_HEADER_BYTES)
+    while position >= 0:
+        sizes.append(struct.unpack_from(">II", data, position + 4 + skip))
+        position = data.find(box, position + 4, _ISOBMFF_HEADER_BYTES)
+    return (name, *max(sizes, key=lambda size: size[0] * size[1])) if sizes else None
+
+
+def _tiff_tags(data: bytes) -> dict[int, int]:
+    """Return the first value of each tag in the first directory of a TIFF, or of EXIF, which has the same layout."""
+    order = "<" if data[:2] == b"II" else ">"
+    (start,) = struct.unpack_from(order + "I", data, 4)
+    (count,) = struct.unpack_from(order + "H", data, start)
+    tags = {}
+    for entry in range(start + 2, start + 2 + 12 * count, 12):
+        tag, kind = struct.unpack_from(order + "HH", data, entry)
+        (tags[tag],) = struct.unpack_from(order + ("H" if kind == _TIFF_SHORT else "I"), data, entry + 8)
+    return tags

@@ -1,0 +1,65 @@
+"""Files that a dataset or a tool leaves out, with the reason, so that none is dropped silently."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SKIP_KINDS = {
+    "hidden": "hidden files",
+    "suffix": "files of other types",
+    "nested": "folders inside the folder of an identity",
+    "no_identity": "files outside the folders of identities",
+    "empty": "folders without images",
+    "unreadable": "images that cannot be decoded",
+    "no_face": "images without landmarks of a face",
+    "small_identity": "images of identities with too few images",
+}
+"""Reasons to leave out a file, and their description in a summary."""
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """File or folder that was left out."""
+
+    name: str
+    """Path inside the dataset."""
+    kind: str
+    """A key of `SKIP_KINDS`."""
+    reason: str
+
+
+def printable_name(name: str) -> str:
+    """Return a file name as UTF-8 text on one line: control characters and other bytes are escaped."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    controls = {char for char in text if unicodedata.category(char) in ("Cc", "Zl", "Zp")}
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in controls})
+
+
+def skipped_table(skipped: Iterable[SkippedFile]) -> str:
+    """Return CSV with the columns file, kind and reason."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["file", "kind", "reason"])
+    writer.writerows((one.name, one.kind, one.reason) for one in skipped)
+    return table.getvalue()
+
+
+def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:
+    """Return one line per kind: the number of files, and the first of them."""
+    listed = list(skipped)
+    counts = Counter(one.kind for one in listed)
+    lines = []
+    for kind, description in SKIP_KINDS.items():
+        if counts[kind]:
+            names = [one.name for one in listed if one.kind == kind][:_EXAMPLES]
+            more = ", …" if counts[kind] > len(names) else ""
+            lines.append(f"{counts[kind]:,} {description}: {', '.join(names)}{more}")
+    return lines

@@ -1,0 +1,120 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.check import check
+from facetrain.data.tools.clean import CleanReport, write_cleaned
+from facetrain.data.tools.pack import pack
+from facetrain.data.tools.rewrite import merge, shuffle, split, subset
+from facetrain.data.tools.unpack import unpack
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image, write_records
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder with names that are hard for a table: spaces, commas, quotes, accents."""
+    number = 0
+    for identity, names in {
+        "Ann Lee": ["a, b.png", "c.png"],
+        "Bö": ['the "best".png', "z.png", "1.png"],
+        "007": ["x.png"],
+    }.items():
+        (tmp_path / "photos" / identity).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "photos" / identity / name).write_bytes(encoded_image(number, 112))
+            number += 1
+    return tmp_path / "photos"
+
+
+def names_of(folder):
+    """Return (identity, name) of each image."""
+    source = open_dataset(folder)
+    return [
+        (identity_name(source, label), original_name(source, number))
+        for number, label in enumerate(source.labels.tolist())
+    ]
+
+
+def files_of(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_packed_dataset_has_the_names_of_its_images_and_identities(photos, tmp_path):
+    pack(photos, tmp_path / "out")
+    expected = [
+        ("007", "007/x.png"), ("Ann Lee", "Ann Lee/a, b.png"), ("Ann Lee", "Ann Lee/c.png"),
+        ("Bö", "Bö/1.png"), ("Bö", 'Bö/the "best".png'), ("Bö", "Bö/z.png"),
+    ]  # fmt: skip
+    assert names_of(photos) == names_of(tmp_path / "out") == expected
+    source = pickle.loads(pickle.dumps(open_dataset(tmp_path / "out")))
+    assert source.name(1) == "Ann Lee/a, b.png" and "(Ann Lee/a, b.png)" in source.location(1)
+
+
+def test_every_transformation_keeps_the_names(photos, tmp_path):
+    data = tmp_path / "data"
+    pack(photos, data, shuffle=True, seed=1)
+    expected = sorted(names_of(photos))
+    assert sorted(names_of(data)) == expected
+    shuffle(data, tmp_path / "shuffled")
+    assert sorted(names_of(tmp_path / "shuffled")) == expected
+    check(data, repair=tmp_path / "repaired")
+    assert sorted(names_of(tmp_path / "repaired")) == expected
+    split(data, tmp_path / "two", validation=0.4)
+    assert (
+        sorted(names_of(tmp_path / "two" / "train") + names_of(tmp_path / "two" / "validation")) == expected
+    )
+    subset(data, tmp_path / "few", min_images_per_identity=3)
+    assert {identity for identity, _ in names_of(tmp_path / "few")} == {"Bö"}
+    merge([data, data], tmp_path / "merged")
+    assert {identity for identity, _ in names_of(tmp_path / "merged")} == {
+        "007", "007 (2)", "Ann Lee", "Ann Lee (2)", "Bö", "Bö (2)",
+    }  # fmt: skip
+
+
+def test_a_cleaned_identity_has_the_name_of_most_of_its_images(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    report = CleanReport(0.5, [], np.array([-1, 2, 1, 2, 2, 2]))
+    write_cleaned(tmp_path / "data", report, tmp_path / "out")
+    assert names_of(tmp_path / "out") == [
+        ("Bö", "Ann Lee/a, b.png"), ("Ann Lee", "Ann Lee/c.png"),
+        ("Bö", "Bö/1.png"), ("Bö", 'Bö/the "best".png'), ("Bö", "Bö/z.png"),
+    ]  # fmt: skip
+
+
+def test_unpacked_files_have_their_original_names(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    unpack(tmp_path / "data", tmp_path / "out")
+    assert files_of(tmp_path / "out") == [name.replace(".png", ".jpg") for name in files_of(photos)]
+
+
+def test_names_that_lead_out_of_the_folder_are_changed(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    table = (tmp_path / "data" / "names.csv").read_text(encoding="utf-8")
+    (tmp_path / "data" / "names.csv").write_text(table.replace("007/x.png", "../../..\\x.png"))
+    table = (tmp_path / "data" / "identities.csv").read_text(encoding="utf-8")
+    (tmp_path / "data" / "identities.csv").write_text(table.replace("Ann Lee", "../up").replace("007", ".."))
+    unpack(tmp_path / "data", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out", "photos"]
+    assert {"_../_.._x.jpg", "_.._up/a, b.jpg", "_.._up/c.jpg"} <= set(files_of(tmp_path / "out"))
+
+
+def test_a_table_of_another_dataset_is_refused_and_none_is_needed(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    table = (tmp_path / "data" / "names.csv").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "data" / "names.csv").write_text("\n".join([table[0], *table[2:], ""]))
+    with pytest.raises(DataError, match=r"names\.csv, line 2: not the name of key 1"):
+        open_dataset(tmp_path / "data").name(0)
+    assert "key 1" in open_dataset(tmp_path / "data").location(0)
+    source = open_dataset(write_records(tmp_path / "plain", [0, 1]))
+    assert source.name(0) is None and source.identity_name(1) == "1"
+
+
+def test_a_list_file_gives_its_paths_and_identities_as_names(photos, tmp_path):
+    lines = [f"{path.relative_to(photos)}\t{path.parent.name}" for path in sorted(photos.glob("*/?.png"))]
+    (photos / "all.lst").write_text("\n".join(lines), encoding="utf-8")
+    pack(photos / "all.lst", tmp_path / "out")
+    assert names_of(tmp_path / "out") == [(line.split("/")[0], line.split("\t")[0]) for line in lines]
