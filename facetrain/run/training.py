@@ -19,9 +19,10 @@ from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, skipped_files
 from facetrain.data.loader import Batch, Loader
 from facetrain.data.sampler import epoch_size
+from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures, fail_together, only_leader_reports
 from facetrain.distributed.ddp import wrap_in_ddp
@@ -164,6 +165,7 @@ def _train(run: _Run, network: nn.Module) -> int:
     )  # the leader has a console, other ranks their log
     if console:
         console.print(_opening_line(run))
+        _report_skipped_files(run, console.print)
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
     step = TrainStep(network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
     with StopRequest() as stop_request:
@@ -215,6 +217,18 @@ def _train(run: _Run, network: nn.Module) -> int:
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
     _write_results(run, skipped)
     return 0
+
+
+def _report_skipped_files(run: _Run, print_message: Callable[[str], None]) -> None:
+    """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
+    skipped = skipped_files(run.source)
+    if skipped:
+        path = run.folder / "skipped_files.csv"
+        write_atomically(path, skipped_table(skipped))
+        print_message(
+            f"{len(skipped):,} files of {run.config.data.train} are left out, see {path}: "
+            + "; ".join(skipped_summary(skipped))
+        )
 
 
 def _write_skipped_images(run: _Run, loader: Loader) -> list[str]:

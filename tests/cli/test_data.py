@@ -4,10 +4,13 @@ import json
 import signal
 import time
 
+import numpy as np
 import pytest
 
+from facetrain.data.decode import encode_jpeg
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
 from tests.support.command import facetrain, start
 from tests.support.datasets import encoded_image, write_records
 
@@ -76,7 +79,7 @@ def test_inspect_writes_sheets_of_augmentations_and_of_one_identity(data, tmp_pa
     found = json.loads(run("inspect", data, "--identity", 3, "--sheet", tmp_path / "one.png", "--json"))
     assert len(found["images"]) == 2 and encoded_image_size((tmp_path / "one.png").read_bytes()) == (
         224,
-        112,
+        112 + LABEL_HEIGHT,
     )
     process = facetrain("data", "inspect", data, "--augment", tmp_path / "run.yaml")
     assert process.returncode == 2 and "--augment needs --sheet" in process.stderr
@@ -108,3 +111,54 @@ def test_an_interrupted_command_leaves_no_files(tmp_path, number, code):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder as a user has it: Latin-1 and spaces in names, several formats, files that are no images."""
+    for identity, names in {"Ann Lee": ["a.png", "B.PNG", "c.txt"], "Bö": ["1.png", ".DS_Store"]}.items():
+        (tmp_path / "my photos" / identity).mkdir(parents=True)
+        for number, name in enumerate(names):
+            (tmp_path / "my photos" / identity / name).write_bytes(encoded_image(number))
+    return tmp_path / "my photos"
+
+
+def test_pack_says_what_it_leaves_out_and_what_to_do_next(photos, tmp_path):
+    output = run("pack", photos, "--output", tmp_path / "out")
+    assert "3 images of 2 identities" in output and "left out 2 files" in output
+    assert "1 files of other types: Ann Lee/c.txt" in output and "1 hidden files: Bö/.DS_Store" in output
+    assert (
+        f"facetrain data inspect {tmp_path / 'out'} --sheet" in output
+        and "facetrain train --config" in output
+    )
+    assert (tmp_path / "out" / "skipped.csv").exists()
+
+
+def test_inspect_takes_a_rec_a_bin_and_the_name_of_an_identity(photos, data, tmp_path):
+    assert "2 files are not images of the dataset" in run("inspect", photos)
+    run("pack", photos, "--output", tmp_path / "out")
+    assert "3 images of 2 identities" in run("inspect", tmp_path / "out" / "train.rec")
+    assert "(Ann Lee/B.PNG)" in run("inspect", tmp_path / "out", "--identity", "Ann Lee")
+    run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20)
+    found = run("inspect", tmp_path / "val.bin", "--sheet", tmp_path / "pairs.png")
+    assert (
+        "20 pairs, 10 of one person" in found and "16×16 (40)" in found and (tmp_path / "pairs.png").exists()
+    )
+    assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}
+    process = facetrain("data", "inspect", tmp_path / "out", "--identity", "Zoe")
+    assert process.returncode == 2 and "no identity is named 'Zoe'" in process.stderr
+
+
+def test_messages_of_libjpeg_are_summed_up_in_one_warning(tmp_path):
+    (tmp_path / "photos" / "ann").mkdir(parents=True)
+    for number in range(3):
+        data = encode_jpeg(np.random.default_rng(number).integers(0, 255, (64, 64, 3), np.uint8), 90)
+        middle = len(data) // 2
+        damaged = data[:middle] + b"\xff\xd3garbage" + data[middle:]
+        (tmp_path / "photos" / "ann" / f"{number}.jpg").write_bytes(damaged)
+    process = facetrain("data", "pack", tmp_path / "photos", "--output", tmp_path / "out")
+    assert process.returncode == 0, process.stderr
+    lines = process.stderr.splitlines()
+    assert 1 <= len(lines) <= 3 and all(
+        line.startswith("warning: an image library reports: ") for line in lines
+    )

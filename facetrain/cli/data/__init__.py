@@ -12,6 +12,7 @@ import sys
 import typer
 
 from facetrain.cli.data import clean, create, inspect, transform
+from facetrain.cli.native_messages import collect_native_messages
 
 app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
 app.command("synth")(create.synth)
@@ -30,7 +31,8 @@ app.command("clean")(clean.clean)
 
 
 @app.callback()
-def exit_cleanly_on_sigterm() -> None:
+def prepare(context: typer.Context) -> None:
     """Create, inspect, check, transform and clean datasets."""
+    context.with_resource(collect_native_messages())
     # The default action of SIGTERM ends the process at once, and would leave the temporary folder of the output.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from facetrain.cli.data.options import Dataset, Json, Workers
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import require_absent, require_writable, write_text
+from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from facetrain.data.tools.clean import CleanReport
 
 Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Number of images per forward pass.")]
@@ -26,6 +32,9 @@ Threshold = Annotated[
 ]
 _SHEET_PAIRS = 40
 _PRINTED_IDENTITIES = 20
+_MAX_CUT, _SMALL_CUT = 0.05, 2
+"""Share of the images or identities, and number of them in small datasets, that `clean` leaves out without --yes."""
+_UNTRUSTED_CONFUSION = 0.2
 
 
 def overlap(
@@ -53,7 +62,8 @@ def overlap(
 ) -> None:
     """Find the identities of a training set that a test set also has."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.contact_sheet import write_pair_sheet
+    from facetrain.data.open_dataset import open_dataset
+    from facetrain.data.tools.contact_sheet import identity_title, write_pair_sheet
     from facetrain.data.tools.overlap import find_overlap
     from facetrain.verify.image_embeddings import embed_input, read_input
 
@@ -72,10 +82,11 @@ def overlap(
     if as_json:
         typer.echo(json.dumps({"threshold": used, "overlapping": [vars(one) for one in found]}))
         return
+    source = open_dataset(dataset)
     typer.echo(f"{len(found):,} identities of {dataset} are also in {test} (cosine ≥ {used:.3f})")
     for one in found[:_PRINTED_IDENTITIES]:
         names = f"{train.name[one.image]} and {tested.name[one.test_image]}"
-        typer.echo(f"  identity {one.identity}  {one.similarity:.3f}  {names}")
+        typer.echo(f"  {identity_title(source, one.identity)}  {one.similarity:.3f}  {names}")
 
 
 def clean(
@@ -88,6 +99,21 @@ def clean(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all faults found to this file, as JSON.")
     ] = None,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PNG",
+            help="Write a contact sheet of the first 40 faults, for a decision by eye: the image, images of its "
+            "identity, and images of the other identity.",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            help="With --output, write the dataset even if more than 5 % of the images or identities are cut.",
+        ),
+    ] = False,
     threshold: Threshold = None,
     device: Device = "auto",
     batch_size: BatchSize = 256,
@@ -96,22 +122,37 @@ def clean(
 ) -> None:
     """Find wrong labels: mixed identities, duplicate identities, mislabeled images and outliers."""
     from facetrain.cli.progress import progress_bar
+    from facetrain.data.dataset import identity_name
+    from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.clean import FAULT_KINDS, find_label_faults, write_cleaned
+    from facetrain.data.tools.contact_sheet import write_fault_sheet
     from facetrain.verify.image_embeddings import embed_input
 
     require_absent(output)
-    require_writable(report)
+    require_writable(report, sheet)
     with progress_bar("embedding") as progress:
         embedded = embed_input(model, dataset, device=device, batch_size=batch_size, progress=progress)
     found = find_label_faults(embedded.embedding, embedded.label, threshold=threshold)
+    source = open_dataset(dataset)
     faults = [
-        vars(fault) | {"name": embedded.name[fault.image] if fault.image >= 0 else None}
+        vars(fault)
+        | {
+            "identity_name": identity_name(source, fault.identity),
+            "other_name": identity_name(source, fault.other) if fault.other >= 0 else None,
+            "name": embedded.name[fault.image] if fault.image >= 0 else None,
+        }
         for fault in found.faults
     ]
-    facts: dict[str, object] = {"threshold": found.threshold, "faults": faults}
+    facts: dict[str, object] = {
+        "threshold": found.threshold, "confusion": found.confusion, "faults": faults,
+    }  # fmt: skip
     if report is not None:
         write_text(report, json.dumps(facts) + "\n")
+    if sheet is not None:
+        write_fault_sheet(dataset, found.faults, sheet)
     if output is not None:
+        if not yes:
+            _require_small_cut(found, embedded.label, dataset)
         with progress_bar("writing") as progress:
             written = write_cleaned(dataset, found, output, workers=workers, progress=progress)
         facts["written"] = vars(written)
@@ -119,8 +160,35 @@ def clean(
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"{dataset}: {len(embedded.label):,} images, threshold {found.threshold:.3f}")
+    typer.echo(f"  {_trust(found.confusion)}")
     counts = Counter(fault.kind for fault in found.faults)
     for kind, description in FAULT_KINDS.items():
         typer.echo(f"  {counts[kind]:,} {description}")
     if output is not None:
         typer.echo(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
+
+
+def _trust(confusion: float) -> str:
+    """Return a sentence on how far the reports of a model can be trusted, by its own error on the dataset."""
+    line = f"{confusion:.1%} of the images are closer to another identity than to their own"
+    if confusion > _UNTRUSTED_CONFUSION:
+        return f"{line}: the model is too weak for this dataset, or most labels are wrong; do not trust the faults"
+    return f"{line}: so many errors are to be expected among the faults; look at --sheet PNG"
+
+
+def _require_small_cut(found: CleanReport, label_N: np.ndarray, dataset: Path) -> None:
+    """Refuse to write a dataset without more than 5 % of the images or identities.
+
+    Raises:
+        UsageError: the cut is larger.
+    """
+    identities = len(set(label_N.tolist()))
+    for cut, count, what in (
+        (found.cut_images, len(label_N), "images would be left out or moved"),
+        (found.cut_identities(label_N), identities, "identities would disappear"),
+    ):
+        if cut > max(_MAX_CUT * count, _SMALL_CUT):
+            raise UsageError(
+                f"{dataset}: {cut:,} of {count:,} {what} ({cut / count:.1%}), and {_trust(found.confusion)}; "
+                "read --report FILE and --sheet PNG, then repeat the command with --yes, or with a stronger model"
+            )

@@ -211,7 +211,7 @@ def _print_next_steps(folder: Path, image_size: int) -> None:
     typer.echo(f"  facetrain data inspect {path} --sheet faces.png")
     typer.echo(f"  facetrain data check {path} --near-duplicates")
     size = f" --set data.image_size={image_size}" if image_size != _USUAL_SIZE else ""
-    typer.echo(f"  facetrain train --set data.train={path} --set model.backbone=mbf{size}")
+    typer.echo(f"  facetrain train --config CONFIG.yaml --set data.train={path}{size}")
 
 
 def _landmark_finder(

@@ -12,20 +12,30 @@ from facetrain.cli.data.options import Dataset, Json, Workers
 from facetrain.cli.outputs import require_writable
 from facetrain.errors import UsageError
 
+_SHEET_PAIRS = 40
+
 if TYPE_CHECKING:
     from facetrain.data.tools.inspect import DatasetStatistics
 
 
 def inspect(
-    dataset: Dataset,
+    dataset: Annotated[
+        Path,
+        typer.Argument(
+            help="Dataset: a folder with train.rec or the .rec itself, a folder per identity, shards, or a mixture's "
+            "YAML. Or a verification set: a .bin."
+        ),
+    ],
     sheet: Annotated[
         Path | None,
         typer.Option(metavar="PNG", help="Write a contact sheet: eight identities, one per row."),
     ] = None,
     identity: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=0, help="List the images of this identity; with --sheet, the sheet shows all of them."
+            metavar="NAME",
+            help="List the images of this identity, given by its folder name or its number; with --sheet, the sheet "
+            "shows all of them.",
         ),
     ] = None,
     augment: Annotated[
@@ -40,22 +50,53 @@ def inspect(
     """Show the number of identities and images of a dataset, image sizes and formats."""
     if augment is not None and (sheet is None or identity is not None):
         raise UsageError("--augment needs --sheet PNG, and cannot be combined with --identity")
-    from facetrain.data.tools.inspect import image_locations
+    from facetrain.data.tools.inspect import find_identity, image_locations
     from facetrain.data.tools.inspect import inspect as inspect_dataset
 
     require_writable(sheet)
+    if dataset.suffix == ".bin" and dataset.is_file():
+        _inspect_pair_set(dataset, sheet, identity, augment, as_json)
+        return
     statistics = inspect_dataset(dataset)
-    locations = None if identity is None else image_locations(dataset, identity)
+    label = None if identity is None else find_identity(dataset, identity)
+    locations = None if label is None else image_locations(dataset, label)
     if sheet is not None:
-        _write_sheet(dataset, sheet, identity, augment)
+        _write_sheet(dataset, sheet, label, augment)
     if as_json:
-        typer.echo(json.dumps(vars(statistics) | ({} if locations is None else {"images": locations})))
+        facts = vars(statistics) | {"skipped": [vars(one) for one in statistics.skipped]}
+        typer.echo(json.dumps(facts | ({} if locations is None else {"images": locations})))
     elif locations is not None:
         typer.echo(f"{dataset}: identity {identity} has {len(locations):,} images")
         for location in locations:
             typer.echo(f"  {location}")
     else:
         _print_statistics(statistics)
+
+
+def _inspect_pair_set(
+    path: Path, sheet: Path | None, identity: str | None, augment: Path | None, as_json: bool
+) -> None:
+    if identity is not None or augment is not None:
+        raise UsageError(
+            f"{path}: --identity and --augment need a dataset; a .bin has pairs without identities"
+        )
+    from facetrain.data.formats.bin import read_bin
+    from facetrain.data.tools.contact_sheet import write_pair_sheet
+    from facetrain.data.tools.inspect import inspect_pair_set
+
+    found = inspect_pair_set(path)
+    if sheet is not None:
+        images, _ = read_bin(path)
+        step = max(found.pairs // _SHEET_PAIRS, 1)  # the pairs of a fold are sorted: the same person first
+        pairs = [(2 * number, 2 * number + 1) for number in range(0, found.pairs, step)][:_SHEET_PAIRS]
+        write_pair_sheet(pairs, images.__getitem__, images.__getitem__, sheet)
+    if as_json:
+        typer.echo(json.dumps(vars(found)))
+        return
+    typer.echo(f"{path}: {found.pairs:,} pairs, {found.same:,} of one person")
+    for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
+        listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+        typer.echo(f"  {what} of {found.images:,} images: {listed}")
 
 
 def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path | None) -> None:
@@ -87,6 +128,12 @@ def _print_statistics(found: DatasetStatistics) -> None:
     for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
         listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
         typer.echo(f"  {what} of {found.sample:,} images: {listed}")
+    if found.skipped:
+        from facetrain.data.skipped_files import skipped_summary
+
+        typer.echo(f"  {len(found.skipped):,} files are not images of the dataset (--json lists them):")
+        for line in skipped_summary(found.skipped):
+            typer.echo(f"    {line}")
 
 
 def check(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def merge(
-    datasets: Annotated[list[Path], typer.Argument(help="Two or more datasets.")],
+    datasets: Annotated[list[Path], typer.Argument(metavar="DATASETS...", help="Two or more datasets.")],
     output: Output,
     workers: Workers = None,
     as_json: Json = False,

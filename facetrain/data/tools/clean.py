@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.similarity import (
     IdentityCenters,
+    best_threshold,
     check_labeled,
     compute_centers,
-    default_threshold,
     leave_one_out_similarity,
     nearest_other_center,
     similarity_to_center,
@@ -65,6 +65,19 @@ class CleanReport:
     faults: list[LabelFault]
     label_N: np.ndarray
     """Corrected labels, int64; −1 for images to leave out."""
+    confusion: float = 0.0
+    """Model's own error on this dataset: share of the images that are closer to another identity than to their own."""
+
+    @property
+    def cut_images(self) -> int:
+        """Number of images that are left out or moved to another identity."""
+        return sum(fault.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE) for fault in self.faults)
+
+    def cut_identities(self, label_N: np.ndarray) -> int:
+        """Return how many identities of `label_N`, (N,), have no images of their own afterwards."""
+        kept = self.label_N >= 0
+        left = min(len(np.unique(self.label_N[kept])), len(np.unique(label_N[kept])))
+        return len(np.unique(label_N)) - left
 
 
 def find_label_faults(
@@ -87,13 +100,27 @@ def find_label_faults(
     check_labeled(label_N)
     label = label_N.astype(np.int64)
     num_classes = int(label.max()) + 1
+    centers = compute_centers(embedding_ND, label, num_classes)
+    genuine_N = leave_one_out_similarity(embedding_ND, label, centers)
+    _, impostor_N = nearest_other_center(embedding_ND, label, centers.unit_KD)
     if threshold is None:
-        centers = compute_centers(embedding_ND, label, num_classes)
-        threshold = default_threshold(embedding_ND, label, centers)
+        threshold = best_threshold(genuine_N, impostor_N)
+    several_N = np.isfinite(genuine_N)
+    confusion = float((impostor_N > genuine_N)[several_N].mean()) if several_N.any() else 0.0
     label, mixed = _split_mixed_identities(embedding_ND, label, threshold)
     label, duplicates = _merge_duplicate_identities(embedding_ND, label, num_classes, threshold)
-    label, images = _reassign_images(embedding_ND, label, threshold)
-    return CleanReport(threshold, mixed + duplicates + images, label)
+    before, (label, images) = label, _reassign_images(embedding_ND, label, threshold)
+    images = [_with_identities_of(label_N, before, fault) for fault in images]
+    return CleanReport(threshold, mixed + duplicates + images, label, confusion)
+
+
+def _with_identities_of(label_N: np.ndarray, split_N: np.ndarray, fault: LabelFault) -> LabelFault:
+    """Return a fault with the identities of the dataset: splitting and merging gave new numbers to groups."""
+    other = fault.other
+    if other >= 0:
+        # The identity that most images of the group have in the dataset.
+        other = int(np.bincount(label_N[split_N == other]).argmax())
+    return replace(fault, identity=int(label_N[fault.image]), other=other)
 
 
 def write_cleaned(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.dataset import FaceDataset, identity_name, skipped_files
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.image_header import encoded_image_size, read_header
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 
 _HISTOGRAM_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
@@ -41,6 +43,40 @@ class DatasetStatistics:
     """The five most frequent sizes in the sample, such as "112×112", with their counts."""
     formats: dict[str, int]
     """The image formats in the sample with their counts."""
+    skipped: list[SkippedFile] = field(default_factory=list)
+    """Files of the dataset that are not images of it."""
+
+
+@dataclass(frozen=True)
+class PairStatistics:
+    """Counts of a verification set. Sizes and formats are those of all images."""
+
+    file: str
+    images: int
+    pairs: int
+    same: int
+    """Pairs of one person."""
+    sizes: dict[str, int]
+    """The five most frequent sizes, such as "112×112", with their counts."""
+    formats: dict[str, int]
+    """The image formats with their counts."""
+
+
+def inspect_pair_set(path: Path) -> PairStatistics:
+    """Count the pairs of a .bin and the sizes and formats of its images.
+
+    Raises:
+        PairsError: the file is not a verification set.
+    """
+    images, same = read_bin(path)
+    return PairStatistics(
+        file=str(path),
+        images=len(images),
+        pairs=len(same),
+        same=int(same.sum()),
+        sizes=_most_frequent(map(_size, images)),
+        formats=_most_frequent(map(_format, images)),
+    )
 
 
 def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> DatasetStatistics:
@@ -66,6 +102,7 @@ def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> DatasetStatis
         sample=len(images),
         sizes=_most_frequent(_size(image) for image in images),
         formats=_most_frequent(_format(image) for image in images),
+        skipped=skipped_files(source),
     )
 
 
@@ -77,6 +114,21 @@ def image_locations(folder: Path, identity: int) -> list[str]:
     """
     source = open_dataset(folder)
     return [source.location(number) for number in image_numbers(source, identity, folder).tolist()]
+
+
+def find_identity(folder: Path, name: str) -> int:
+    """Return the identity with a name; if there is none, and `name` is a number, this number.
+
+    Raises:
+        DataError: there is no such identity.
+    """
+    source = open_dataset(folder)
+    for label in range(source.num_classes):
+        if identity_name(source, label) == name:
+            return label
+    if name.isascii() and name.isdigit():
+        return int(name)
+    raise DataError(f"{folder}: no identity is named {name!r}; give its folder name, or its number from 0")
 
 
 def image_numbers(source: FaceDataset, identity: int, folder: Path) -> np.ndarray:
@@ -116,5 +168,5 @@ def _size(image: bytes) -> str:
 
 
 def _format(image: bytes) -> str:
-    known = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"BM": "BMP"}
-    return known.get(image[:2], "unknown")
+    header = read_header(image)
+    return "unknown" if header is None else header.format

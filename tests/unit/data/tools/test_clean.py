@@ -114,3 +114,31 @@ def test_images_without_identities_are_refused(faces):
         find_label_faults(faces[0], unlabeled)
     with pytest.raises(DataError, match="no identities"):
         find_overlap(faces[0], unlabeled, faces[0])
+
+
+def test_faults_name_identities_of_the_dataset_after_splits_and_merges(faces):
+    embedding, person = faces
+    label = np.where(person == 5, 2, person)  # identity 2 shows two people: it is split
+    label[(person == 9) & (np.arange(len(person)) % 2 == 0)] = (
+        IDENTITIES  # identity 9 is stored twice: merged
+    )
+    label[np.flatnonzero(person == 30)[0]] = 2
+    label[np.flatnonzero(person == 5)[0]] = 17
+    report = find_label_faults(embedding, label)
+    known = set(label.tolist())
+    assert {one.identity for one in report.faults} <= known
+    assert {one.other for one in report.faults} - {-1} <= known
+    moved = [one for one in report.faults if one.kind == "mislabeled_image"]
+    assert all(one.identity == label[one.image] for one in moved) and (17, 2) in {
+        (one.identity, one.other) for one in moved
+    }
+
+
+def test_the_error_of_the_model_on_the_dataset_is_measured(faces):
+    embedding, person = faces
+    assert find_label_faults(embedding, person).confusion == 0
+    weak = unit(np.random.default_rng(1).normal(size=embedding.shape))
+    report = find_label_faults(weak, person)
+    assert report.confusion > 0.5 and report.cut_images > 0.05 * len(person)
+    merged = CleanReport(0.5, [], np.array([0, 0, 0, -1]))
+    assert merged.cut_identities(np.array([0, 1, 2, 3])) == 3

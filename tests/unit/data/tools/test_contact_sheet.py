@@ -4,8 +4,11 @@ import pytest
 from facetrain.data.augment import Augment
 from facetrain.data.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.clean import LabelFault
 from facetrain.data.tools.contact_sheet import (
+    LABEL_HEIGHT,
     write_augmented_sheet,
+    write_fault_sheet,
     write_identities_sheet,
     write_identity_sheet,
     write_pair_sheet,
@@ -21,13 +24,18 @@ def read_png(path):
 
 def test_sheets_show_identities_or_all_images_of_one_identity(dataset, tmp_path):
     write_identities_sheet(dataset, tmp_path / "sheet.png", columns=3)
-    assert read_png(tmp_path / "sheet.png").shape == (3 * 112, 3 * 112, 3)
+    sheet = read_png(tmp_path / "sheet.png")
+    assert sheet.shape == (3 * (LABEL_HEIGHT + 112), 3 * 112, 3)
+    for row in range(3):  # black text on white above each row
+        line = sheet[row * (LABEL_HEIGHT + 112) :][:LABEL_HEIGHT]
+        assert line.min() < 100 and line.max() == 255
     write_identity_sheet(dataset, 0, tmp_path / "ann.png", columns=2)
     shown, source = read_png(tmp_path / "ann.png"), open_dataset(dataset)
-    for number, (top, left) in enumerate([(0, 0), (0, 112), (112, 0)]):
+    for number, (top, left) in enumerate([(0, 0), (0, 112), (LABEL_HEIGHT + 112, 0)]):
+        top += LABEL_HEIGHT
         expected = decode_rgb(source.read(number), location="x")
         assert (shown[top : top + 112, left : left + 112] == expected).all()
-    assert (shown[112:, 112:] == 255).all()
+    assert (shown[2 * LABEL_HEIGHT + 112 :, 112:] == 255).all()
     assert [place.split("/")[-1] for place in image_locations(dataset, 2)] == ["cy_0001.jpg", "cy_0002.jpg"]
     with pytest.raises(DataError, match="identity 3 has no image; give an identity from 0 to 2"):
         write_identity_sheet(dataset, 3, tmp_path / "absent.png")
@@ -53,3 +61,17 @@ def test_a_pair_sheet_shows_the_two_images_of_each_pair_side_by_side(tmp_path):
     )
     sheet = decode_rgb((tmp_path / "pairs.png").read_bytes(), location="x")
     assert (sheet[18:34, 16:32] == decode_rgb(encoded_image(3), location="x")).all()
+
+
+def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
+    faults = [LabelFault("mislabeled_image", 0, 2, 1, 0.5), LabelFault("duplicate_identity", 0, 1, -1, 0.7)]
+    write_fault_sheet(dataset, faults, tmp_path / "faults.png")
+    shown, source = read_png(tmp_path / "faults.png"), open_dataset(dataset)
+    expected = [[1, 0, 2, 4, 5], [0, 1, 2, 3]]
+    for row, numbers in enumerate(expected):
+        top = row * (LABEL_HEIGHT + 112) + LABEL_HEIGHT
+        for column, number in enumerate(numbers):
+            image = decode_rgb(source.read(number), location="x")
+            assert (shown[top : top + 112, column * 112 : (column + 1) * 112] == image).all()
+    write_fault_sheet(dataset, [], tmp_path / "none.png")
+    assert read_png(tmp_path / "none.png").shape[0] == LABEL_HEIGHT + 112

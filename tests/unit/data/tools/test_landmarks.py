@@ -145,3 +145,32 @@ def test_a_file_that_is_not_a_detector_is_refused(tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     with pytest.raises(DataError, match=r"bad\.onnx: not a model"):
         YuNet(tmp_path / "bad.onnx")
+
+
+def test_a_face_that_is_missed_is_searched_again_in_a_padded_image(tmp_path):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    # The test detector gives 244 a score of 0.45: between the two thresholds.
+    image = np.full((128, 128, 3), 60, np.uint8)
+    image[32:64, 32:64] = 244
+    points = find("dim.png", image)
+    assert find.fallbacks == {"dim.png": "padded image, lower score"}
+    np.testing.assert_allclose(points, ARCFACE_TEMPLATE - 56 + [48, 48], atol=0.1)
+    assert find("none.png", np.zeros((128, 128, 3), np.uint8)) is None and len(find.fallbacks) == 1
+
+
+def test_the_center_is_taken_where_no_face_is_found_at_all(tmp_path):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"), center_crop=True)
+    image = np.zeros((112, 312, 3), np.uint8)
+    points = find("none.png", image)
+    np.testing.assert_allclose(points, np.add(ARCFACE_TEMPLATE, [100, 0]), atol=1e-3)
+    assert find.fallbacks == {"none.png": "center crop"}
+
+
+def test_the_error_of_the_detector_names_the_option_that_leaves_images_out(tmp_path):
+    pytest.importorskip("onnx")
+    write_photograph(tmp_path / "dataset" / "ann" / "1.png")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    with pytest.raises(ImageError, match="the detector finds no face; leave out such images with --skip-bad"):
+        pack(tmp_path / "dataset", tmp_path / "out", landmarks=find)
