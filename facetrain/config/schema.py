@@ -369,7 +369,7 @@ class LogConfig(Section):
     every_steps: Positive = 10
     """Number of steps between two reports."""
     tensorboard: bool = True
-    """Write metrics for TensorBoard, and the figures of each verification if matplotlib is installed."""
+    """Write metrics for TensorBoard and the figures of each verification."""
 
 
 class Config(Section):

@@ -165,6 +165,7 @@ def _train(run: _Run, network: nn.Module) -> int:
     )  # the leader has a console, other ranks their log
     if console:
         console.print(_opening_line(run))
+        logger.info(_opening_line(run))
         _report_skipped_files(run, console.print)
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
     step = TrainStep(network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
@@ -325,10 +326,15 @@ def _open_recorder(run: _Run) -> tuple[Recorder, Console | None]:
     resume_at = step if run.resumed else None
     console = Console(total_steps=run.schedule.total_steps, start_step=step)
     sinks: list[Sink] = [JsonLines(run.folder / "metrics.jsonl", resume_at=resume_at), console]
-    board = (
-        TensorBoard(run.folder / "tensorboard", resume_at=resume_at) if run.config.log.tensorboard else None
-    )
-    return Recorder(sinks, board), console
+    return Recorder(sinks, _open_tensorboard(run) if run.config.log.tensorboard else None), console
+
+
+def _open_tensorboard(run: _Run) -> TensorBoard:
+    # In a folder of its own name, because TensorBoard names a run after its folder below --logdir.
+    folder = run.folder / "tensorboard" / run.folder.resolve().name
+    board = TensorBoard(folder, resume_at=run.state.step if run.resumed else None)
+    board.show_text(run.state.step, "config", dump_config(run.config))
+    return board
 
 
 def _open_spike_recorder(run: _Run) -> Recorder:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from typing import Any
 
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.report_lines import progress_line, verification_lines
+
 
 class Console:
-    """Progress on standard error. Standard output is for results, which scripts read."""
+    """Progress on standard error, and the same lines in log.txt. Standard output is for results, which scripts read."""
 
     def __init__(self, *, total_steps: int, start_step: int = 0) -> None:
         self._total_steps = total_steps
@@ -28,17 +30,14 @@ class Console:
             self._task = self._bar.add_task("", total=total_steps, completed=start_step)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Show the progress of training, and the accuracies of a verification."""
+        """Show the progress of training, and the results of a verification."""
         if "loss" in values:
-            self._show_progress(step, self._progress_line(step, values))
-        accuracies = {
-            name.removesuffix("/accuracy"): value
-            for name, value in values.items()
-            if name.endswith("/accuracy")
-        }
-        if accuracies:
-            text = "  ".join(f"{name} {value:.2%}" for name, value in accuracies.items())
-            self.print(f"step {step}: verification accuracy  {text}")
+            line = progress_line(step, self._total_steps, values)
+            logger.info(line)
+            self._show_progress(step, line)
+        for line in verification_lines(step, values):
+            logger.info(line)
+            self.print(line)
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
@@ -55,15 +54,3 @@ class Console:
         else:
             # Not through rich: it would wrap the line at 80 columns.
             print(line, file=sys.stderr, flush=True)
-
-    def _progress_line(self, step: int, values: dict[str, Any]) -> str:
-        left = timedelta(seconds=round(values.get("left_s", 0)))
-        fields = [
-            f"step {step}/{self._total_steps}",
-            f"loss {values['loss']:.4f}",
-            f"lr {values['lr']:.5f}",
-            f"{values['images_per_s']:,.0f} images/s",
-            f"{left} left",
-            f"{values['memory_gib']:.2f} GiB",
-        ]
-        return "  ".join(fields)

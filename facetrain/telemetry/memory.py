@@ -9,7 +9,10 @@ import torch
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak so far in GiB: memory allocated on a CUDA device, else resident memory of the process."""
+    """Return the peak so far in GiB: memory allocated on a CUDA device, else resident memory of the process.
+
+    A peak never falls. It rises in the first steps and verifications, and then stays level unless memory leaks.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     # Linux reports KiB, macOS bytes.

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: the numbers of metrics.jsonl, and images.
+"""Event files for TensorBoard: the numbers of metrics.jsonl, images, and the config as text.
 
 Not `torch.utils.tensorboard` (torch 2.13, tensorboard 2.x): on a full disk the thread of its SummaryWriter ends
 with a traceback on standard error, every later call raises OSError, and half a record may stay in the file
@@ -20,16 +20,20 @@ import numpy as np
 
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
+from facetrain.telemetry.metric_names import grouped_name
 
 
 class TensorBoard:
-    """Writer of scalars, under the names of metrics.jsonl, and of images.
+    """Writer of scalars and images, under the grouped names of the metrics, and of text.
 
     A record that a full disk does not take is missing in TensorBoard's graphs. Later records are written again.
     """
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
-        """Open a new file. With `resume_at`, TensorBoard hides what earlier files have for later steps."""
+        """Open a new file. With `resume_at`, TensorBoard hides what earlier files have for later steps.
+
+        TensorBoard names the run after the folder.
+        """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,11 +54,30 @@ class TensorBoard:
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        self._add(step, [{"tag": name, "simple_value": number} for name, number in numbers.items()])
+        self._add(
+            step, [{"tag": grouped_name(name), "simple_value": number} for name, number in numbers.items()]
+        )
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
         """Write images by name, uint8 (H, W, 3) in RGB."""
-        self._add(step, [{"tag": name, "image": _image(pixels)} for name, pixels in images.items()])
+        self._add(
+            step, [{"tag": grouped_name(name), "image": _image(pixels)} for name, pixels in images.items()]
+        )
+
+    def show_text(self, step: int, name: str, text: str) -> None:
+        """Write a text, which TensorBoard shows as it is."""
+        # Indented by four spaces, because TensorBoard renders Markdown.
+        block = "\n".join(f"    {line}" for line in text.splitlines())
+        self._add(
+            step,
+            [
+                {
+                    "tag": name,
+                    "metadata": {"plugin_data": {"plugin_name": "text"}},
+                    "tensor": {"dtype": "DT_STRING", "string_val": [block.encode()]},
+                }
+            ],
+        )
 
     def close(self) -> None:
         """Close the file."""

@@ -57,7 +57,7 @@ class Logging:
             "epoch": float(batches[-1].epoch),
             "left_s": images_left / max(values["images_per_s"], 1e-9),
             "wait_s": self._loader.wait_s,
-            "memory_gib": peak_gib(state.world.device),
+            "peak_memory_gib": peak_gib(state.world.device),
             "skipped_images": float(skipped),
         }
         self._recorder.write(state.step, values)

@@ -37,6 +37,7 @@ from facetrain.training.step import TrainStep
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
+from tests.support.command import ROOT
 from tests.support.datasets import encoded_image, write_records
 
 CPU = torch.device("cpu")
@@ -238,7 +239,9 @@ def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step,
     log.report(state, batches)
     ((number, values),) = board.written
     assert number == 4 and values["left_s"] == 0 and values["skipped_images"] == 0
-    assert {"loss", "lr", "grad_norm", "images_per_s", "epoch", "wait_s", "memory_gib"} <= values.keys()
+    assert {"loss", "lr", "grad_norm", "images_per_s", "epoch", "wait_s", "peak_memory_gib"} <= values.keys()
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert [name for name in values if f"\n| `{name}` |" not in page] == [], "metrics that no page describes"
 
 
 def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, loader):

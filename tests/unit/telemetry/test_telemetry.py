@@ -1,4 +1,5 @@
 import json
+import re
 
 import cv2
 import numpy as np
@@ -58,15 +59,64 @@ def test_a_new_run_in_an_old_folder_starts_with_empty_metrics(tmp_path):
     assert len(read_jsonl(path)) == 1
 
 
-def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_memory(capfd):
-    console = Console(total_steps=200)
-    values = {"loss": 1.5, "lr": 0.1, "images_per_s": 1234.0, "left_s": 65.0, "memory_gib": 0.5}
-    console.write(100, values)
-    console.write(100, {"lfw/accuracy": 0.9951})
+STEP = {"loss": 1.5, "lr": 0.1, "images_per_s": 1234.0, "left_s": 65.0, "peak_memory_gib": 0.5}
+VERIFICATION = {"lfw/accuracy": 0.9951, "lfw/auc": 0.99876, "lfw/tar@1e-03": 0.9812, "lfw/pairs": 6000.0}
+STEP_LINE = "step 100/200  loss 1.5000  lr 0.10000  1,234 images/s  0:01:05 left  peak memory 0.50 GiB"
+VERIFICATION_LINE = "step 100: verification of lfw  accuracy 99.51%  AUC 0.9988  TAR@1E-03 98.12%"
+
+
+def write_both(console):
+    console.write(100, STEP)
+    console.write(100, VERIFICATION)
     console.close()
-    stderr = capfd.readouterr().err
-    assert "step 100/200  loss 1.5000  lr 0.10000  1,234 images/s  0:01:05 left  0.50 GiB" in stderr
-    assert "verification accuracy  lfw 99.51%" in stderr
+
+
+def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memory(capfd):
+    write_both(Console(total_steps=200))
+    assert capfd.readouterr().err.splitlines() == [STEP_LINE, VERIFICATION_LINE]
+
+
+def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above_it(capfd, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    write_both(Console(total_steps=200))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
+    assert STEP_LINE in text and VERIFICATION_LINE in text
+
+
+def test_log_txt_has_the_lines_of_the_terminal(tmp_path):
+    log = log_to(tmp_path / "log.txt", 0)
+    write_both(Console(total_steps=200))
+    stop_logging(log)
+    text = (tmp_path / "log.txt").read_text()
+    assert STEP_LINE in text and VERIFICATION_LINE in text
+
+
+def test_a_set_without_impostor_pairs_has_a_line_without_auc(capfd):
+    console = Console(total_steps=200)
+    console.write(3, {"mine/accuracy": 0.5})
+    console.close()
+    assert capfd.readouterr().err == "step 3: verification of mine  accuracy 50.00%\n"
+
+
+def test_tensorboard_groups_the_metrics_and_has_the_config_as_text(tmp_path):
+    board = TensorBoard(tmp_path)
+    board.show_text(0, "config", "seed: 1\nrun: {name: x}\n")
+    board.write(1, {**STEP, **VERIFICATION, "epoch": 0.0})
+    board.close()
+    events = read_events(tmp_path)
+    assert {
+        "loss/loss",
+        "lr/lr",
+        "speed/images_per_s",
+        "speed/peak_memory_gib",
+        "run/epoch",
+        "eval/lfw/accuracy",
+        "eval/lfw/auc",
+    } <= set(events.Tags()["scalars"])
+    (text,) = events.Tensors("config")
+    assert text.tensor_proto.string_val[0] == b"    seed: 1\n    run: {name: x}"
+    assert events.SummaryMetadata("config").plugin_data.plugin_name == "text"
 
 
 def test_images_in_an_event_file_keep_every_pixel(tmp_path):
@@ -76,8 +126,8 @@ def test_images_in_an_event_file_keep_every_pixel(tmp_path):
     recorder.show(7, {"lfw/roc": image})
     recorder.close()
     events = read_events(tmp_path)
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 1.5)]
-    (event,) = events.Images("lfw/roc")
+    assert [(event.step, event.value) for event in events.Scalars("loss/loss")] == [(7, 1.5)]
+    (event,) = events.Images("eval/lfw/roc")
     decoded = cv2.imdecode(np.frombuffer(event.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)
     assert event.step == 7
     np.testing.assert_array_equal(decoded[:, :, ::-1], image)
@@ -89,7 +139,7 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
         for step in steps:
             board.write(step, {"loss": float(step)})
         board.close()
-    assert [event.step for event in read_events(tmp_path).Scalars("loss")] == [1, 2, 3, 4]
+    assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == [1, 2, 3, 4]
 
 
 def test_without_tensorboard_images_are_not_wanted():
@@ -113,7 +163,7 @@ def test_a_full_disk_is_reported_once_per_file_and_metrics_lose_no_record(tmp_pa
         assert [record["step"] for record in read_jsonl(disk / "metrics.jsonl")] == list(range(1, 41))
         recorder.close()
         stop_logging(log)
-        steps = [event.step for event in read_events(disk / "tensorboard").Scalars("loss")]
+        steps = [event.step for event in read_events(disk / "tensorboard").Scalars("loss/loss")]
         assert steps[0] == 1 and steps[-1] == 40 and len(steps) < 40
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2, lines
