@@ -27,7 +27,11 @@ def test_augmentations_mix_no_devices_and_never_block_the_host(monkeypatch):
     augment, sample = Augment(1, **dict.fromkeys(names, 1.0)), torch.arange(6)
     with fake_cuda(monkeypatch) as blocking:
         image = normalize(torch.empty(6, 32, 32, 3, dtype=torch.uint8, device=GPU), sample > 3)
-        for _, _, change in augment._augmentations:  # not as a whole: which images they are for is chosen by content
+        for (
+            _,
+            _,
+            change,
+        ) in augment._augmentations:  # not as a whole: which images they are for is chosen by content
             image = change(image, sample, 0)
     assert image.device == GPU and image.shape == (6, 3, 32, 32)
     assert not blocking
