@@ -1,12 +1,11 @@
-# Everything goes through the project's own environment in .venv; no target needs anything before it.
-# `make help` lists the targets.
+# All targets use the environment in .venv, and create it first if it does not exist. `make help` lists the targets.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TORCH_VERSION ?=
-# Most tests are one thread, or ranks that wait for each other: two workers, whose threads do not compete for the cores.
+# Most tests use one thread, or ranks that wait for each other, so two workers of one thread each do not compete for cores.
 WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
@@ -16,58 +15,58 @@ MINUTES ?= 60
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(READY)  ## install everything that is pinned into .venv
+setup: $(READY)  ## install all pinned packages into .venv
 
 $(READY): requirements.lock pyproject.toml
 	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
 	@touch $@
 
-quickstart: $(READY)  ## draw a synthetic dataset, train on it, show what was learned
+quickstart: $(READY)  ## train on a generated dataset, in about a minute on a CPU
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
-test: $(READY)  ## every test that this machine can run
+test: $(READY)  ## run all tests that this machine can run, except the long ones
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1
 
-unit: $(READY)  ## the fast tests only
+unit: $(READY)  ## run the fast unit tests only
 	$(BIN)/pytest tests/unit -m "not slow"
 
-ranks: $(READY)  ## tests with real gloo processes
+ranks: $(READY)  ## run the tests with several gloo processes
 	$(BIN)/pytest tests/ranks
 
-gpu: $(READY)  ## tests that need a CUDA device
+gpu: $(READY)  ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu
 
-golden: $(READY)  ## parity with numbers that other programs computed
+golden: $(READY)  ## compare with numbers that other programs computed
 	$(BIN)/pytest tests/golden
 
-fuzz: $(READY)  ## mutate files for SECONDS (60) on each reader; keep what is worth it in tests/fuzz/corpus
+fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; add those with a new error message to tests/fuzz/corpus
 	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
-interop: $(READY)  ## exchange files with MXNet 1.9.1, installed beside the project
+interop: $(READY)  ## exchange files with MXNet 1.9.1, which is installed into build/interop
 	VENV=$(VENV) ./scripts/interop
 
-long: $(READY)  ## tests that take minutes: lost ranks and hosts, cut networks, all changes of ranks, the memory of whole runs
+long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
 	$(BIN)/pytest -m long
 
-soak: $(READY)  ## kill runs at random, change their ranks, fill their disk: MINUTES=60
+soak: $(READY)  ## kill runs at random, change their ranks, fill their disk, for MINUTES (60)
 	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)
 
-bench: $(READY)  ## every measurement in a short form, a quarter of an hour; docs/benchmarks.md has the long ones
+bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/benchmarks.md)
 	VENV=$(VENV) ./scripts/bench
 
-check: $(READY)  ## formatting, lint, types, who may import whom
+check: $(READY)  ## check formatting, lint, types and imports between packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py
 
-format: $(READY)  ## rewrite the sources in the project's style
+format: $(READY)  ## format the sources and fix lint errors
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: $(READY)  ## write requirements.lock anew from pyproject.toml; versions that fit stay as they are
+lock: $(READY)  ## update requirements.lock from pyproject.toml; versions that still fit are kept
 	VENV=$(VENV) ./scripts/lock
 
-clean:  ## remove what can be made again, never a run or a dataset
+clean:  ## remove .venv, caches and build outputs; keep runs and datasets
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
