@@ -7,7 +7,6 @@ process; the processes take turns.
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.errors import RunError
+from facetrain.spawn import HelperContext
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.precision import InPrecision, memory_format_for
 
@@ -108,7 +108,7 @@ def measure_backbone_steps(
 @contextmanager
 def _variant_processes(workload: BackboneWorkload, variants: Sequence[str]) -> Iterator[dict[str, TakeSteps]]:
     """Start one process per variant; yield the functions that take steps in them."""
-    context = multiprocessing.get_context("spawn")
+    context = HelperContext()
     pipes = {name: context.Pipe() for name in variants}
     processes = [
         context.Process(target=_serve_steps, args=(remote, workload, VARIANTS[name]), daemon=True)

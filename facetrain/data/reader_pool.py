@@ -6,11 +6,9 @@ of them, so threads would wait for Python's global lock half of the time.
 
 from __future__ import annotations
 
-import multiprocessing
 import selectors
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from typing import NoReturn
 
@@ -20,6 +18,7 @@ from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.reader import ImageReader, ReadRequest, ReadResult, run_reader
 from facetrain.errors import RunError
+from facetrain.spawn import HelperContext, HelperProcess
 
 REQUEST_ROWS = 64
 """Images per request: few enough to spread a batch over many processes, enough to keep messages rare."""
@@ -46,8 +45,8 @@ class ReaderPool:
         self._num_open: dict[int, int] = {}
         self._results: dict[int, list[ReadResult]] = {}
         self._in_process: dict[int, list[ReadRequest]] = {}
-        context = multiprocessing.get_context("spawn")  # fork would copy CUDA state and locks of threads
-        self._workers: list[tuple[SpawnProcess, Connection]] = []
+        context = HelperContext()  # fork would copy CUDA state and locks of threads
+        self._workers: list[tuple[HelperProcess, Connection]] = []
         # Kept open: multiprocessing.connection.wait registers all connections again in each call.
         self._selector = selectors.DefaultSelector()
         for number in range(workers):
@@ -126,7 +125,7 @@ class ReaderPool:
         )
 
 
-def _stop_workers(workers: list[tuple[SpawnProcess, Connection]], selector: selectors.BaseSelector) -> None:
+def _stop_workers(workers: list[tuple[HelperProcess, Connection]], selector: selectors.BaseSelector) -> None:
     selector.close()
     for _, connection in workers:
         connection.close()

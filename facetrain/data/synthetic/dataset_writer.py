@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 
 import cv2
@@ -20,6 +19,7 @@ from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
+from facetrain.spawn import HelperContext
 
 EVAL_SET_NAME = "synth"
 _IMAGES_PER_EVAL_IDENTITY = 10
@@ -120,7 +120,7 @@ def _render_identities(
         yield from map(_render_identity, *arguments)
         return
     # spawn, not fork: a fork of a process with threads can deadlock.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=HelperContext()) as pool:
         yield from pool.map(_render_identity, *arguments, chunksize=4)
 
 

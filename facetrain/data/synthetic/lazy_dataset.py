@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from facetrain.data.synthetic.image_cache import ImageCache
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.distributed.process_lifetime import end_with_parent
 from facetrain.errors import DataError
+from facetrain.spawn import HelperProcess
 
 _LOWEST_PRIORITY = 19
 """Nice value of the writing process: it uses the CPU time that training leaves."""
@@ -76,9 +76,7 @@ def write_in_background(source: LazyDataset, folder: Path, **arguments: Any) -> 
     Yields a function that waits for the end of that process. If it was not called, the end of the block stops the
     process. A failure to write is a warning on standard error: `source` still renders every image.
     """
-    process = get_context("spawn").Process(
-        target=_write, args=(source, folder, arguments), name="writer", daemon=True
-    )
+    process = HelperProcess(target=_write, args=(source, folder, arguments), name="writer", daemon=True)
     process.start()
     try:
         yield process.join
