@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,49 @@ def plain_config(config: Config) -> dict[str, Any]:
 def dump_config(config: Config) -> str:
     """Return a YAML text with all keys, from which the same config is loaded."""
     return pyyaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return the config with absolute paths, so that a run can be continued and evaluated from any folder.
+
+    Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are.
+    """
+
+    def absolute(path: str | None) -> str | None:
+        return path and os.path.abspath(path)
+
+    def absolute_target(target: str) -> str:
+        has_folder = Path(target).name != target
+        is_in_eval_dir = (Path(config.eval_dir) / target).exists()
+        is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
+        return os.path.abspath(target) if is_path else target
+
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"dir": absolute(config.run.dir)}),
+            "data": config.data.model_copy(update={"train": absolute(config.data.train)}),
+            "model": config.model.model_copy(update={"init_from": absolute(config.model.init_from)}),
+            "eval": config.eval.model_copy(
+                update={
+                    "dir": absolute(config.eval.dir),
+                    "targets": tuple(map(absolute_target, config.eval.targets)),
+                }
+            ),
+        }
+    )
+
+
+def describe_changed_paths(given: Config, absolute: Config) -> str:
+    """Return comment lines of YAML with the paths of `given` that are not absolute; "" if there are none."""
+    paths = {
+        "run.dir": (given.run.dir, absolute.run.dir),
+        "data.train": (given.data.train, absolute.data.train),
+        "model.init_from": (given.model.init_from, absolute.model.init_from),
+        "eval.dir": (given.eval.dir, absolute.eval.dir),
+        "eval.targets": (list(given.eval.targets), list(absolute.eval.targets)),
+    }
+    changed = [f"{key}: {json.dumps(path)}" for key, (path, other) in paths.items() if path != other]
+    return "".join(f"# given as {line}\n" for line in changed)
 
 
 def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -78,7 +78,10 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     try:
         with new_file(path, RunError) as scratch:
+            scratch.touch()
+            mode = scratch.stat().st_mode  # by the umask; safetensors writes files for their owner only
             save_file(tensors, scratch, metadata={METADATA_KEY: json.dumps(description)})
+            scratch.chmod(mode)
     except SafetensorError as error:
         raise RunError(f"{path}: the model cannot be written: {error_reason(error)}") from error
 

@@ -34,12 +34,13 @@ def create_run_folder(world: World, *, given: Path | None, default: Path) -> tup
     torch's elastic launcher restarts its workers after a failure. The folder lists the launchers that have used it,
     so restarted workers find their folder again.
 
-    A folder that the user names (`given`) may exist, if it holds no run. The `default` folder gets a number appended
-    if it exists, and is created at once, so that runs that start at the same time get different folders.
-    `remove_if_empty` removes it again if the run fails before it writes anything.
+    A folder that the user names (`given`) may exist, if it holds no run. The `default` folder must not exist. It is
+    created at once, so that of several runs that start at the same time only one gets it. `remove_if_empty` removes
+    it again if the run fails before it writes anything.
 
     Raises:
-        UsageError: the given folder holds the checkpoints of another run, or the folder cannot be created.
+        UsageError: the folder holds the checkpoints of another run, the default folder exists, or the folder cannot
+            be created.
     """
     launchers = _launchers_of(world)
     folder, restarted = decide_on_leader(world, lambda: _create(world, launchers, given, default))
@@ -92,7 +93,7 @@ def rename_later_checkpoints(folder: Path, step: int) -> None:
 
 def _create(world: World, launchers: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
     _check_creatable(given or default)
-    folder = given or _create_numbered(default, launchers)
+    folder = given or _create_default(default, launchers, world.restarts)
     has_run = bool(complete_steps(folder / "checkpoints"))
     restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
     if given and has_run and not restarted:
@@ -114,18 +115,25 @@ def _check_creatable(folder: Path) -> None:
         raise UsageError(f"{folder}: cannot be created, because {existing} is not writable; {advice}")
 
 
-def _create_numbered(default: Path, launchers: list[str]) -> Path:
-    """Return the folder that these launchers have used, or create a new one."""
-    folder, number = default, 1
-    while not _was_used_by(folder, launchers):
-        try:
-            folder.mkdir(parents=True)  # atomic: of two runs that start together, only one succeeds
-            break
-        except FileExistsError:
-            number += 1
-            folder = default.with_name(f"{default.name}_{number}")
-        except OSError as error:
-            raise UsageError(f"{folder}: {error_reason(error)}; give another run.dir") from error
+def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
+    """Create the default folder, or return it if these launchers have used it."""
+    if _was_used_by(folder, launchers):
+        return folder
+    try:
+        folder.mkdir(parents=True)  # atomic: of two runs that start together, only one succeeds
+    except FileExistsError:
+        # Workers that were killed before they wrote anything have left it empty.
+        if restarts and not any(folder.iterdir()):
+            return folder
+        steps = complete_steps(folder / "checkpoints")
+        choices = [f"continue it with `facetrain resume {folder}`"] if steps else []
+        choices.append("start another run with --set run.name=NAME or --run-dir FOLDER")
+        state = (
+            f"already holds a run, at step {steps[-1]}" if steps else "already exists, without a checkpoint"
+        )
+        raise UsageError(f"{folder}: {state}; {', or '.join(choices)}") from None
+    except OSError as error:
+        raise UsageError(f"{folder}: {error_reason(error)}; give another run.dir") from error
     return folder
 
 

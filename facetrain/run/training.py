@@ -17,7 +17,7 @@ from torch import nn
 
 from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.loading import dump_config
+from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, skipped_files
 from facetrain.data.loader import Batch, Loader
@@ -123,6 +123,7 @@ class _Run:
 
 def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None, profile: bool) -> int:
     started_at = time.perf_counter()
+    given, config = config, with_absolute_paths(config)
     workers = count_workers(config, world)
     with fail_together(world):
         check_decoder(config, world)
@@ -142,7 +143,7 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
             # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
                 rename_later_checkpoints(folder, checkpoint.step)
-            write_run_files(folder, world, dump_config(config))
+            write_run_files(folder, world, describe_changed_paths(given, config) + dump_config(config))
     log = log_to(folder / "log.txt", world.rank)
     try:
         resumed = checkpoint is not None

@@ -25,6 +25,13 @@ def test_a_model_file_describes_its_network(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 
 
+def test_a_model_file_has_the_mode_of_other_new_files(tmp_path):
+    network = build_backbone("iresnet", **SMALL).eval()
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    (tmp_path / "other").touch()
+    assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

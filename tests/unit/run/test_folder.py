@@ -8,27 +8,37 @@ from facetrain.errors import UsageError
 from facetrain.run.folder import create_run_folder, remove_if_empty
 
 
-def world(launcher_id):
+def world(launcher_id, restarts=0):
     return World(
-        rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), launcher_id=launcher_id
+        rank=0,
+        local_rank=0,
+        size=1,
+        local_size=1,
+        device=torch.device("cpu"),
+        launcher_id=launcher_id,
+        restarts=restarts,
     )
 
 
-def claimed(default, launcher_id):
-    return create_run_folder(world(launcher_id), given=None, default=default)
+def claimed(default, launcher_id, restarts=0):
+    return create_run_folder(world(launcher_id, restarts), given=None, default=default)
 
 
-def test_runs_that_start_together_get_different_folders(tmp_path):
+def test_of_several_runs_of_one_name_only_the_first_gets_the_folder(tmp_path):
     default = tmp_path / "runs" / "name"
-    found = [claimed(default, launcher_id)[0].name for launcher_id in ("a", "b", "c")]
-    assert found == ["name", "name_2", "name_3"]
+    assert claimed(default, "a")[0] == default
+    with pytest.raises(UsageError, match=r"runs/name: already exists.*run\.name=NAME or --run-dir"):
+        claimed(default, "b")
+    assert [path.name for path in default.parent.iterdir()] == ["name"]
 
 
 def test_restarted_workers_find_their_folder(tmp_path):
-    claimed(tmp_path / "name", "a")
     mine, _ = claimed(tmp_path / "name", "b")
+    assert claimed(mine, "b", restarts=1)[0] == mine, "killed before anything was written"
     (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
-    assert claimed(tmp_path / "name", "b")[0] == mine
+    assert claimed(mine, "b")[0] == mine
+    with pytest.raises(UsageError, match="already exists"):
+        claimed(mine, "c", restarts=1)
 
 
 def test_only_an_empty_folder_is_removed(tmp_path):

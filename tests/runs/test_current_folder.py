@@ -1,0 +1,34 @@
+"""Runs that are started, continued and evaluated from different folders."""
+
+import yaml
+
+from tests.support.command import facetrain
+
+
+def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folder(describe, dataset, tmp_path):
+    text = describe(steps=8).read_text()
+    text = text.replace(f"{dataset}/data", "data").replace(f"{tmp_path}/runs", "runs")
+    text = text.replace("targets: [val]", "targets: [val, sets/val2.bin]")
+    project = tmp_path / "project"
+    (project / "sets").mkdir(parents=True)
+    (project / "tiny.yaml").write_text(text)
+    (project / "data").symlink_to(dataset / "data")
+    (project / "sets" / "val2.bin").symlink_to(dataset / "data" / "val.bin")
+
+    trained = facetrain("train", "--config", "tiny.yaml", cwd=project)
+    assert trained.returncode == 0, trained.stderr
+    written = (project / "runs" / "tiny" / "config.yaml").read_text()
+    config = yaml.safe_load(written)
+    assert config["data"]["train"] == str(project / "data") and config["run"]["dir"] == str(project / "runs")
+    assert config["eval"]["targets"] == ["val", str(project / "sets" / "val2.bin")]
+    assert '# given as data.train: "data"\n' in written
+
+    (tmp_path / "elsewhere").mkdir()
+    resumed = facetrain(
+        "resume", "../project/runs/tiny", "--set", "train.max_steps=12", cwd=tmp_path / "elsewhere"
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    evaluated = facetrain(
+        "eval", "../project/runs/tiny", "--target", "val", "--bootstrap", 0, cwd=tmp_path / "elsewhere"
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
