@@ -5,7 +5,9 @@ import yaml
 from tests.support.command import facetrain
 
 
-def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folder(describe, dataset, tmp_path):
+def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folder(
+    describe, dataset, tmp_path
+):
     text = describe(steps=8).read_text()
     text = text.replace(f"{dataset}/data", "data").replace(f"{tmp_path}/runs", "runs")
     text = text.replace("targets: [val]", "targets: [val, sets/val2.bin]")
