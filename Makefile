@@ -10,7 +10,7 @@ WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak bench lock clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak bench docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ soak: $(READY)  ## kill runs at random, change their ranks, fill their disk, for
 
 bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/benchmarks.md)
 	VENV=$(VENV) ./scripts/bench
+
+docs: $(READY)  ## build the documentation site into build/site
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(READY)  ## check formatting, lint, types and imports between packages
 	$(BIN)/ruff format --check .
