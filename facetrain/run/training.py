@@ -11,13 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
+from facetrain.config.loading import (
+    describe_changed_paths,
+    dump_config,
+    plain_config,
+    with_absolute_paths,
+)
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, skipped_files
 from facetrain.data.loader import Batch, Loader
@@ -56,8 +63,11 @@ from facetrain.run.summary import plot_curves, summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
+from facetrain.telemetry.mlflow import MLflow
+from facetrain.telemetry.optional_sink import OptionalSink
 from facetrain.telemetry.recorder import Recorder, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
+from facetrain.telemetry.wandb import WandB
 from facetrain.training.loop import Callbacks, Intervals, fit
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 from facetrain.training.state import TrainState, averaged_state
@@ -327,6 +337,7 @@ def _open_recorder(run: _Run) -> tuple[Recorder, Console | None]:
     resume_at = step if run.resumed else None
     console = Console(total_steps=run.schedule.total_steps, start_step=step)
     sinks: list[Sink] = [JsonLines(run.folder / "metrics.jsonl", resume_at=resume_at), console]
+    sinks += _open_optional_sinks(run)
     return Recorder(sinks, _open_tensorboard(run) if run.config.log.tensorboard else None), console
 
 
@@ -336,6 +347,21 @@ def _open_tensorboard(run: _Run) -> TensorBoard:
     board = TensorBoard(folder, resume_at=run.state.step if run.resumed else None)
     board.show_text(run.state.step, "config", dump_config(run.config))
     return board
+
+
+def _open_optional_sinks(run: _Run) -> Iterator[Sink]:
+    log = run.config.log
+    described: dict[str, Any] = {
+        "name": run.folder.resolve().name,
+        "config": plain_config(run.config),
+        "resumed": run.resumed,
+    }
+    if log.wandb is not None:
+        yield OptionalSink("log.wandb", partial(WandB, run.folder, project=log.wandb, **described))
+    if log.mlflow is not None:
+        experiment = log.mlflow_experiment
+        open_sink = partial(MLflow, run.folder, uri=log.mlflow, experiment=experiment, **described)
+        yield OptionalSink("log.mlflow", open_sink)
 
 
 def _open_spike_recorder(run: _Run) -> Recorder:

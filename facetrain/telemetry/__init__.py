@@ -1,1 +1,1 @@
-"""Output of a run: console, metrics.jsonl, TensorBoard and log.txt."""
+"""Output of a run: console, log.txt, metrics.jsonl, TensorBoard, Weights & Biases and MLflow."""

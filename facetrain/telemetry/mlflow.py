@@ -1,0 +1,79 @@
+"""MLflow as a sink of metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from facetrain.files import write_atomically
+from facetrain.telemetry.metric_names import grouped_name
+
+_ID_FILE = "mlflow_run_id.txt"
+_MAX_BATCH = 100
+"""Number of parameters that MLflow takes in one request."""
+_MAX_VALUE = 500
+"""Characters of a parameter that every MLflow server takes."""
+
+
+class MLflow:
+    """Writer of scalars to a run of MLflow, under the grouped names of the metrics.
+
+    MLflow does not allow "@" in names: `tar@1e-03` is `tar_at_1e-03` there. The id of the run is kept in the run
+    folder, so that a resumed run continues it.
+    """
+
+    def __init__(
+        self, folder: Path, *, uri: str, experiment: str, name: str, config: dict[str, Any], resumed: bool
+    ) -> None:
+        """Open the run.
+
+        Args:
+            folder: run folder.
+            uri: tracking URI of MLflow.
+            experiment: name of the experiment, which is created if it does not exist.
+            name: name of the run.
+            config: config of the run as plain values; its keys become parameters, such as "optim.lr".
+            resumed: whether to continue the run whose id is in the folder, if there is one.
+        """
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=uri)
+        path = folder / _ID_FILE
+        if resumed and path.exists():
+            self._id = path.read_text(encoding="utf-8").strip()
+            self._client.update_run(self._id, status="RUNNING")
+            return  # parameters of MLflow cannot change
+        found = self._client.get_experiment_by_name(experiment)
+        experiment_id = found.experiment_id if found else self._client.create_experiment(experiment)
+        self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
+        write_atomically(path, self._id + "\n")
+        params = [Param(key, str(value)[:_MAX_VALUE]) for key, value in _flat(config)]
+        for first in range(0, len(params), _MAX_BATCH):
+            self._client.log_batch(self._id, params=params[first : first + _MAX_BATCH])
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Write the values of a step."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [
+            Metric(grouped_name(name).replace("@", "_at_"), value, now_ms, step)
+            for name, value in values.items()
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._id)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested values."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
