@@ -30,9 +30,6 @@ Detector = Annotated[
     ),
 ]
 
-_USUAL_SIZE = 112
-"""The default of `data.image_size`."""
-
 
 def synth(
     output: Output,
@@ -207,11 +204,18 @@ def _print_fallbacks(fallbacks: dict[str, str]) -> None:
 
 def _print_next_steps(folder: Path, image_size: int) -> None:
     path = shlex.quote(str(folder))
-    typer.echo("next, look at the images, search for faults, and train:")
+    typer.echo("Next, look at the images and search for faults:")
     typer.echo(f"  facetrain data inspect {path} --sheet faces.png")
     typer.echo(f"  facetrain data check {path} --near-duplicates")
-    size = f" --set data.image_size={image_size}" if image_size != _USUAL_SIZE else ""
-    typer.echo(f"  facetrain train --config CONFIG.yaml --set data.train={path}{size}")
+    typer.echo("Then train with a config such as this one, CONFIG.yaml:")
+    for line in (
+        f"data: {{train: {json.dumps(str(folder), ensure_ascii=False)}, image_size: {image_size}}}",
+        "model: {backbone: mbf}",
+        "train: {global_batch_size: 64, epochs: 20}",
+        "eval: {targets: []}",
+    ):
+        typer.echo(f"    {line}")
+    typer.echo("  facetrain train --config CONFIG.yaml")
 
 
 def _landmark_finder(

@@ -1,4 +1,4 @@
-"""Contact sheets as PNG: identities, the images of one identity, augmented images, pairs of images."""
+"""Contact sheets as PNG: identities, the images of one identity, label faults, augmented images, pairs of images."""
 
 # R rows   S side in pixels   C channels
 
