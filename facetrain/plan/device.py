@@ -32,7 +32,8 @@ DEVICES = {
 }
 
 # Fitted by least squares to 13 runs of r50, r100 and MobileFaceNet that arcface_torch's authors published for V100
-# (docs/performance.md lists each). That these shares hold for later GPUs is an assumption: nothing was measured there.
+# (docs/measurements/forecast.md lists each). That these shares hold for later GPUs is an assumption: nothing was
+# measured there.
 STEP_SECONDS = 0.030
 """Part of a backbone's step that does not depend on the batch: kernel launches, clipping, the optimizer."""
 PRODUCTS_REACHED = 0.51
