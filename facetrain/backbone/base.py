@@ -16,7 +16,7 @@ class Backbone(nn.Module):
     """Network from face images to embeddings, in two halves.
 
     The trunk may run in 16 bits. The neck runs in float32, because it sums over tens of thousands of features. The
-    wrapper that trains or evaluates the network sets these precisions (`train/precision.py`); a backbone contains no
+    wrapper that trains or evaluates the network sets these precisions (`training/precision.py`); a backbone contains no
     autocast.
     """
 
