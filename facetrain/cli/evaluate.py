@@ -128,7 +128,7 @@ def evaluate(
     if json_only:
         typer.echo(content)
         return
-    typer.echo(f"{model}: {evaluation.description}")
+    typer.echo(f"{model}: {evaluation.description}, in {evaluation.precision}")
     for line in format_evaluation(evaluation):
         typer.echo(line)
     if page is not None:

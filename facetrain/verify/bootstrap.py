@@ -40,12 +40,16 @@ def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
     return np.bincount(drawn, minlength=subjects).astype(np.uint16)
 
 
-def interval(replicate_R: np.ndarray, subjects: int) -> tuple[float, float] | None:
+def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:
     """Return the percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
 
     Return None if all are NaN. If every replicate is exactly 0, or every one exactly 1, resampling cannot
     show any uncertainty. The open end is then the exact binomial limit for so many independent subjects
     (Clopper and Pearson, "The use of confidence or fiducial limits", 1934).
+
+    The interval always contains `estimate`, the metric of the set itself. On very small sets the replicates
+    can be biased by more than they vary; the interval is then widened up to the estimate, which can only
+    increase its coverage.
     """
     known = replicate_R[np.isfinite(replicate_R)]
     if not len(known):
@@ -53,8 +57,8 @@ def interval(replicate_R: np.ndarray, subjects: int) -> tuple[float, float] | No
     low, high = (float(end) for end in np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     if low == high and low in (0.0, 1.0):
         reach = 1 - ((1 - LEVEL) / 2) ** (1 / max(subjects, 1))
-        return (0.0, reach) if low == 0 else (1 - reach, 1.0)
-    return low, high
+        low, high = (0.0, reach) if low == 0 else (1 - reach, 1.0)
+    return min(low, estimate), max(high, estimate)
 
 
 class WeightedCurve:

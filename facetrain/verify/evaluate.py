@@ -35,6 +35,8 @@ class Evaluation:
     """The sets by name: the report shows the images of the hardest pairs."""
     is_leader: bool
     """True on the rank that has the results."""
+    precision: str = "fp32"
+    """Precision of the networks: fp32 or bf16."""
     against: str = ""
     """Description of the other model; empty without one."""
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Evaluation:
         """Return all metrics of all sets."""
         content: dict[str, Any] = {
             "description": self.description,
+            "precision": self.precision,
             "sets": {name: result.as_json() for name, result in self.results.items()},
         }
         if self.against:
@@ -106,12 +109,15 @@ def evaluate(
             bf16=bf16,
             progress=progress if world.is_leader else None,
         )
+        precision = "bf16" if bf16 else "fp32"
         description, results = evaluate_model(models[0])
         if against is None:
-            return Evaluation(description, results, sets, world.is_leader)
+            return Evaluation(description, results, sets, world.is_leader, precision)
         other_description, others = evaluate_model(models[1])
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
-        return Evaluation(description, results, sets, world.is_leader, other_description, differences)
+        return Evaluation(
+            description, results, sets, world.is_leader, precision, other_description, differences
+        )
 
 
 def _open(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:

@@ -52,7 +52,9 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
             low, high = np.quantile(gap_R, [(1 - bootstrap.LEVEL) / 2, (1 + bootstrap.LEVEL) / 2])
-            differences[name] = Difference(one, other, (float(low), float(high)), _two_sided_p(gap_R))
+            # As in bootstrap.interval: the interval contains the difference that it belongs to.
+            reach = min(float(low), one - other), max(float(high), one - other)
+            differences[name] = Difference(one, other, reach, _two_sided_p(gap_R))
     return differences
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin_subjects import read_subjects
 from facetrain.errors import PairsError
 
 
@@ -25,10 +26,11 @@ class PairSet:
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
-    """Read a `.bin` set, given by its path or by its name in `folder`.
+    """Read a `.bin` set, given by its path or by its name in `folder`, and the table of its subjects if it has one.
 
     Raises:
-        PairsError: the file does not exist (the message lists the sets of the folder), or is not a `.bin` set.
+        PairsError: the file does not exist (the message lists the sets of the folder), or is not a `.bin` set, or
+            its table of subjects does not belong to it.
     """
     path = Path(target)
     if path.suffix != ".bin":
@@ -38,7 +40,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
         hint = f"there are {', '.join(names)}" if names else f"{path.parent} has no .bin files"
         raise PairsError(f"{path}: no such verification set; {hint}")
     images, same = read_bin(path)
-    return PairSet(path.stem, images, same)
+    return PairSet(path.stem, images, same, read_subjects(path, same))
 
 
 def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:

@@ -143,7 +143,11 @@ def _slice_column(
         metrics |= {"pairs": impostors + genuine, "genuine": genuine, "impostors": impostors}
         members = value_index_P == at
         subjects = len(np.unique(np.concatenate([first_P[members], second_P[members]])))
-        found = {name: bootstrap.interval(rate[:, at], subjects) for name, rate in replicate.items()}
+        found = {
+            name: bootstrap.interval(rate[:, at], subjects, float(rates[name][0, at]))
+            for name, rate in replicate.items()
+            if metrics[name] is not None
+        }
         intervals = {name: interval for name, interval in found.items() if interval}
         groups.append(Group(column, str(value), metrics, intervals))
     return groups

@@ -24,6 +24,7 @@ from pathlib import Path
 from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_subjects import remove_subjects, subjects_agree, write_subjects
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.parallel import map_in_order, report_progress
@@ -40,6 +41,8 @@ class ListedPair:
     second: Path
     same: bool
     """Whether both show one person."""
+    subjects: tuple[str, str]
+    """Names of the two people, as far as the form of the list has them."""
 
 
 _Line = tuple[str, list[str]]
@@ -108,7 +111,7 @@ def _read_numbered_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPai
             _find_numbered(images, words[0], words[1], location),
             _find_numbered(images, other, words[-1], location),
         )
-        yield ListedPair(first, second, len(words) == 3)
+        yield ListedPair(first, second, len(words) == 3, (words[0], other))
 
 
 def _read_two_line_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
@@ -122,9 +125,8 @@ def _read_two_line_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPai
             raise PairsError(
                 f"{below}: the number {other[1]} contradicts {one[1]} in the line before; both are 0, or neither"
             )
-        yield ListedPair(
-            _find_named(images, one[0], location), _find_named(images, other[0], below), one[1] != "0"
-        )
+        first, second = _find_named(images, one[0], location), _find_named(images, other[0], below)
+        yield ListedPair(first, second, one[1] != "0", (_person(one[0]), _person(other[0])))
 
 
 def _read_path_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
@@ -132,7 +134,8 @@ def _read_path_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
         if len(words) != 3 or words[2] not in ("0", "1"):
             raise PairsError(f"{location}: {_quoted(words)} is neither `image image 1` nor `image image 0`")
         first, second = (_check_inside(images, images / word, location) for word in words[:2])
-        yield ListedPair(first, second, words[2] == "1")
+        # Such lists do not name people; their images often are in one folder per person.
+        yield ListedPair(first, second, words[2] == "1", (str(first.parent), str(second.parent)))
 
 
 def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
@@ -147,7 +150,9 @@ def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
                     raise PairsError(
                         f"{location}: {_quoted(words)} is not a pair `i,j` of numbers in the image lists"
                     )
-                yield ListedPair(frontal[numbers[0]], other[numbers[1]], same)
+                first, second = frontal[numbers[0]], other[numbers[1]]
+                # Paths end in person/pose/image.
+                yield ListedPair(first, second, same, (first.parts[-3], second.parts[-3]))
 
 
 def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
@@ -180,11 +185,16 @@ def _find_numbered(images: Path, name: str, number: str, location: str) -> Path:
 def _find_named(images: Path, name: str, location: str) -> Path:
     if Path(name).name != name:
         raise PairsError(f"{location}: {name!r} is not the name of an image")
-    person = Path(name).stem.rpartition("_")[0]
-    for path in (images / name, images / person / name):
+    in_folder = images / _person(name) / name
+    for path in (images / name, in_folder):
         if path.is_file():
             return path
-    raise PairsError(f"{location}: there is no {images / name}, nor {images / person / name}")
+    raise PairsError(f"{location}: there is no {images / name}, nor {in_folder}")
+
+
+def _person(name: str) -> str:
+    """Return the person's name in the name of an image of CALFW and CPLFW: `Ann_Lee_0001.jpg` -> `Ann_Lee`."""
+    return Path(name).stem.rpartition("_")[0]
 
 
 def _check_inside(root: Path, path: Path, location: str) -> Path:
@@ -206,7 +216,10 @@ def convert_pair_list(
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> tuple[int, int]:
-    """Write the pairs of a list as .bin, in the order of the list.
+    """Write the pairs of a list as .bin, in the order of the list, and the subjects of the images beside it.
+
+    If the names in the list do not agree with its labels (a list of paths without one folder per person), no subjects
+    are written, and evaluation infers them from the genuine pairs.
 
     Args:
         list_path: the list, or a split folder of CFP.
@@ -241,5 +254,9 @@ def convert_pair_list(
 
     encoded = report_progress(map_in_order(encoded_image, range(len(paths)), workers), len(paths), progress)
     same = [pair.same for pair in pairs]
+    subjects = [name for pair in pairs for name in pair.subjects]
+    remove_subjects(output)  # first: the table of a replaced set must not remain beside the new one
     write_bin(output, encoded, same)
+    if subjects_agree(subjects, same):
+        write_subjects(output, subjects)
     return len(same), sum(same)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_subjects import remove_subjects, write_subjects
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
@@ -30,7 +31,7 @@ def sample_pairs(
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> tuple[int, int]:
-    """Write a .bin with pairs of a dataset's images, half of them of one identity.
+    """Write a .bin with pairs of a dataset's images, half of them of one identity, and their subjects beside it.
 
     All pairs are different. Every identity with at least two images has the same probability, whatever the number of
     its images.
@@ -68,7 +69,9 @@ def sample_pairs(
         sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
     numbers = [number for pair in sampled for number in pair]
     images = report_progress(map_in_order(source.read, numbers, workers), len(numbers), progress)
+    remove_subjects(output)  # first: the table of a replaced set must not remain beside the new one
     write_bin(output, images, same)
+    write_subjects(output, [str(identity) for identity in source.labels[numbers].tolist()])
     return pairs, sum(same)
 
 

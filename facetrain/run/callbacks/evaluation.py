@@ -31,9 +31,10 @@ class Evaluation:
         that a resumed run repeats it: the grace period after a signal is short, and a checkpoint matters more.
         """
         try:
-            # Each rank has batch norm statistics of its own; all must score the same network.
+            # Each rank has batch norm statistics of its own; all must score the same network. It runs in float32, as in
+            # `facetrain eval`, whatever train.precision is: both then report the same numbers for the same weights.
             with averaged_buffers(state.backbone):
-                results = dict(self._verifier(state.network))
+                results = dict(self._verifier(state.backbone))
         except Stopped:
             state.unverified = True
             return

@@ -6,9 +6,13 @@ from scipy.sparse.csgraph import connected_components
 from facetrain.verify import bootstrap
 from facetrain.verify.bootstrap import WeightedCurve, draw_subjects, interval
 from facetrain.verify.fold_accuracy import FoldSearch, fold_accuracy
+from facetrain.verify.model_comparison import compare_results
+from facetrain.verify.pair_set import PairSet
 from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
 from facetrain.verify.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
+from facetrain.verify.slices import slice_groups
 from facetrain.verify.subjects import connected_subjects, dense_ids
+from facetrain.verify.verification import verification_result
 
 
 def some_pairs(seed=0, pairs=300, subjects=40, decimals=1):
@@ -120,10 +124,54 @@ def test_at_least_90_percent_of_the_95_percent_intervals_contain_the_value_of_a_
 
 
 def test_an_interval_without_any_error_ends_at_the_binomial_limit():
-    low, high = interval(np.ones(100), subjects=50)
+    low, high = interval(np.ones(100), 50, 1.0)
     assert high == 1 and 1 - low == pytest.approx(1 - 0.025 ** (1 / 50))
-    assert interval(np.zeros(100), subjects=50)[1] == pytest.approx(1 - low)
-    assert interval(np.array([np.nan]), subjects=5) is None
+    assert interval(np.zeros(100), 50, 0.0)[1] == pytest.approx(1 - low)
+    assert interval(np.array([np.nan]), 5, 0.5) is None
+
+
+def simulated_set(seed):
+    """A small set with people who are in several pairs, and the embeddings of a model of any quality."""
+    random = np.random.default_rng(seed)
+    subjects, count = int(random.choice([8, 20, 60, 200])), int(random.choice([40, 100, 300]))
+    same = random.permutation(count) % 2 == 0
+    first = random.integers(0, subjects, count)
+    second = np.where(same, first, (first + random.integers(1, subjects, count)) % subjects)
+    _, subject = np.unique(np.stack([first, second], 1).ravel(), return_inverse=True)
+    quality = random.choice([0, 0.1, 0.5, 1, 3, 20])
+    center = quality * random.normal(size=(subject.max() + 1, 16))
+    pairs = PairSet("simulated", [], same, subject)
+    return pairs, *(center[subject] + random.normal(size=(2, 2 * count, 16)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_interval_contains_its_estimate(seed):
+    pairs, one, other = simulated_set(seed)
+    table = {"half": np.where(np.arange(len(pairs.same)) % 2, "a", "b")}
+    results = []
+    for embedding in (one, other):
+        result, scored = verification_result(embedding, embedding, pairs, replicates=100)
+        assert {"accuracy", "auc", "eer", "threshold", "xnorm"} <= set(result.interval)
+        for name, (low, high) in result.interval.items():
+            assert low <= result.metrics[name] <= high, name
+        for group in slice_groups(scored, table, 0.3, replicates=100):
+            for name, (low, high) in group.interval.items():
+                assert low <= group.metrics[name] <= high, (group.value, name)
+        results.append(result)
+    for name, difference in compare_results(*results).items():
+        low, high = difference.interval
+        assert low <= difference.first - difference.second <= high, name
+
+
+def test_the_standard_deviation_over_the_folds_has_no_interval():
+    # Its replicates are biased upward: a draw has fewer distinct pairs than the set.
+    pairs, embedding, _ = simulated_set(0)
+    result, _ = verification_result(embedding, embedding, pairs, replicates=50)
+    assert result.metrics["accuracy_std"] > 0 and "accuracy_std" not in result.interval | result.replicates
+
+
+def test_an_interval_is_widened_to_an_estimate_outside_of_it():
+    assert interval(np.linspace(0.4, 0.5, 101), 5, 0.3) == (0.3, pytest.approx(0.4975))
 
 
 @pytest.mark.parametrize("shape", ["random", "chain"])

@@ -1,10 +1,11 @@
 import pytest
 
-from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
 from facetrain.errors import PairsError
+from facetrain.verify.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
 
 
@@ -68,6 +69,34 @@ def test_a_line_can_be_two_paths_and_a_flag(flat, tmp_path):
             convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin")
 
 
+def test_the_subjects_of_a_list_are_written_beside_the_set_and_used(flat, tmp_path):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg 3\nann_0002.jpg 3\nann_0001.jpg 0\nbob_x_0001.jpg 0\n")
+    convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
+    assert (tmp_path / "a.subjects.csv").read_text() == "subject\nann\nann\nann\nbob_x\n"
+    assert load_pair_set("a", tmp_path).subject.tolist() == [0, 0, 0, 1]
+    # Pairs of paths in one folder do not name people; the table of the replaced set goes.
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\nann_0001.jpg bob_x_0001.jpg 0\n")
+    convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
+    assert not (tmp_path / "a.subjects.csv").exists() and load_pair_set("a", tmp_path).subject is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("subject\nann\nann\nann\n", "3 rows, but a.bin has 4 images"),
+        ("subject\nann\nann\nann\nann\n", "contradicts the labels of a.bin"),
+        ("ann\nann\nann\nbob\n", "expected a header line `subject`"),
+        ("subject\n" + "x" * 9999, "too large"),
+        ("subject\n\xff", "subjects.csv: "),
+    ],
+)
+def test_a_table_of_subjects_of_another_set_is_refused(tmp_path, text, message):
+    write_bin(tmp_path / "a.bin", [encoded_image(n) for n in range(4)], [True, False])
+    (tmp_path / "a.subjects.csv").write_text(text, encoding="latin1")
+    with pytest.raises(PairsError, match=message):
+        load_pair_set("a", tmp_path)
+
+
 @pytest.fixture
 def cfp(tmp_path):
     """CFP's folders, two people and two folds; image n of the frontal list is 10 + n, of the others 20 + n."""
@@ -98,6 +127,7 @@ def test_the_splits_of_cfp_become_verification_sets(cfp, tmp_path):
         assert same.tolist() == [True, False, True, False]
         pairs = [(11, other + 2), (11, other + 3), (12, other + 1), (13, other + 2)]
         assert images == [encoded_image(number) for pair in pairs for number in pair]
+        assert load_pair_set("a", tmp_path).subject.tolist() == [0, 0, 0, 1, 0, 0, 1, 0]
     (cfp / "Data" / "Images").rename(tmp_path / "aligned")
     assert convert_pair_list(folder, tmp_path / "aligned", tmp_path / "b.bin") == (4, 2)
     (folder / "02" / "diff.txt").write_text("1,9\n")
