@@ -20,6 +20,14 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(help="Run description, YAML: check its dataset, batch, sizes and disk.")
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of GPUs of the run that the config is meant for: batch, learning rate and sizes are checked "
+            "for so many. The default is the number of processes of this command.",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated."),
@@ -40,11 +48,13 @@ def doctor(
 
     if run_dir and not run_dir.is_dir():
         raise UsageError(f"{run_dir}: no such folder; name the folder of a run")
+    if gpus and not config and not (run_dir and (run_dir / "config.yaml").is_file()):
+        raise UsageError("--gpus needs a config to check; give one with --config")
     if run_dir and not config and (run_dir / "config.yaml").is_file():
         config = run_dir / "config.yaml"
     described = load_config(config, set_ or ()) if config else None
     with join(described.train.device if described else "auto") as world:
-        local_results = [vars(result) for result in examine(world, described, run_dir)]
+        local_results = [vars(result) for result in examine(world, described, run_dir, gpus=gpus)]
         results = _merge(collectives.gather_json(local_results))
     failures = sum(result["status"] == "failure" for result in results)
     if world.is_leader:

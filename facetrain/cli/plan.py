@@ -31,7 +31,7 @@ def plan(
     ] = "h100",
     identities: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of identities; by default data.num_classes of the config."),
+        typer.Option(min=1, help="Number of identities; by default that of the config, or of the dataset."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -41,7 +41,11 @@ def plan(
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Forecast the memory by purpose, the limits of batch and identities, images per second and days."""
+    """Forecast the memory by purpose, the limits of batch and identities, images per second and the time of the run.
+
+    Identities and images are read from data.train if it is on this machine and the config does not state them. The
+    exit code is 1 if the run does not fit into the memory.
+    """
     from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
     from facetrain.plan.device import DEVICES
@@ -51,15 +55,37 @@ def plan(
     if gpu == "cpu" and memory is None:
         raise UsageError("--gpu cpu: also give --memory, the GiB that each process may use")
     described = load_config(config, set_ or ())
-    synthetic = described.data.synthetic
-    num_classes = identities or described.data.num_classes or (synthetic.identities if synthetic else None)
+    known_classes, num_images = _dataset_size(described)
+    num_classes = identities or known_classes
     if num_classes is None:
-        raise UsageError(f"{config}: has no data.num_classes; give the number with --identities N")
-    report = _report(described, num_classes, gpus, gpu, memory or DEVICES[gpu].memory_gib)
+        raise UsageError(
+            f"{config}: has no data.num_classes, and {described.data.train} is not on this machine; give the number "
+            "with --identities N"
+        )
+    report = _report(described, num_classes, num_images, gpus, gpu, memory or DEVICES[gpu].memory_gib)
     typer.echo(json.dumps(report, indent=1) if as_json else _format(report))
+    if not report["fits"]:
+        raise typer.Exit(1)
 
 
-def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: float) -> dict[str, Any]:
+def _dataset_size(config: Config) -> tuple[int | None, int | None]:
+    """Return the numbers of identities and of images: of the config, the generator, or the dataset on the disk."""
+    from facetrain.data.open_dataset import open_dataset
+
+    data = config.data
+    classes, images = data.num_classes, data.num_images
+    if data.synthetic:
+        classes = classes or data.synthetic.identities
+        images = images or data.synthetic.identities * data.synthetic.images_per_identity
+    if (classes is None or images is None) and Path(data.train).exists():
+        source = open_dataset(Path(data.train), min_images_per_identity=data.min_images_per_identity)
+        classes, images = classes or source.num_classes, images or source.num_images
+    return classes, images
+
+
+def _report(
+    config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
+) -> dict[str, Any]:
     from facetrain.plan import limits
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast
@@ -84,26 +110,29 @@ def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: f
         "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
         "most_identities": limits.most_identities(config, gpus, memory, cuda=cuda),
         "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
-        **(_time(config, num_classes, gpus, DEVICES[gpu]) if cuda else {}),
+        **(_time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}),
     }
 
 
-def _time(config: Config, num_classes: int, gpus: int, device: Device) -> dict[str, Any]:
+def _time(
+    config: Config, num_classes: int, num_images: int | None, gpus: int, device: Device
+) -> dict[str, Any]:
     from facetrain.plan.speed import step_time
 
     time = step_time(config, num_classes, gpus, device)
-    images = _images_of_run(config, time.images)
+    images = _images_of_run(config, num_images, time.images)
     return {
+        "lacks_bf16": config.train.precision == "bf16" and not device.has_bf16,
         "images_per_second": round(time.images_per_second),
         "step_seconds": {name: getattr(time, name) for name in ("backbone", "head", "network")},
         "days": images and images / time.images_per_second / 86_400,
     }
 
 
-def _images_of_run(config: Config, global_batch: int) -> int | None:
+def _images_of_run(config: Config, num_images: int | None, global_batch: int) -> int | None:
     if config.train.max_steps:
         return config.train.max_steps * global_batch
-    return config.data.num_images and config.data.num_images * config.train.epochs
+    return num_images and num_images * config.train.epochs
 
 
 def _format(report: dict[str, Any]) -> str:
@@ -143,6 +172,21 @@ def _format(report: dict[str, Any]) -> str:
             )
         lines.append("`facetrain bench train` measures the speed.")
         return "\n".join(lines)
-    days = f"; {report['days']:.1f} days" if report["days"] else ""
-    lines.append(f"about {report['images_per_second']:,} images/s{days} (an estimate: docs/performance.md)")
+    duration = f"; {_format_duration(report['days'])}" if report["days"] else ""
+    lines.append(
+        f"about {report['images_per_second']:,} images/s{duration} (an estimate: docs/performance.md)"
+    )
+    if report["lacks_bf16"]:
+        lines.append(
+            f"warning: a {report['gpu']} cannot multiply in bf16, and this is the speed of fp16: add "
+            "--set train.precision=fp16"
+        )
     return "\n".join(lines)
+
+
+def _format_duration(days: float) -> str:
+    """Return a time in the largest unit of which it has at least one: `4.8 hours`."""
+    for unit, per_day in (("days", 1), ("hours", 24), ("minutes", 24 * 60)):
+        if days * per_day >= 1:
+            return f"{days * per_day:.1f} {unit}"
+    return "less than a minute"

@@ -32,6 +32,9 @@ class Loss(Protocol):
     def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of each sample from the statistics of all ranks, and what the slopes need; (G,) each."""
 
+    def largest_logit(self, statistics_WPG: Tensor) -> Tensor | None:
+        """Return the largest logit of each sample over all ranks, (G,); None if the statistics do not contain it."""
+
     def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
         """Replace the negatives' logits by the derivatives of the losses, in place; 0 for a logit of −∞."""
 
@@ -66,6 +69,9 @@ class Softmax:
         largest_G = largest_WG.amax(0)
         log_total_G = (total_WG * (largest_WG - largest_G).exp()).sum(0).log() + largest_G
         return log_total_G - target_logit_G, log_total_G
+
+    def largest_logit(self, statistics_WPG: Tensor) -> Tensor | None:
+        return statistics_WPG[:, 0].amax(0)
 
     def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
         return logit_GC.sub_(joined_G[:, None]).exp_()
@@ -103,6 +109,9 @@ class UnifiedThreshold:
         negative_G, passed_G = (statistics_WPG.sum(0) * self._negative_weight).unbind()
         missing_G = self._threshold - target_logit_G
         return F.softplus(missing_G) + negative_G, torch.sigmoid(missing_G) - passed_G
+
+    def largest_logit(self, statistics_WPG: Tensor) -> Tensor | None:
+        return None
 
     def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
         return logit_GC.sub_(self._threshold).sigmoid_().mul_(self._negative_weight)

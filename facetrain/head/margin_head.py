@@ -142,6 +142,8 @@ class MarginHead:
         )
         self.chunk_type = FusedChunk if fused else Chunk
         self._step = 0
+        self._nearest: Tensor | int = 0
+        self._counted_images = 0
 
     def begin_step(self, step: int) -> None:
         """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks."""
@@ -177,6 +179,7 @@ class MarginHead:
             chunk_size=self._chunk_size(len(unit_GD)),
             chunk_type=self.chunk_type,
             take_gradient=self._update_chunk if self.update_in_backward else self._gradient.add,
+            count_nearest=self._count_nearest,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._settings.product_dtype,
             dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
@@ -194,6 +197,31 @@ class MarginHead:
             self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self.lr, valid)
         if self._threshold:
             self._threshold.step(self.lr, valid, grad_scale)
+
+    def take_nearest(self) -> tuple[int, int]:
+        """Return how many samples had the nearest target class, and of how many, since the last call.
+
+        A target class is the nearest if no other class of the step has a larger cosine, without the margin. The loss
+        `unified` counts no samples. Collective; waits for the device.
+        """
+        counts = torch.tensor([int(self._nearest), self._counted_images])
+        nearest = int(collectives.sum_(counts[:1].clone()))
+        self._nearest, self._counted_images = 0, 0
+        return nearest, int(counts[1])
+
+    def chance_cosine(self) -> float:
+        """Return `Margin.chance_cosine` of the head's margin."""
+        return self._margin.chance_cosine()
+
+    @property
+    def classes_per_step(self) -> float:
+        """Number of classes that take part in a step."""
+        return self.num_classes * self._settings.sample_rate
+
+    @property
+    def scale(self) -> float:
+        """Scale s of the logits."""
+        return self._margin.scale
 
     def check_labels(self, labels: np.ndarray) -> None:
         """Check that every label is a class of the head.
@@ -244,6 +272,11 @@ class MarginHead:
     def _split_norms(self, gathered_GX: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return unit embeddings (G, D), and norms (G,) if they were sent."""
         return (gathered_GX[:, :-1], gathered_GX[:, -1]) if self._margin.needs_norms else (gathered_GX, None)
+
+    def _count_nearest(self, nearest: Tensor, images: int) -> None:
+        # Stays on the device until `take_nearest`.
+        self._nearest = self._nearest + nearest
+        self._counted_images += images
 
     def _chunk_size(self, global_batch: int) -> int:
         if self._settings.chunk_size:

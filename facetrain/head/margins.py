@@ -81,6 +81,10 @@ class Margin:
         """
         return TargetCosine(cos_G, torch.ones_like(cos_G))
 
+    def chance_cosine(self) -> float:
+        """Return the mean target cosine after the margin of embeddings that are orthogonal to their center."""
+        return 0.0
+
     def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
         """Change the negatives' logits in place; return the factor (G, C) on their derivatives, or None for 1.
 
@@ -127,6 +131,9 @@ class CombinedMargin(Margin):
     """For θ + m2 > π, where cos(θ + m2) would rise again: use cos θ − m2·sin m2, as the paper's code does."""
     straight_through: bool = False
     """Replace the margin's derivative by 1, as arcface_torch does, which computes the margin under no_grad."""
+
+    def chance_cosine(self) -> float:
+        return math.cos(self.m1 * math.pi / 2 + self.m2) - self.m3
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         if self.m1 == 1 and self.m2 == 0:
@@ -180,6 +187,9 @@ class AdaFace(Margin):
     needs_norms: ClassVar[bool] = True
     _EPSILON: ClassVar[float] = 1e-3
 
+    def chance_cosine(self) -> float:
+        return -self.m  # for an image of mean quality, ẑ = 0
+
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         assert norm_G is not None
         norm_G = norm_G.clamp(1e-3, 100)
@@ -220,6 +230,9 @@ class MagFace(Margin):
     """λ."""
 
     needs_norms: ClassVar[bool] = True
+
+    def chance_cosine(self) -> float:
+        return -math.sin(self.margins[0]) / 2  # half of the cosines are below 0 and keep their value
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         assert norm_G is not None
@@ -292,6 +305,9 @@ class ElasticFace(Margin):
     seed: int
     position: list[int] = field(default_factory=lambda: [0, 0], compare=False)
     """Step, and number of the next micro-batch in it."""
+
+    def chance_cosine(self) -> float:
+        return -self.m3 if self.m3 else -math.sin(self.m2)
 
     def begin_step(self, step: int) -> None:
         self.position[:] = step, 0

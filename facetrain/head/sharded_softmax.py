@@ -51,6 +51,8 @@ class ClassSweep:
     take_gradient: TakeGradient
     finish: Callable[[TargetClass, Tensor], None]
     """Called at the end of the backward pass with the target classes and whether the loss is finite."""
+    count_nearest: Callable[[Tensor, int], None] | None = None
+    """Called with the number of samples whose target class is on this rank and the nearest of all, and with G."""
     chunk_type: type[Chunk] = Chunk
     product_dtype: torch.dtype | None = None
     """Dtype to which the factors of the matrix products are rounded; None: they keep theirs."""
@@ -103,6 +105,11 @@ class _CrossEntropy(torch.autograd.Function):
         kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
         logit_G, statistics_WPG, kept_G = _exchange(statistics_PG, logit_G, kept_G)
         loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
+        largest_G = sweep.loss.largest_logit(statistics_WPG)
+        if largest_G is not None and sweep.count_nearest:
+            # A margin only lowers the target logit, so the largest logit is that of a negative, or of the target.
+            is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
+            sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
         weight_G = kept_G / kept_G.sum().clamp_min(1)
         loss = (loss_G * weight_G).sum()
         if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):

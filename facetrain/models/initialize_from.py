@@ -12,20 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from facetrain.backbone.base import Backbone
-from facetrain.checkpoint.load import Checkpoint
+from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.head.margin_head import MarginHead
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import MODEL_FILE
+from facetrain.models.model_file import MODEL_FILE, open_checkpoint
 from facetrain.models.mxnet_network import read_mxnet_layers
 from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
-from facetrain.models.weight_files import load_weights_into, load_without_code, read_weights
+from facetrain.models.weight_files import (
+    load_weights_into,
+    load_without_code,
+    read_weights,
+    require_same_shapes,
+)
 
 _ROWS_PER_COPY = 1 << 16
 _GRAPH_READERS = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
@@ -77,15 +83,7 @@ def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
     """
     centers, weight = read_centers(path), head.row_state()["weight"]
     known = centers.num_classes
-    if known > head.num_classes or (known < head.num_classes and not may_grow):
-        advice = (
-            "head.init_from: extend keeps them and adds the new identities"
-            if known < head.num_classes
-            else "use head.init_from: reinit"
-        )
-        raise ModelError(
-            f"{path}: has centers of {known:,} identities, the dataset has {head.num_classes:,}; {advice}"
-        )
+    check_center_count(path, centers, head.num_classes, may_grow=may_grow)
     # In slices: the centers of all classes may not fit into memory twice.
     for start in range(head.shard.start, min(head.shard.stop, known), _ROWS_PER_COPY):
         stop = min(start + _ROWS_PER_COPY, head.shard.stop, known)
@@ -96,6 +94,42 @@ def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
                 "set model.embedding_size and head.sub_centers to those of the other run"
             )
         weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
+
+
+def check_center_count(path: Path, centers: SavedCenters, num_classes: int, *, may_grow: bool) -> None:
+    """Check that a head of `num_classes` can start from the centers of another run.
+
+    Raises:
+        ModelError: it has fewer classes, or more although `may_grow` is false.
+    """
+    known = centers.num_classes
+    if known > num_classes or (known < num_classes and not may_grow):
+        advice = (
+            "head.init_from: extend keeps them and adds the new identities"
+            if known < num_classes
+            else "use head.init_from: reinit"
+        )
+        raise ModelError(
+            f"{path}: has centers of {known:,} identities, the dataset has {num_classes:,}; {advice}"
+        )
+
+
+def check_backbone_weights(path: Path, options: dict[str, Any]) -> None:
+    """Check that `initialize_backbone` could load a file into the network `build_backbone(**options)`.
+
+    Raises:
+        ModelError: it is not readable, or its weights do not fit.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    if path.is_dir() or path.suffix not in _GRAPH_READERS:
+        weights = read_backbone_weights(path)
+        with torch.device("meta"):  # names and shapes only, no memory
+            network = build_backbone(**options)
+        require_same_shapes(network, weights, str(path))
+        return
+    network = build_backbone(**options)
+    matched = match_weights(_GRAPH_READERS[path.suffix](path), network)
+    require_same_shapes(network, matched.weights, str(path))
 
 
 def read_backbone_weights(path: Path) -> dict[str, Tensor]:
@@ -109,7 +143,7 @@ def read_backbone_weights(path: Path) -> dict[str, Tensor]:
         return read_weights(path)[0]
     if (path / MODEL_FILE).exists():
         return read_weights(path / MODEL_FILE)[0]
-    return Checkpoint.open(path).replicated("backbone.")
+    return open_checkpoint(path).replicated("backbone.")
 
 
 def read_centers(path: Path) -> SavedCenters:
@@ -120,7 +154,7 @@ def read_centers(path: Path) -> SavedCenters:
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     if path.is_dir():
-        checkpoint = Checkpoint.open(path)
+        checkpoint = open_checkpoint(path)
         return SavedCenters(
             checkpoint.manifest.num_classes, lambda start, stop: checkpoint.rows("weight", start, stop)
         )

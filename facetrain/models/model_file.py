@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from facetrain.backbone.zoo import ARCFACE_TORCH_NAMES, build_backbone
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
-from facetrain.errors import ModelError, RunError
+from facetrain.errors import CheckpointError, ModelError, RunError
 from facetrain.files import error_reason, new_file
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
@@ -34,6 +35,7 @@ from facetrain.models.weight_files import load_weights_into, read_weights, requi
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
 METADATA_KEY = "facetrain"
+_MODEL_SUFFIXES = ("-symbol.json", ".onnx", ".pt", ".pth", ".safetensors")
 DEFAULT_IMAGE_SIZE = 112
 DEFAULT_EMBEDDING_SIZE = 512
 PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
@@ -100,7 +102,7 @@ def open_model(path: Path, device: torch.device) -> EmbeddingModel:
     if path.is_dir() and (path / MODEL_FILE).exists():
         path = path / MODEL_FILE
     if path.is_dir():
-        checkpoint = Checkpoint.open(path)
+        checkpoint = open_checkpoint(path)
         weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
         return _build_model(weights, description, str(checkpoint.folder), device)
     if path.suffix == ".onnx":
@@ -113,6 +115,24 @@ def open_model(path: Path, device: torch.device) -> EmbeddingModel:
     except ValueError as error:
         raise ModelError(f"{path}: its metadata {METADATA_KEY} is not JSON") from error
     return _build_model(weights, description or identify_backbone(weights, str(path)), str(path), device)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint, or the newest checkpoint of a run.
+
+    Raises:
+        ModelError: the folder has none, but it has model files; the message names them.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    try:
+        return Checkpoint.open(folder)
+    except CheckpointError as error:
+        names = sorted(path.name for path in folder.iterdir() if path.name.endswith(_MODEL_SUFFIXES))
+        if not names or (folder / "checkpoints").exists() or (folder / MANIFEST).exists():
+            raise
+        raise ModelError(
+            f"{folder}: is not a run or a checkpoint, but contains {', '.join(names[:3])}; give the path of the file"
+        ) from error
 
 
 def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]:

@@ -59,9 +59,21 @@ def load_without_code(path: Path) -> Any:
         AttributeError,
         TypeError,
     ) as error:
-        raise ModelError(
-            f"{path}: cannot be read as weights ({error_reason(error)[:200]}); no code in it was run"
-        ) from error
+        raise ModelError(f"{path}: {_unreadable_reason(path, error)}; no code in it was run") from error
+
+
+def _unreadable_reason(path: Path, error: Exception) -> str:
+    """Return why torch could not read a file. Torch's own messages name its instructions, and advise to run code."""
+    if isinstance(error, OSError):
+        return f"cannot be read: {error_reason(error)}"
+    with path.open("rb") as file:
+        start = file.read(2)
+    # A zip archive, or the first instruction of a pickle in the format before torch 1.6.
+    if start not in (b"PK", b"\x80\x02"):
+        return "is not a file that torch.save writes"
+    if isinstance(error, pickle.UnpicklingError):
+        return "contains other objects than tensors, or is damaged; save `model.state_dict()` to the file"
+    return "is damaged or incomplete; download or copy it again"
 
 
 def load_weights_into(module: nn.Module, weights: dict[str, Tensor], origin: str) -> None:

@@ -19,7 +19,7 @@ def freeze(module: nn.Module, prefixes: Iterable[str]) -> None:
     """Exclude every parameter from training whose name starts with one of the prefixes.
 
     Raises:
-        ConfigError: no parameter's name starts with a prefix.
+        ConfigError: no parameter's name starts with a prefix, or no parameter is left to train.
     """
     for prefix in prefixes:
         matched = [parameter for name, parameter in module.named_parameters() if name.startswith(prefix)]
@@ -30,6 +30,10 @@ def freeze(module: nn.Module, prefixes: Iterable[str]) -> None:
             )
         for parameter in matched:
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(
+            "model.freeze: excludes every parameter of the backbone; leave at least one to train"
+        )
 
 
 def parameter_groups(module: nn.Module, lr_factors: Mapping[str, float]) -> list[ParameterGroup]:

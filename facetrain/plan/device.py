@@ -21,11 +21,13 @@ class Device:
     """Bytes per second between the GPU and its memory."""
     link_bytes: float
     """Bytes per second that one GPU sends in a collective within a machine (NVLink)."""
+    has_bf16: bool = True
+    """Tensor cores multiply bf16: compute capability 8.0 or later."""
 
 
 # From the vendor's data sheets of the SXM variants; `link_bytes` is about 0.8 of the NVLink rate in one direction.
 DEVICES = {
-    "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9),
+    "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9, has_bf16=False),
     "a100": Device(80, 312e12, 19.5e12, 2.0e12, 230e9),
     "h100": Device(80, 989e12, 67e12, 3.35e12, 350e9),
     "h200": Device(141, 989e12, 67e12, 4.8e12, 350e9),

@@ -182,12 +182,16 @@ def _runtime_bytes(gpus: int, *, cuda: bool) -> int:
     return CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)
 
 
+_VERIFICATION_PRECISION = "fp32"
+"""Verification runs in float32, whatever `train.precision` is."""
+
+
 def _verification_bytes(config: Config) -> int:
     if not config.eval.targets:
         return 0
     batch = config.eval.batch_size
     images = batch * config.data.image_size**2 * _BYTES_PER_VERIFIED_PIXEL
-    return images + _cached_forward_bytes(_backbone_options(config), config.train.precision, batch)
+    return images + _cached_forward_bytes(_backbone_options(config), _VERIFICATION_PRECISION, batch)
 
 
 def _work_bytes(cost: BackboneCost, head: HeadBytes, batch: int) -> int:

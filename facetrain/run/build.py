@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,14 @@ from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import StepSchedule
 from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.state import TrainState
 
 _MAX_AUTO_WORKERS = 16
+_LEAST_TRAINED = 0.01
+"""A backbone counts as frozen if a smaller fraction of its weights is trained."""
 # Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5 and 6.
 _AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
 
@@ -184,6 +188,35 @@ def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
         initialize_backbone(backbone, Path(config.model.init_from), images)
     freeze(backbone, config.model.freeze)
     return backbone
+
+
+def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:
+    """Build the check of the first steps; None for the loss `unified`, which has another level of chance."""
+    head = state.head
+    if config.head.loss == "unified":
+        return None
+    weights = list(state.backbone.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    frozen = trained < _LEAST_TRAINED * sum(weight.numel() for weight in weights)
+    ranks = state.world.size if _is_batch_norm_synced(config) else 1
+    weight_norm = None
+    if state.step == 0 and not config.model.init_from and config.optim.name == "sgd":
+        weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
+    return LearningCheck(
+        chance_loss(head.classes_per_step, head.scale, head.chance_cosine(), head.embedding_size),
+        head.classes_per_step,
+        steps_per_epoch=schedule.steps_per_epoch,
+        total_steps=schedule.total_steps,
+        # A frozen backbone of another run has learned already.
+        where=Circumstances(
+            config.optim.lr,
+            schedule.local_batch_size * ranks,
+            is_frozen=frozen and not config.model.init_from,
+            weight_norm=weight_norm,
+            clip_grad_norm=config.optim.clip_grad_norm,
+            momentum=config.optim.momentum,
+        ),
+    )
 
 
 def _is_batch_norm_synced(config: Config) -> bool:

@@ -74,6 +74,15 @@ def write_run_files(folder: Path, world: World, config_text: str) -> None:
         )
 
 
+def recorded_threads(folder: Path) -> int | None:
+    """Return the number of torch's threads that `environment.json` records; None if it does not."""
+    try:
+        threads = json.loads((folder / "environment.json").read_text())["threads"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return threads if isinstance(threads, int) else None
+
+
 def rename_later_checkpoints(folder: Path, step: int) -> None:
     """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step.
 

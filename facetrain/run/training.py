@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
@@ -40,6 +41,7 @@ from facetrain.files import write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
     build_augment,
+    build_learning_check,
     build_loader,
     build_state,
     check_decoder,
@@ -53,6 +55,7 @@ from facetrain.run.compatibility import check_compatibility
 from facetrain.run.folder import (
     create_run_folder,
     is_restart,
+    recorded_threads,
     remove_if_empty,
     rename_later_checkpoints,
     write_run_files,
@@ -146,12 +149,14 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
+    threads_before: int | None = None
     with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
         if world.is_leader:
             # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
+                threads_before = recorded_threads(folder)
                 rename_later_checkpoints(folder, checkpoint.step)
             write_run_files(folder, world, describe_changed_paths(given, config) + dump_config(config))
     log = log_to(folder / "log.txt", world.rank)
@@ -160,6 +165,14 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         run = _Run(
             config, world, folder, source, sets, schedule, state, workers, resumed, started_at, profile
         )
+        if threads_before not in (None, torch.get_num_threads()):
+            logger.warning(
+                "this process computes with %d threads, and the run did with %d before: on a CPU its numbers may "
+                "differ in the last digits; set OMP_NUM_THREADS=%d to continue bit for bit",
+                torch.get_num_threads(),
+                threads_before,
+                threads_before,
+            )
         return _train(run, network)
     finally:
         stop_logging(log)
@@ -192,6 +205,7 @@ def _train(run: _Run, network: nn.Module) -> int:
                 print_message,
                 total_steps=schedule.total_steps,
                 max_skipped_images=config.data.max_skipped,
+                learning_check=build_learning_check(config, state, schedule),
             ),
             evaluation=Evaluation(_build_verifier(run, stop_request), recorder),
             checkpointing=checkpointing,

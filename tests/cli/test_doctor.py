@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.cli.app import main
 from tests.support.datasets import write_records
@@ -44,6 +46,33 @@ def test_a_run_without_problems_passes(tmp_path, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "--config", write_config(tmp_path))
     assert code == 0 and "0 failures, 0 warnings" in out
     assert "4 images of 2 identities" in out and "2 per step; 2 steps per epoch" in out
+
+
+def test_initial_weights_that_are_missing_or_of_another_network_fail(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [0, 0, 1, 1])
+    options = {"layers": (1, 1, 1, 1), "embedding_size": 16, "image_size": 16}
+    for name, width in (("same", 8), ("wider", 16)):
+        network = build_backbone("iresnet", widths=(8, 8, 8, width), **options)
+        torch.save(network.state_dict(), tmp_path / f"{name}.pt")
+    config = write_config(tmp_path)
+    for name, code, message in (
+        ("same", 0, "same.pt: fits iresnet; the class centers start anew"),
+        ("wider", 1, "wider.pt: does not fit the network"),
+        ("none", 1, "none.pt: no such file"),
+    ):
+        setting = f"model.init_from={tmp_path}/{name}.pt"
+        found, out, _ = run(monkeypatch, capsys, "--config", config, "--set", setting)
+        assert found == code and message in out, out
+
+
+def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [n // 4 for n in range(64)])
+    config = write_config(tmp_path)
+    arguments = ("--config", config, "--set", "optim.lr=0.0032")
+    assert "1 rank × " in (alone := run(monkeypatch, capsys, *arguments)[1]) and "lower optim.lr" in alone
+    eight = run(monkeypatch, capsys, *arguments, "--gpus", 8)[1]
+    assert "2 images × 8 ranks × 1 micro-batch = 16 per step" in eight and "0 warnings" in eight
+    assert run(monkeypatch, capsys, "--gpus", 8)[0] == 2
 
 
 def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):

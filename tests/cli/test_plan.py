@@ -1,6 +1,10 @@
 import json
 
+import pytest
+
+from facetrain.cli.plan import _format_duration
 from tests.support.command import ROOT, facetrain, refusal
+from tests.support.datasets import write_records
 
 CONFIG = ROOT / "configs" / "wf42m_pfc02_r100.yaml"
 
@@ -17,7 +21,7 @@ def test_the_json_of_a_plan_has_memory_limits_and_time():
 
 def test_for_a_run_that_does_not_fit_the_cheapest_change_is_printed():
     done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 9)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1 and not done.stderr, done.stderr
     assert "does not fit" in done.stdout and "cheapest change that makes it fit: --set " in done.stdout
 
 
@@ -29,6 +33,30 @@ def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
     assert "that of a compiled network is not forecast" in done.stdout
     assert "images/s" not in done.stdout and "holds up to twice" in done.stdout
     assert "also give --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
+
+
+def test_the_numbers_of_identities_and_images_are_read_from_the_dataset(tmp_path):
+    write_records(tmp_path / "data", [n // 4 for n in range(40)])
+    (tmp_path / "own.yaml").write_text(f"data: {{train: {tmp_path}/data}}\nmodel: {{backbone: mbf}}\n")
+    report = json.loads(facetrain("plan", "--config", tmp_path / "own.yaml", "--gpus", 1, "--json").stdout)
+    assert report["identities"] == 10
+    assert report["days"] * 86_400 * report["images_per_second"] == pytest.approx(40 * 20, rel=0.01)
+    error = refusal("plan", "--config", CONFIG, "--set", "data.num_classes=null", "--set", "data.train=/none")
+    assert "/none is not on this machine; give the number with --identities" in str(error)
+
+
+def test_a_v100_is_reported_to_lack_bf16():
+    arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--gpu", "v100", "--set", "head.sample_rate=0.02")
+    assert "a v100 cannot multiply in bf16" in facetrain(*arguments).stdout
+    assert "bf16" not in facetrain(*arguments, "--set", "train.precision=fp16").stdout
+
+
+@pytest.mark.parametrize(
+    ("days", "text"),
+    [(2.34, "2.3 days"), (0.2, "4.8 hours"), (0.01, "14.4 minutes"), (1e-6, "less than a minute")],
+)
+def test_a_duration_is_printed_in_a_unit_that_people_use(days, text):
+    assert _format_duration(days) == text
 
 
 def test_a_global_batch_that_cannot_be_divided_is_refused_as_in_training():

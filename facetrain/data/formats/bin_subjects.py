@@ -76,7 +76,9 @@ def read_subjects(bin_path: Path, same_P: np.ndarray) -> np.ndarray | None:
         raise PairsError(f"{path}: expected a header line `{_HEADER}` and one column; {_ADVICE}")
     names_N = [row[0] for row in rows[1:]]
     if len(names_N) != count:
-        raise PairsError(f"{path}: {len(names_N):,} rows, but {bin_path.name} has {count:,} images; {_ADVICE}")
+        raise PairsError(
+            f"{path}: {len(names_N):,} rows, but {bin_path.name} has {count:,} images; {_ADVICE}"
+        )
     if not subjects_agree(names_N, same_P.tolist()):
         raise PairsError(f"{path}: contradicts the labels of {bin_path.name}; {_ADVICE}")
     return np.unique(np.array(names_N), return_inverse=True)[1].astype(np.int64)

@@ -12,6 +12,7 @@ from facetrain.errors import SkippedError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.memory import peak_gib
 from facetrain.telemetry.recorder import Recorder
+from facetrain.training.learning_check import LearningCheck
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
@@ -32,6 +33,7 @@ class Logging:
         *,
         total_steps: int,
         max_skipped_images: int | None,
+        learning_check: LearningCheck | None = None,
     ) -> None:
         """Take the recorders of metrics and of loss spikes, and what they report on.
 
@@ -40,6 +42,7 @@ class Logging:
         self._recorder, self._spike_recorder = recorder, spike_recorder
         self._step, self._loader, self._print = step, loader, print_message
         self._total_steps, self._max_skipped = total_steps, max_skipped_images
+        self._learning_check = learning_check
 
     def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Report the mean of every metric since the last report. Collective; waits for the device.
@@ -61,6 +64,7 @@ class Logging:
             "skipped_images": float(skipped),
         }
         self._recorder.write(state.step, values)
+        self._check_learning(state, values)
         self._check_skipped(state, skipped)
 
     def report_spikes(self, state: TrainState) -> None:
@@ -73,6 +77,15 @@ class Logging:
             logger.warning(line)
             self._print(f"warning: {line}")
             self._spike_recorder.write(spike["step"], spike)
+
+    def _check_learning(self, state: TrainState, values: dict[str, float]) -> None:
+        """Report once if the first steps are no better than chance. Collective."""
+        if self._learning_check is None or self._learning_check.is_finished:
+            return
+        line = self._learning_check.observe(state.step, values, *state.head.take_nearest())
+        if line:
+            logger.warning(line)
+            self._print(f"warning: {line}")
 
     def _check_skipped(self, state: TrainState, skipped: int) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""

@@ -1,0 +1,151 @@
+"""Check in the first thousand steps that training learns: its loss and its top-1 share against those of chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIRST_STEPS = 1000
+"""Steps after which the check decides at the latest."""
+_FEWEST_STEPS = 100
+"""Steps that the check needs: a warm-up alone can take so long."""
+_DEVIATIONS = 4
+"""Standard deviations by which the number of nearest target classes must exceed its expectation under chance."""
+_LEAST_FALL = 0.02
+"""Fraction of the loss of chance by which the loss must have fallen."""
+_LEAST_MOVEMENT = 0.05
+"""Fraction of its norm that a backbone with random weights moves at least, if the head does not learn alone."""
+
+
+def chance_loss(num_classes: float, scale: float, target_cosine: float, embedding_size: int) -> float:
+    """Return the expected loss of embeddings that are independent of the class centers.
+
+    In D dimensions the cosines of independent directions have mean 0 and variance 1/D, and are close to normal. With
+    C classes, scale s and f(0) the target cosine after the margin (`Margin.chance_cosine`), the loss is
+
+        ln(1 + (C − 1) · exp(s²/(2D) − s·f(0)))  ≈  ln C − s·f(0) + s²/(2D)
+
+    s²/(2D) is the logarithm of the mean of exp(s·x) for x normal with variance 1/D. For ArcFace with s = 64, m2 = 0.5
+    and 512 dimensions, f(0) = −sin 0.5, and 10,000 classes give 9.2 + 30.7 + 4.0 = 43.9.
+    """
+    exponent = scale**2 / (2 * embedding_size) - scale * target_cosine + math.log(max(num_classes - 1, 1))
+    return exponent + math.log1p(math.exp(-exponent)) if exponent > 0 else math.log1p(math.exp(exponent))
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Settings of a run that can be the reason why it does not learn."""
+
+    lr: float
+    normalized_images: int
+    """Images over which a batch norm averages in a training step."""
+    is_frozen: bool
+    """Whether almost no weight of an untrained backbone is trained."""
+    weight_norm: float | None
+    """Norm of all weights of the backbone at the start. None: do not check how far they have moved, because the run
+    was resumed, has the weights of another run, or has no SGD."""
+    clip_grad_norm: float | None
+    momentum: float
+
+
+class LearningCheck:
+    """Comparison of the first steps with chance. All ranks pass the same numbers.
+
+    The top-1 share is that of the images whose target class is the nearest of the classes of the step, without the
+    margin. It comes from numbers that the loss has computed anyway. The reports of the second half of the first steps
+    count; a run that is resumed later than that is not checked.
+
+    The first steps end with the first epoch: until then every image is new. Later a network can also memorize images
+    with random labels, and be far better than chance. Datasets with fewer than 100 steps per epoch are checked
+    nevertheless, but there such labels may go unnoticed.
+    """
+
+    def __init__(
+        self,
+        loss_of_chance: float,
+        num_classes: float,
+        *,
+        steps_per_epoch: int,
+        total_steps: int,
+        where: Circumstances,
+    ) -> None:
+        """Take the loss of chance, and the number of classes that take part in a step."""
+        self._loss_of_chance, self._num_classes, self._where = loss_of_chance, num_classes, where
+        self._last_step = min(FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
+        self._finished = total_steps < _FEWEST_STEPS
+        self._losses: list[float] = []
+        self._nearest = self._images = self._last_report = 0
+        self._path = 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the check has decided, so that later reports need not be passed."""
+        return self._finished
+
+    def observe(self, step: int, values: dict[str, float], nearest: int, images: int) -> str | None:
+        """Take a report: means of `loss`, `lr` and `grad_norm`, and how many images had the nearest target class.
+
+        Return the message if this report ends the check and the run does not learn.
+        """
+        if self._finished:
+            return None
+        # Length of SGD's path, an upper bound: momentum adds up at most 1 / (1 − momentum) of each gradient.
+        norm = min(values["grad_norm"], self._where.clip_grad_norm or math.inf)
+        self._path += (step - self._last_report) * values["lr"] * norm / (1 - self._where.momentum)
+        self._last_report = step
+        if 2 * step <= self._last_step:
+            return None
+        self._finished = step >= self._last_step
+        if step <= self._last_step or not self._losses:
+            self._losses.append(values["loss"])
+            self._nearest += nearest
+            self._images += images
+        return self._verdict(step) if self._finished else None
+
+    def _verdict(self, step: int) -> str | None:
+        if not self._images:
+            return None
+        loss = sum(self._losses) / len(self._losses)
+        expected = self._images / self._num_classes
+        is_above_chance = self._nearest > expected + _DEVIATIONS * (math.sqrt(expected) + 1)
+        has_fallen = loss < (1 - _LEAST_FALL) * self._loss_of_chance
+        if is_above_chance and has_fallen and not self._where.is_frozen and not self._hardly_moves:
+            return None
+        top_1 = self._nearest / self._images
+        return (
+            f"training does not seem to learn: after {step:,} steps the loss is {loss:.4g} (chance: "
+            f"{self._loss_of_chance:.4g}), and the target class is the nearest for {top_1:.3%} of "
+            f"the images (chance: {1 / self._num_classes:.3%}); likely causes, in this order: "
+            + "; ".join(f"{number}. {cause}" for number, cause in enumerate(self._causes(), start=1))
+        )
+
+    @property
+    def _hardly_moves(self) -> bool:
+        weight_norm = self._where.weight_norm
+        return weight_norm is not None and self._path < _LEAST_MOVEMENT * weight_norm
+
+    def _causes(self) -> Sequence[str]:
+        where = self._where
+        learning_rate = (
+            f"optim.lr {where.lr:g} is too low or too high (`facetrain doctor --config` compares it)"
+        )
+        causes = [
+            learning_rate,
+            "the labels do not belong to the images (`facetrain data check`)",
+            "the images are empty or not normalized (`facetrain data inspect`)",
+            f"batch norm averages over {where.normalized_images:,} images (a larger batch, or model.batch_norm: sync)",
+        ]
+        # Certain causes first.
+        if where.normalized_images <= 4:
+            causes.insert(0, causes.pop())
+        if self._hardly_moves:
+            causes[causes.index(learning_rate)] = (
+                f"optim.lr {where.lr:g} is too low: the weights of the backbone have moved by less than "
+                f"{_LEAST_MOVEMENT:.0%}"
+            )
+        if where.is_frozen:
+            causes.insert(
+                0, "model.freeze excludes almost all weights of the backbone, which has random weights"
+            )
+        return causes

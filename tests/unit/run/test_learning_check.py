@@ -1,0 +1,116 @@
+"""Planted mistakes that a run must report in its first epoch, and healthy runs that must not be reported."""
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.config.schema import Config
+from facetrain.data.augment import Augment
+from facetrain.data.loader import Batch
+from facetrain.distributed.world import World
+from facetrain.errors import ConfigError
+from facetrain.run.build import build_learning_check, build_state
+from facetrain.run.step_schedule import schedule_steps
+from facetrain.training.learning_check import chance_loss
+from facetrain.training.step import TrainStep
+
+CLASSES, IMAGES_PER_CLASS, SIZE, STEPS = 40, 150, 16, 160
+WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+
+
+def make_images(*, black=False, shuffled=False):
+    """Return noisy images of random patterns, one pattern per class, in random order, and the labels."""
+    random = np.random.default_rng(0)
+    pattern = random.integers(0, 255, (CLASSES, SIZE, SIZE, 3))
+    label = random.permutation(np.repeat(np.arange(CLASSES), IMAGES_PER_CLASS))
+    noise = random.normal(0, 40, (len(label), SIZE, SIZE, 3))
+    image = np.zeros(noise.shape) if black else (pattern[label] * 0.5 + 64 + noise).clip(0, 255)
+    return image.astype(np.uint8), random.permutation(label) if shuffled else label
+
+
+def build(folder, *, lr=0.05, batch=24, freeze=(), margin="arcface"):
+    config = Config.model_validate(
+        {
+            "data": {"train": "unused", "image_size": SIZE},
+            "model": {"backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [4, 8, 8, 8], "embedding_size": 32,
+                      "freeze": freeze},
+            "head": {"margin": {"type": margin, "m2": 0.3, "scale": 16}},
+            "optim": {"lr": lr},
+            "train": {"batch_size": batch, "max_steps": STEPS, "precision": "fp32", "device": "cpu"},
+            "eval": {"targets": []},
+        }
+    )  # fmt: skip
+    schedule = schedule_steps(config, CLASSES * IMAGES_PER_CLASS, 1)
+    state = build_state(config, WORLD, CLASSES, schedule, folder, None)
+    return state, build_learning_check(config, state, schedule)
+
+
+def train(folder, *, black=False, shuffled=False, batch=24, **options):
+    """Train and return the message of the check, or None."""
+    state, check = build(folder, batch=batch, **options)
+    images, labels = make_images(black=black, shuffled=shuffled)
+    step, message = TrainStep(state.network, Augment(0), max_skipped_steps=3), None
+    for number in range(STEPS):
+        rows = np.arange(number * batch, (number + 1) * batch)
+        label_B = torch.from_numpy(labels[rows]).long()
+        step(state, (Batch(number, 0, torch.from_numpy(images[rows]), label_B, torch.from_numpy(rows)),))
+        state.step += 1
+        if state.step % 10 == 0:
+            message = message or check.observe(state.step, state.meter.report(), *state.head.take_nearest())
+    assert check.is_finished
+    return message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mistake", "first_cause"),
+    [
+        ({"lr": 0.05 / 1000}, "1. optim.lr 5e-05 is too low: the weights of the backbone have moved by less"),
+        ({"shuffled": True}, "1. optim.lr 0.05 is too low or too high"),
+        ({"black": True}, "1. optim.lr 0.05 is too low or too high"),
+        ({"batch": 2}, "1. batch norm averages over 2 images"),
+        ({"freeze": ("conv", "layer", "fc", "bn", "prelu")}, "1. model.freeze excludes almost all weights"),
+    ],
+    ids=["low_lr", "shuffled_labels", "black_images", "batch_of_2", "frozen_backbone"],
+)
+def test_a_planted_mistake_is_reported_with_its_likely_causes(tmp_path, mistake, first_cause):
+    message = train(tmp_path, **mistake)
+    assert message.startswith("training does not seem to learn: after 160 steps the loss is ")
+    assert first_cause in message and "\n" not in message
+    assert message.index("optim.lr") < message.index("the labels") < message.index("normalized")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("margin", ["arcface", "cosface", "adaface", "magface", "elastic_arcface", "softmax"])
+def test_a_run_that_learns_is_not_reported(tmp_path, margin):
+    assert train(tmp_path, margin=margin) is None
+
+
+def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.freeze: excludes every parameter"):
+        build(tmp_path, freeze=("",))
+
+
+@pytest.mark.parametrize(
+    "margin", ["arcface", "cosface", "softmax", "adaface", "elastic_arcface", "curricularface"]
+)
+def test_the_loss_of_random_embeddings_is_that_of_chance(tmp_path, margin):
+    state, _ = build(tmp_path, margin=margin)
+    generator = torch.Generator().manual_seed(0)
+    embedding_BD = torch.randn(4000, 32, generator=generator)
+    label_B = torch.randint(CLASSES, (4000,), generator=generator)
+    loss = float(state.head(embedding_BD, label_B))
+    assert loss == pytest.approx(chance_loss(CLASSES, 16, state.head.chance_cosine(), 32), rel=0.05)
+    nearest, images = state.head.take_nearest()
+    assert images == 4000 and nearest == pytest.approx(100, abs=40)
+
+
+def test_the_top_1_count_is_that_of_all_cosines_without_the_margin(tmp_path):
+    state, _ = build(tmp_path)
+    embedding_BD = state.head.row_state()["weight"].repeat(3, 1) + 0.02 * torch.randn(120, 32)
+    label_B = torch.arange(CLASSES).repeat(3)
+    unit_KD = torch.nn.functional.normalize(state.head.row_state()["weight"])
+    expected = int(((embedding_BD @ unit_KD.T).argmax(1) == label_B).sum())
+    assert 0 < expected < 120
+    state.head(embedding_BD, label_B)
+    assert state.head.take_nearest() == (expected, 120) and state.head.take_nearest() == (0, 0)
