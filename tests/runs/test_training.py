@@ -235,3 +235,19 @@ def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describ
     assert f"step {report['step']} (loss {report['loss']}, gradient norm nan" in process.stderr
     images = [number for rank in report["images_and_labels_by_rank"] for part in rank for number in part[0]]
     assert len(report["images_and_labels_by_rank"]) == ranks and len(set(images)) == 24
+
+
+def test_training_and_eval_report_the_same_numbers_in_mixed_precision(describe, tmp_path):
+    config, run_dir = describe(precision="bf16", steps=6), tmp_path / "run"
+    trained = facetrain("train", "--config", config, "--run-dir", run_dir)
+    assert trained.returncode == 0, trained.stderr
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    verified = next(line for line in reversed(lines) if "val/accuracy" in line)
+    evaluated = facetrain(
+        "eval", run_dir, "--target", "val", "--bootstrap", 0, "--device", "cpu", "--json", "-"
+    )
+    content = json.loads(evaluated.stdout)
+    assert content["precision"] == "fp32"
+    for name in ("accuracy", "accuracy_no_flip", "auc", "eer", "threshold"):
+        assert verified[f"val/{name}"] == content["sets"]["val"][name], name
+    assert verified["val/xnorm"] == pytest.approx(content["sets"]["val"]["xnorm"], rel=1e-6)

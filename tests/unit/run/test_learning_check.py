@@ -28,7 +28,7 @@ def make_images(*, black=False, shuffled=False):
     return image.astype(np.uint8), random.permutation(label) if shuffled else label
 
 
-def build(folder, *, lr=0.05, batch=24, freeze=(), margin="arcface"):
+def build(folder, *, lr=0.05, batch=24, freeze=(), margin="arcface", classes=CLASSES):
     config = Config.model_validate(
         {
             "data": {"train": "unused", "image_size": SIZE},
@@ -41,7 +41,7 @@ def build(folder, *, lr=0.05, batch=24, freeze=(), margin="arcface"):
         }
     )  # fmt: skip
     schedule = schedule_steps(config, CLASSES * IMAGES_PER_CLASS, 1)
-    state = build_state(config, WORLD, CLASSES, schedule, folder, None)
+    state = build_state(config, WORLD, classes, schedule, folder, None)
     return state, build_learning_check(config, state, schedule)
 
 
@@ -91,18 +91,16 @@ def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
         build(tmp_path, freeze=("",))
 
 
-@pytest.mark.parametrize(
-    "margin", ["arcface", "cosface", "softmax", "adaface", "elastic_arcface", "curricularface"]
-)
+@pytest.mark.parametrize("margin", ["arcface", "cosface", "softmax", "adaface", "elastic_arcface"])
 def test_the_loss_of_random_embeddings_is_that_of_chance(tmp_path, margin):
-    state, _ = build(tmp_path, margin=margin)
+    state, _ = build(tmp_path, margin=margin, classes=4000)
     generator = torch.Generator().manual_seed(0)
-    embedding_BD = torch.randn(4000, 32, generator=generator)
-    label_B = torch.randint(CLASSES, (4000,), generator=generator)
+    embedding_BD = torch.randn(1000, 32, generator=generator)
+    label_B = torch.randint(4000, (1000,), generator=generator)
     loss = float(state.head(embedding_BD, label_B))
-    assert loss == pytest.approx(chance_loss(CLASSES, 16, state.head.chance_cosine(), 32), rel=0.05)
+    assert loss == pytest.approx(chance_loss(4000, 16, state.head.chance_cosine(), 32), rel=0.05)
     nearest, images = state.head.take_nearest()
-    assert images == 4000 and nearest == pytest.approx(100, abs=40)
+    assert images == 1000 and nearest < 10
 
 
 def test_the_top_1_count_is_that_of_all_cosines_without_the_margin(tmp_path):
