@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -123,7 +124,9 @@ def evaluate(
     if report is not None:
         from facetrain.verify.report import write_report
 
-        page = write_report(report, evaluation, model=str(model))
+        page = write_report(
+            report, evaluation, model=str(model), details=_report_details(evaluation.sets, data_dir, against)
+        )
     content = json.dumps({"model": str(model)} | evaluation.as_json(), indent=1)
     if json_only:
         typer.echo(content)
@@ -191,6 +194,25 @@ def data_dir_of(model: Path) -> Path:
 
     config = model / "config.yaml"
     return Path(load_config(config).eval_dir) if config.is_file() else Path()
+
+
+def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | None) -> dict[str, str]:
+    """Return date, versions, sets and command of an evaluation, for its report."""
+    import platform
+    import shlex
+    import sys
+    from datetime import datetime
+    from importlib.metadata import version
+
+    import torch
+
+    return {
+        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        "versions": f"facetrain {version('facetrain')}, torch {torch.__version__}, Python {platform.python_version()}",
+        "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
+        **({"compared with": str(against)} if against else {}),
+        "command": shlex.join(["facetrain", *sys.argv[1:]]),
+    }
 
 
 def _slice_tables(slices: list[str], targets: list[str]) -> dict[str, Path]:

@@ -39,6 +39,8 @@ class Evaluation:
     """Precision of the networks: fp32 or bf16."""
     against: str = ""
     """Description of the other model; empty without one."""
+    other_results: dict[str, Result] = field(default_factory=dict)
+    """Results of the other model by set, for the figures."""
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """Differences to the other model by set and metric."""
 
@@ -116,7 +118,7 @@ def evaluate(
         other_description, others = evaluate_model(models[1])
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
         return Evaluation(
-            description, results, sets, world.is_leader, precision, other_description, differences
+            description, results, sets, world.is_leader, precision, other_description, others, differences
         )
 
 

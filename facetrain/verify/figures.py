@@ -1,4 +1,4 @@
-"""Figures of a result: ROC, DET, score histogram, thresholds of the folds.."""
+"""Figures of a result: ROC, DET, score histogram, thresholds of the folds."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def require_matplotlib() -> None:
         raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib")
 
 
-def result_figures(result: Result) -> dict[str, Figure]:
+def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
     """Return the figures that a result has data for: `roc`, `det`, `scores`, `folds`.
+
+    ROC and DET also show the result of an `other` model on the same set.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -44,9 +46,16 @@ def result_figures(result: Result) -> dict[str, Figure]:
 
     rates = _SEARCH_RATES if result.protocol == "identification" else _PAIR_RATES
     false_accept, true_accept, false_reject = rates
+    other_curve = other.curve if other else None
     drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
-        "roc": (result.curve, lambda axes, curve: _draw_roc(axes, curve, false_accept, true_accept)),
-        "det": (result.curve, lambda axes, curve: _draw_det(axes, curve, false_accept, false_reject)),
+        "roc": (
+            result.curve,
+            lambda axes, curve: _draw_roc(axes, curve, other_curve, false_accept, true_accept),
+        ),
+        "det": (
+            result.curve,
+            lambda axes, curve: _draw_det(axes, curve, other_curve, false_accept, false_reject),
+        ),
         "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result.threshold)),
         "folds": (result.folds, _draw_folds),
     }
@@ -59,6 +68,9 @@ def result_figures(result: Result) -> dict[str, Figure]:
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
             draw(axes, data)
+            if axes.get_legend_handles_labels()[0]:
+                # Below the axes, where it cannot cover the data.
+                figures[name].legend(loc="outside lower center", ncols=3, frameon=False)
     return figures
 
 
@@ -76,25 +88,37 @@ def figure_images(result: Result) -> dict[str, np.ndarray]:
     return images
 
 
-def _draw_roc(axes: Any, curve: Roc, xlabel: str, ylabel: str) -> None:
-    points = thin_curve(curve)
-    axes.step(points["far"], points["tar"], where="post", color=_GENUINE)
-    lowest_tar = float(np.interp(_min_far(curve), points["far"], points["tar"]))
+def _draw_roc(axes: Any, curve: Roc, other: Roc | None, xlabel: str, ylabel: str) -> None:
+    lowest_tar = 1.0
+    for each, style in _curves(curve, other):
+        points = thin_curve(each)
+        axes.step(points["far"], points["tar"], where="post", **style)
+        lowest_tar = min(lowest_tar, float(np.interp(_min_far(curve), points["far"], points["tar"])))
     axes.set(xscale="log", xlim=(_min_far(curve), 1), ylim=(lowest_tar - 0.02, 1.005))
     axes.set(title="ROC", xlabel=xlabel, ylabel=ylabel)
 
 
-def _draw_det(axes: Any, curve: Roc, xlabel: str, ylabel: str) -> None:
+def _curves(curve: Roc, other: Roc | None) -> list[tuple[Roc, dict[str, str]]]:
+    """Return the curves of one or two models, with their style; a single curve needs no label."""
+    if other is None:
+        return [(curve, {"color": _GENUINE})]
+    return [
+        (curve, {"color": _GENUINE, "label": "this model"}),
+        (other, {"color": _IMPOSTOR, "label": "other model", "linestyle": "--"}),
+    ]
+
+
+def _draw_det(axes: Any, curve: Roc, other: Roc | None, xlabel: str, ylabel: str) -> None:
     """Draw the detection error tradeoff curve: false rejects over false accepts (ISO/IEC 19795-1)."""
-    points = thin_curve(curve)
-    rejected = 1 - np.array(points["tar"])
-    # A logarithmic axis cannot show 0.
-    visible = rejected > 0
-    axes.step(np.array(points["far"])[visible], rejected[visible], where="post", color=_GENUINE)
+    for each, style in _curves(curve, other):
+        points = thin_curve(each)
+        rejected = 1 - np.array(points["tar"])
+        # A logarithmic axis cannot show 0.
+        visible = rejected > 0
+        axes.step(np.array(points["far"])[visible], rejected[visible], where="post", **style)
     axes.plot([_min_far(curve), 1], [_min_far(curve), 1], color=_MARK, linestyle=":", label="equal error")
     axes.set(xscale="log", yscale="log", xlim=(_min_far(curve), 1))
     axes.set(title="DET", xlabel=xlabel, ylabel=ylabel)
-    axes.legend(frameon=False, loc="upper left")
 
 
 def _draw_scores(axes: Any, scores: Histogram, threshold: dict[str, float]) -> None:
@@ -111,7 +135,6 @@ def _draw_scores(axes: Any, scores: Histogram, threshold: dict[str, float]) -> N
     if len(filled):
         axes.set_xlim(scores.edge[filled[0]] - 0.02, scores.edge[filled[-1] + 1] + 0.02)
     axes.set(title="Scores", xlabel="cosine similarity", ylabel="share of pairs")
-    axes.legend(frameon=False, loc="upper center")
 
 
 def _draw_folds(axes: Any, folds: FoldAccuracy) -> None:
@@ -128,7 +151,6 @@ def _draw_folds(axes: Any, folds: FoldAccuracy) -> None:
     axes.set_ylim(cosine_F.min() - 0.05, cosine_F.max() + 0.05)
     axes.set_xticks(fold)
     axes.set(title="Threshold and accuracy by fold", xlabel="fold", ylabel="threshold (cosine)")
-    axes.legend(frameon=False, loc="lower right")
 
 
 def _min_far(curve: Roc) -> float:

@@ -37,6 +37,12 @@ def format_interval(name: str, interval: tuple[float, float] | None) -> str:
     return f"[{format_number(name, interval[0])}, {format_number(name, interval[1])}]" if interval else ""
 
 
+def headline_first(result: Result) -> list[tuple[str, float | None]]:
+    """Return the metrics without sizes: accuracy first, then the others, last those that the set is too small for."""
+    metrics = [(name, value) for name, value in result.metrics.items() if name not in COUNTS]
+    return sorted(metrics, key=lambda metric: (metric[1] is None, not metric[0].startswith("accuracy")))
+
+
 def format_counts(result: Result) -> str:
     """Return the sizes of a set: pairs, probes, subjects and so on."""
     sizes = {name: result.metrics[name] for name in result.metrics if name in COUNTS}
@@ -48,9 +54,8 @@ def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
-        for metric, value in result.metrics.items():
-            if metric not in COUNTS:
-                yield _format_metric(metric, value, result)
+        for metric, value in headline_first(result):
+            yield _format_metric(metric, value, result)
         yield from (f"  {_format_group(group)}" for group in result.groups)
     for name, differences in evaluation.differences.items():
         yield f"{name}, against {evaluation.against}:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from facetrain.files import os_errors_as
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import require_matplotlib, result_figures
-from facetrain.verify.formatting import COUNTS, format_counts, format_interval, format_number
+from facetrain.verify.formatting import format_counts, format_interval, format_number, headline_first
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result
@@ -37,7 +37,8 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;paddin
 h1{font-size:1.5rem}h2{border-top:2px solid #ddd;padding-top:1rem;margin-top:2.5rem}
 table{border-collapse:collapse;margin:.8rem 0}td,th{padding:.2rem .9rem .2rem 0;text-align:right}
 td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #eee}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(430px,1fr));gap:1rem}
+.table{overflow-x:auto}.details td{text-align:left;overflow-wrap:anywhere}h1{overflow-wrap:anywhere}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:1rem}
 .figures svg{width:100%;height:auto}.none{color:#777;text-align:left}
 .pairs{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0}figure img{width:84px;height:84px}
 figcaption{font-size:.8rem;color:#555;text-align:center}
@@ -55,8 +56,12 @@ def require_report(folder: Path) -> None:
         raise UsageError(f"{folder}: the report needs a folder, this is a file; name another path")
 
 
-def write_report(folder: Path, evaluation: Evaluation, *, model: str) -> Path:
+def write_report(
+    folder: Path, evaluation: Evaluation, *, model: str, details: Mapping[str, str] | None = None
+) -> Path:
     """Write `report.html`, `report.json` and a PNG file per figure into a folder; return the path of the page.
+
+    `details` are lines for the head of the page by name: date, versions, command.
 
     The page is self-contained: figures are inline SVG, images inline PNG, and there is no script.
 
@@ -64,23 +69,34 @@ def write_report(folder: Path, evaluation: Evaluation, *, model: str) -> Path:
         RunError: the folder cannot be written.
         UsageError: matplotlib is not installed.
     """
-    figures = {name: result_figures(result) for name, result in evaluation.results.items()}
+    figures = {
+        name: result_figures(result, evaluation.other_results.get(name))
+        for name, result in evaluation.results.items()
+    }
     page = folder / PAGE
     with os_errors_as(RunError, folder, "choose another folder for the report"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, by_kind in figures.items():
             for kind, figure in by_kind.items():
                 figure.savefig(folder / f"{name}_{kind}.png")
-        text = json.dumps({"model": model} | evaluation.as_json(), indent=1)
+        content = {"model": model, "details": dict(details or {})} | evaluation.as_json()
+        text = json.dumps(content, indent=1)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-        page.write_text("\n".join(_page(evaluation, figures, model)), encoding="utf-8")
+        page.write_text("\n".join(_page(evaluation, figures, model, details or {})), encoding="utf-8")
     return page
 
 
-def _page(evaluation: Evaluation, figures: dict[str, dict[str, Figure]], model: str) -> Iterator[str]:
+def _page(
+    evaluation: Evaluation, figures: dict[str, dict[str, Figure]], model: str, details: Mapping[str, str]
+) -> Iterator[str]:
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(model)}</title><style>{_STYLE}</style></head><body>"
     yield f"<h1>{escape(model)}</h1><p>{escape(evaluation.description)}</p>"
+    about = {**details, "precision": evaluation.precision}
+    if evaluation.against:
+        about["other model"] = evaluation.against
+    yield '<table class="details">' + "".join(_row(name, text) for name, text in about.items()) + "</table>"
     yield "<p>95 % intervals by a bootstrap over subjects.</p>"
     for name, result in evaluation.results.items():
         yield f"<h2>{escape(name)}</h2>"
@@ -96,41 +112,46 @@ def _page(evaluation: Evaluation, figures: dict[str, dict[str, Figure]], model: 
 
 def _metrics_table(result: Result) -> Iterator[str]:
     yield f"<p>{format_counts(result)}</p>"
+    yield '<div class="table">'
     yield "<table><tr><th>metric</th><th>value</th><th>95 % interval</th><th>threshold (cosine)</th></tr>"
-    for name, value in result.metrics.items():
-        if name in COUNTS:
-            continue
+    for name, value in headline_first(result):
+        if name == "threshold":
+            continue  # a squared distance; the cosines are in the last column
         if value is None:
             needs = escape(result.needs.get(name, "not available"))
             yield f'<tr><td>{escape(name)}</td><td class="none" colspan="3">{needs}</td></tr>'
             continue
         threshold = result.threshold.get(name.removeprefix("tar@"))
+        if name == "accuracy" and (squared_distance := result.metrics.get("threshold")) is not None:
+            threshold = 1 - squared_distance / 2
         yield _row(
             name,
             format_number(name, value),
             format_interval(name, result.interval.get(name)),
             "" if threshold is None else f"{threshold:.4f}",
         )
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _differences_table(evaluation: Evaluation, name: str) -> Iterator[str]:
     if not evaluation.differences.get(name):
         return
     yield f"<h3>Compared with {escape(evaluation.against)}</h3>"
+    yield '<div class="table">'
     yield "<table><tr><th>metric</th><th>this model</th><th>other model</th>"
     yield "<th>95 % interval of the difference</th><th>p</th></tr>"
     for metric, pair in evaluation.differences[name].items():
         values = (format_number(metric, pair.first), format_number(metric, pair.second))
         yield _row(metric, *values, format_interval(metric, pair.interval), f"{pair.p:.3g}")
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _groups_table(groups: list[Group]) -> Iterator[str]:
     if not groups:
         return
     rates = ("accuracy", "fmr", "fnmr")
-    yield "<h3>Slices at one threshold</h3><table><tr><th>slice</th><th>pairs</th>"
+    yield '<h3>Slices at one threshold</h3><div class="table">'
+    yield "<table><tr><th>slice</th><th>pairs</th>"
     yield "".join(f"<th>{rate}</th><th>95 % interval</th>" for rate in rates) + "</tr>"
     for group in groups:
         cells = [f"{group.metrics['pairs']:,.0f}"]
@@ -140,7 +161,7 @@ def _groups_table(groups: list[Group]) -> Iterator[str]:
                 format_interval(rate, group.interval.get(rate)),
             ]
         yield _row(f"{group.column} = {group.value}", *cells)
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:

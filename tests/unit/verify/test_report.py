@@ -57,6 +57,29 @@ def test_the_same_evaluation_gives_the_same_page(found, tmp_path):
     assert pages[0] == pages[1]
 
 
+def test_the_head_of_the_page_has_the_details_and_the_tables_scroll(found, tmp_path):
+    details = {"date": "2026-11-21", "command": "facetrain eval m --target <lfw>"}
+    page = write_report(tmp_path, found, model="m", details=details).read_text()
+    assert "2026-11-21" in page and "--target &lt;lfw&gt;" in page and "fp32" in page
+    assert page.count('<div class="table">') == 1 and 'name="viewport"' in page
+    cells = re.findall(r"<tr><td>([^<]*)</td>", page[page.index("<h2>") :])
+    assert cells[0] == "accuracy" and "threshold" not in cells, (
+        "the headline is first; thresholds are cosines"
+    )
+
+
+def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
+    result = found.results["lfw"]
+    figures = result_figures(result, result)
+    for name in ("roc", "det"):
+        labels = figures[name].axes[0].get_legend_handles_labels()[1]
+        assert labels[:2] == ["this model", "other model"]
+    for figure in figures.values():
+        figure.canvas.draw()
+        for legend in figure.legends:
+            assert not legend.get_window_extent().overlaps(figure.axes[0].get_window_extent())
+
+
 def test_rates_are_drawn_on_logarithmic_axes(found):
     figures = result_figures(found.results["lfw"])
     assert figures["det"].axes[0].get_xscale() == figures["det"].axes[0].get_yscale() == "log"
