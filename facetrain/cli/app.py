@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from facetrain import __version__
-from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, search, train
+from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, runs, search, train
 from facetrain.distributed.process_lifetime import end_with_launcher
 from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason
@@ -28,6 +28,7 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.command("runs")(runs.runs)
 app.command("eval")(evaluate.evaluate)
 app.command("embed")(evaluate.embed)
 app.command("compare")(evaluate.compare)

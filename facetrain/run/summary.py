@@ -1,4 +1,4 @@
-"""Summary of a finished run: loss, accuracy, a plot of both, and the commands to run next."""
+"""Summary of a finished run: loss, accuracy, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -66,36 +66,3 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
     if board.is_dir():
         lines.append(f"  tensorboard --logdir {shlex.quote(str(board))}")
     return lines
-
-
-def plot_curves(metrics: Path, output: Path) -> bool:
-    """Plot the loss and the accuracies of a metrics.jsonl as a PNG file.
-
-    Returns False, and writes nothing, if matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    records = read_jsonl(metrics)
-    losses = [(record["step"], record["loss"]) for record in records if isinstance(record.get("loss"), float)]
-    names = sorted({name for record in records for name in record if name.endswith("/accuracy")})
-    figure, left = pyplot.subplots(figsize=(7, 3.6), dpi=120)
-    if losses:
-        left.plot(*zip(*losses, strict=True), color="tab:gray", label="loss")
-    left.set_xlabel("step")
-    left.set_ylabel("loss")
-    right = left.twinx()
-    for name in names:
-        points = [(record["step"], 100 * record[name]) for record in records if name in record]
-        right.plot(*zip(*points, strict=True), marker="o", label=f"{name.removesuffix('/accuracy')} accuracy")
-    right.set_ylabel("verification accuracy (%)")
-    right.set_ylim(45, 101)
-    figure.legend(loc="center right", bbox_to_anchor=(0.9, 0.5))
-    figure.tight_layout()
-    figure.savefig(output)
-    pyplot.close(figure)
-    return True

@@ -52,6 +52,7 @@ from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.compatibility import check_compatibility
+from facetrain.run.curves import plot_curves
 from facetrain.run.folder import (
     create_run_folder,
     is_restart,
@@ -61,8 +62,9 @@ from facetrain.run.folder import (
     write_run_files,
 )
 from facetrain.run.open_data import must_generate, open_data, write_while_training
+from facetrain.run.run_state import Start, train_recorded
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
-from facetrain.run.summary import plot_curves, summarize
+from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
@@ -173,7 +175,10 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
                 threads_before,
                 threads_before,
             )
-        return _train(run, network)
+        if not world.is_leader:
+            return _train(run, network)
+        start = Start(step=state.step, ranks=world.size, device=world.device.type)
+        return train_recorded(folder, start, schedule.total_steps, lambda: _train(run, network))
     finally:
         stop_logging(log)
 

@@ -76,6 +76,9 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     events = read_events(folder / "tensorboard" / "tiny")  # TensorBoard names the run after this folder
     drawn = {f"eval/val/{kind}" for kind in ("roc", "det", "scores", "folds")}
     log = (folder / "log.txt").read_text()
+    state = json.loads((folder / "state.json").read_text())
+    assert (state["state"], state["total_steps"], len(state["starts"])) == ("finished", 12, 1)
+    assert (folder / "curves.png").stat().st_size > 1000
     assert "step 12/12  loss" in log and "step 12: verification of val  accuracy" in log
     assert set(events.Tags()["images"]) == drawn
     assert all([event.step for event in events.Images(name)] == [0, 6, 12] for name in drawn)

@@ -1,0 +1,70 @@
+"""Curves of a run over its steps: loss, accuracy, learning rate and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from facetrain.telemetry.jsonl import read_jsonl
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LABELS = {"loss": "loss", "lr": "learning rate", "images_per_s": "images per second"}
+"""Label of the axis of each metric that has a panel of its own."""
+_ACCURACY = "accuracy"
+"""Panel of the accuracies of all verification sets."""
+PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
+
+
+def plot_curves(metrics: Path, output: Path) -> None:
+    """Plot the loss and the accuracies of a metrics.jsonl as a PNG file, with the name of its folder as the title."""
+    draw_curves(read_jsonl(metrics), metrics.resolve().parent.name, PANELS[:2]).savefig(output)
+
+
+def draw_curves(records: Iterable[dict[str, Any]], title: str, panels: Sequence[str] = PANELS) -> Figure:
+    """Return a figure with one panel above the other, over a common axis of steps.
+
+    A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    records = list(records)
+    # Constrained, so that the legend beside the accuracies takes room from the panels and covers no points.
+    figure = Figure(figsize=(7, 0.5 + 1.9 * len(panels)), dpi=120, layout="constrained")
+    figure.suptitle(title).set_parse_math(False)  # a folder may have a $ in its name
+    rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, panels, strict=True):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        if panel == _ACCURACY:
+            _draw_accuracies(axes, records)
+        else:
+            axes.plot(*_points(records, panel), color="tab:gray")
+            axes.set_ylabel(_LABELS[panel])
+    rows[-1].set_xlabel("step")
+    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _draw_accuracies(axes: Any, records: list[dict[str, Any]]) -> None:
+    axes.set_ylabel("accuracy (%)")
+    names = sorted({name for record in records for name in record if name.endswith("/accuracy")})
+    for name in names:
+        steps, values = _points(records, name)
+        label = name.removesuffix("/accuracy")
+        axes.plot(steps, [100 * value for value in values], marker="o", markersize=4, label=label)
+    if names:
+        legend = axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+def _points(records: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """Return steps and values of a metric; a value that is not a number becomes NaN, which is drawn as a gap."""
+    found = [(record["step"], record[name]) for record in records if name in record and "step" in record]
+    return [step for step, _ in found], [
+        float(value) if isinstance(value, int | float) else float("nan") for _, value in found
+    ]

@@ -1,0 +1,125 @@
+"""List of runs, from the files that they leave."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from facetrain.errors import DivergedError, UsageError
+from facetrain.run import run_state
+from facetrain.run.list_runs import format_runs, list_runs
+from facetrain.run.run_state import Start, read_state, train_recorded
+from facetrain.telemetry.jsonl import JsonLines
+from tests.support.command import facetrain
+
+START = Start(step=0, ranks=1, device="cpu")
+
+
+def make_run(folder):
+    folder.mkdir()
+    (folder / "config.yaml").write_text("{}\n")
+    (folder / "environment.json").write_text("{}\n")
+    lines = JsonLines(folder / "metrics.jsonl")
+    lines.write(0, {"lfw/accuracy": 0.5})
+    for step in (10, 20):
+        lines.write(step, {"loss": 30.0 - step})
+    lines.write(20, {"lfw/accuracy": 0.75})
+    lines.write(30, {"lfw/accuracy": 0.625})
+    lines.close()
+    return folder
+
+
+def train_as(folder, outcome):
+    """Record a run that returns an exit code or raises an error."""
+
+    def train():
+        assert read_state(folder).state == "running"
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
+
+    try:
+        train_recorded(folder, START, 40, train)
+    except (DivergedError, KeyboardInterrupt):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "reason"),
+    [
+        (0, "finished", ""),
+        (143, "stopped", ""),
+        (DivergedError("the loss is nan", {}), "failed", "the loss is nan"),
+        (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+    ],
+)
+def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state, reason):
+    train_as(make_run(tmp_path / "tiny"), outcome)
+    (run,) = list_runs(tmp_path)
+    assert (run.state, run.reason, run.step, run.total_steps) == (state, reason, 30, 40)
+    assert run.loss == 10.0 and run.best == {"lfw": 0.75}
+    header, row = format_runs([run]).splitlines()
+    assert header.split()[:3] == ["run", "state", "step"]
+    assert row.split() == ["tiny", state, "30", "of", "40", "10.0000", "lfw", "75.00%"]
+
+
+def test_a_run_whose_process_was_killed_has_failed(tmp_path):
+    folder = make_run(tmp_path / "tiny")
+    script = (
+        "import os; from pathlib import Path; from facetrain.run.run_state import *\n"
+        f"train_recorded(Path({str(folder)!r}), Start(0, 1, 'cpu'), 40, lambda: os._exit(9))"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 9
+    state = read_state(folder)
+    assert state.state == "failed" and "ended without a message" in state.reason and state.total_steps == 40
+
+
+def test_a_run_on_another_machine_runs_until_its_files_are_silent(tmp_path, monkeypatch):
+    folder = make_run(tmp_path / "tiny")
+    saved = {"state": "running", "host": "another", "pid": 1, "total_steps": 40}
+    (folder / "state.json").write_text(json.dumps(saved))
+    assert read_state(folder).state == "running"
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    assert read_state(folder).state == "failed"
+
+
+def test_starts_are_kept_over_restarts(tmp_path):
+    folder = make_run(tmp_path / "tiny")
+    train_as(folder, 143)
+    train_recorded(folder, Start(step=20, ranks=2, device="cpu"), 40, lambda: 0)
+    starts = read_state(folder).starts
+    assert [(start.step, start.ranks) for start in starts] == [(0, 1), (20, 2)]
+    assert all(start.time.endswith("+00:00") for start in starts)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"starts": [1, {"step": "x"}], "total_steps": "y"}', "\x00"])
+def test_a_damaged_state_is_a_failed_run(tmp_path, text):
+    folder = make_run(tmp_path / "tiny")
+    (folder / "state.json").write_text(text)
+    (run,) = list_runs(tmp_path)
+    assert run.state == "failed" and run.total_steps is None and "30 of ?" in format_runs([run])
+
+
+def test_a_state_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_state, "write_atomically", refuse)
+    assert train_recorded(tmp_path, START, 40, lambda: 0) == 0
+
+
+def test_the_command_lists_runs_as_table_and_as_json(tmp_path):
+    make_run(tmp_path / "tiny")
+    (tmp_path / "no run").mkdir()
+    table = facetrain("runs", tmp_path).stdout
+    assert "tiny  stopped  30 of ?" in table and "no run" not in table
+    (run,) = json.loads(facetrain("runs", tmp_path, "--json").stdout)
+    assert run["best"] == {"lfw": 0.75} and run["folder"] == str(tmp_path / "tiny")
+
+
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="there is no such folder"):
+        list_runs(tmp_path / "absent")
