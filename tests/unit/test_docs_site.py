@@ -1,0 +1,169 @@
+"""The documentation: the site builds, and the links, command lines and config keys in it exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from facetrain.cli.app import app
+from facetrain.config.schema import Config
+from tests.support.command import ROOT, environment
+from tests.unit.config.test_docs import keys, sections
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = {ROOT / "docs" / "commands.md", ROOT / "docs" / "contributing.md"}
+CONFIG_KEYS = {key for key, _ in keys()} | {key for key, _ in sections(Config)}
+# Files whose names look like keys of a section.
+FILE_ENDINGS = (
+    ".rec",
+    ".idx",
+    ".txt",
+    ".pt",
+    ".onnx",
+    ".safetensors",
+    ".yaml",
+    ".json",
+    ".jsonl",
+    ".md",
+    ".py",
+)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def code_lines(text):
+    """Yield the lines of indented and of fenced code blocks; a line that ends in a backslash includes the next one."""
+    fenced = False
+    text = re.sub(r"\\\n\s*", " ", text)
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line.strip()
+
+
+def inline_code(text):
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+
+
+def words_of_command(line):
+    """Return the words behind `facetrain` of a command line in a page; None if there is no command in it."""
+    found = re.match(r"(?:torchrun .* -m |(?:\S+/)?(?:python3? -m )?)facetrain (?=[a-z-])(.*)", line)
+    if not found:
+        return None
+    # Up to a remark, a redirection or the next command; an optional part in brackets counts.
+    command = re.split(r"\s#|\s{2,}| > | \| |; ", found[1])[0]
+    command = re.sub(r"\[([^]=]*)\]", r"\1", command)
+    return [word for word in shlex.split(command) if word != "…"]
+
+
+def complaint(words, *, complete):
+    """Return the reason why a command line cannot be right, or None. `complete`: required options must be there."""
+    command = typer.main.get_command(app)
+    words = [word for word in words if word != "--debug"]
+    while words and hasattr(command, "commands"):
+        if words[0].startswith("--") or (not complete and words[0].isupper()):
+            break
+        if words[0] not in command.commands:
+            return f"no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    if hasattr(command, "commands"):
+        return None
+    context = command.context_class(command, info_name="facetrain")
+    try:
+        values, rest, _ = command.make_parser(context).parse_args(list(words))
+    except Exception as error:  # Typer's usage errors have no public base class
+        return str(error)
+    if rest:
+        return f"unexpected {rest}"
+    missing = [each.name for each in command.params if each.required and not values.get(each.name)]
+    if complete and missing and "--help" not in words:
+        return f"{missing} missing"
+    return next((f"no key {key}" for key in keys_set_by(words) if key not in CONFIG_KEYS), None)
+
+
+def keys_set_by(words):
+    return [value.split("=")[0] for option, value in zip(words, words[1:], strict=False)
+            if option == "--set" and "." in value]  # fmt: skip
+
+
+@each_page
+def test_links_and_images_exist(page):
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    paths = [(page.parent / target).resolve() for target in targets if "://" not in target]
+    assert [str(path) for path in paths if not path.exists() and path not in GENERATED] == []
+
+
+@each_page
+def test_command_lines_parse(page):
+    text = page.read_text()
+    found = [(words_of_command(line), True) for line in code_lines(text)]
+    found += [(words_of_command(line), False) for line in inline_code(text)]
+    commands = [(words, complete) for words, complete in found if words]
+    wrong = {shlex.join(words): complaint(words, complete=complete) for words, complete in commands}
+    assert {line: reason for line, reason in wrong.items() if reason} == {}
+
+
+@each_page
+def test_config_keys_exist(page):
+    named = {code.split(":")[0].split("=")[0].split(" ")[0] for code in inline_code(page.read_text())}
+    top = "|".join(Config.model_fields)
+    keys_named = {name for name in named if re.fullmatch(rf"({top})(\.[a-z_0-9]+)+", name)}
+    assert {key for key in keys_named if not key.endswith(FILE_ENDINGS)} - CONFIG_KEYS == set()
+
+
+@each_page
+def test_named_configs_of_this_repository_exist(page):
+    named = re.findall(r"(?<![\w/])configs/[\w.]+\.yaml", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_messages_in_troubleshooting_are_those_of_the_program():
+    tables = (ROOT / "docs" / "troubleshooting.md").read_text().split("| message | what to do |\n|---|---|\n")[1:]
+    messages = [row.split("`")[1] for table in tables for row in table.split("\n\n")[0].splitlines()]
+    source = "".join(path.read_text() for path in (ROOT / "facetrain").rglob("*.py"))
+    assert len(messages) >= 3
+    assert [message for message in [*messages, "did not answer rank"] if message not in source] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("facetrain eval MODEL --target lfw --rapport DIR", "rapport"),
+        ("facetrain trian --config FILE", "no command trian"),
+        ("facetrain train", "missing"),
+        ("facetrain resume RUN_DIR OTHER", "OTHER"),
+        ("facetrain train --config FILE --set optim.rate=1", "no key optim.rate"),
+    ],
+)
+def test_a_wrong_command_line_is_found(line, reason):
+    assert reason in complaint(words_of_command(line), complete=True)
+
+
+@pytest.mark.slow
+def test_site_builds_without_warnings_and_without_the_network(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT, env=environment(NO_MKDOCS_2_WARNING="1", HTTPS_PROXY="http://127.0.0.1:9"),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"?(https?:[^\s\">]+)", page.read_text()
+        )
+        assert loaded == [], page.name
+    assert "facetrain.head.margin_head.MarginHead" in (tmp_path / "api.html").read_text()
+    reference = (tmp_path / "commands.html").read_text()
+    for words, command in commands_below(typer.main.get_command(app), "facetrain"):
+        assert f">{words}<" in reference, words
+        for option in command.params:
+            assert option.opts[0] in reference or option.name.upper() in reference, (words, option.name)
+
+
+def commands_below(command, words):
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_below(inner, f"{words} {name}")
