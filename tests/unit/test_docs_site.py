@@ -121,7 +121,9 @@ def test_named_configs_of_this_repository_exist(page):
 
 
 def test_messages_in_troubleshooting_are_those_of_the_program():
-    tables = (ROOT / "docs" / "troubleshooting.md").read_text().split("| message | what to do |\n|---|---|\n")[1:]
+    tables = (
+        (ROOT / "docs" / "troubleshooting.md").read_text().split("| message | what to do |\n|---|---|\n")[1:]
+    )
     messages = [row.split("`")[1] for table in tables for row in table.split("\n\n")[0].splitlines()]
     source = "".join(path.read_text() for path in (ROOT / "facetrain").rglob("*.py"))
     assert len(messages) >= 3
