@@ -95,6 +95,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model by the published protocols, with exact ROC curves and bootstrap intervals over subjects."""
     from facetrain.cli.progress import progress_bar
+    from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.protocols import Options
 
@@ -109,7 +110,7 @@ def evaluate(
         evaluation = evaluate_model(
             model,
             target,
-            data_dir or data_dir_of(model),
+            data_dir or eval_dir_of_run(model),
             against=against,
             tables=_slice_tables(slices or [], target),
             options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
@@ -186,14 +187,6 @@ def compare(
     embedding = embed_image_files(model, [first, second], device=device)
     cosine = float(embedding[0] @ embedding[1])
     typer.echo(json.dumps({"cosine": cosine}) if as_json else f"cosine similarity {cosine:.4f}")
-
-
-def data_dir_of(model: Path) -> Path:
-    """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
-    from facetrain.config.loading import load_config
-
-    config = model / "config.yaml"
-    return Path(load_config(config).eval_dir) if config.is_file() else Path()
 
 
 def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.evaluate import Model, data_dir_of
+from facetrain.cli.evaluate import Model
 from facetrain.cli.outputs import require_writable, write_text
 from facetrain.models.export.formats import FORMATS, ExportOptions
 
@@ -84,11 +84,12 @@ def export(
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
     import torch
 
+    from facetrain.config.loading import eval_dir_of_run
     from facetrain.models.model_file import open_model
 
     _check_options(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
     require_writable(output, model_card)
-    opened, sets = open_model(model, torch.device("cpu")), data_dir or data_dir_of(model)
+    opened, sets = open_model(model, torch.device("cpu")), data_dir or eval_dir_of_run(model)
     results = _evaluate(opened, target, sets)
     images = [] if calibrate is None else _read_evenly(calibrate, calibrate_images)
     options = ExportOptions(from_pixels=from_pixels, unit=unit, int8=int8, calibration=images)

@@ -64,6 +64,12 @@ def dump_config(config: Config) -> str:
     return pyyaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
 
 
+def eval_dir_of_run(model: Path) -> Path:
+    """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
+    config = model / "config.yaml"
+    return Path(load_config(config).eval_dir) if config.is_file() else Path()
+
+
 def with_absolute_paths(config: Config) -> Config:
     """Return the config with absolute paths, so that a run can be continued and evaluated from any folder.
 
@@ -130,6 +136,13 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return base
 
 
+def override_values(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge overrides into the values of a config: sections as nested mappings, or single values by dotted keys."""
+    for key, value in overrides.items():
+        _merge(values, _nested(key, value))
+    return values
+
+
 def _merge(under: dict[str, Any], over: Mapping[str, Any]) -> None:
     """Merge `over` into `under`: mappings by key, everything else is replaced."""
     for key, value in over.items():
@@ -144,6 +157,11 @@ def _parse_override(override: str) -> dict[str, Any]:
     if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
         raise ConfigError(f"--set {override}: use the form KEY=VALUE, for example --set optim.lr=0.2")
     value = yaml.parse(text, f"--set {key}")
-    for part in reversed(key.strip().split(".")):
+    return _nested(key.strip(), value)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return {"a": {"b": value}} for the key "a.b"."""
+    for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)

@@ -1,0 +1,389 @@
+"""Python interface: train, evaluate and use models from a script or a notebook.
+
+    import facetrain
+
+    run = facetrain.train("quickstart", data={"train": "faces"}, train={"epochs": 2})
+    facetrain.evaluate(run.folder, ["lfw"], data_dir="sets")["lfw"]["accuracy"]
+
+    model = facetrain.load_model(run.folder)
+    embedding_ND = model.embed(["a.jpg", "b.jpg"])
+    model.compare("a.jpg", "b.jpg").cosine
+
+Images are aligned face crops: files, or arrays uint8 (H, W, 3) in RGB. Every error that has to do with the input is an
+exception of `facetrain.errors`; no function ends the process.
+"""
+
+# N images   B batch   H, W height and width   D embedding
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from facetrain.config.loading import build_config, eval_dir_of_run, override_values, read_merged
+from facetrain.config.presets import find_config
+from facetrain.config.schema import Config
+from facetrain.cpu_cores import usable_cores
+from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.formats.record_dataset import RecordDataset
+from facetrain.data.open_dataset import open_dataset
+from facetrain.distributed.world import pick_device
+from facetrain.errors import DataError, RunError, UsageError
+from facetrain.files import os_errors_as
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.verify.evaluate import evaluate as evaluate_model
+from facetrain.verify.image_embeddings import read_input
+from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.protocols import Options
+
+PathLike = str | os.PathLike[str]
+Image = PathLike | np.ndarray
+"""Image file, or RGB pixels uint8 (H, W, 3)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Similarity of two faces."""
+
+    cosine: float
+    """Cosine of the two embeddings, from -1 to 1; the faces of two people have a value near 0."""
+    threshold: float | None = None
+    """Smallest cosine of a match, as given to `Model.compare`."""
+
+    @property
+    def same(self) -> bool | None:
+        """Whether the cosine reaches the threshold; None without a threshold."""
+        return None if self.threshold is None else self.cosine >= self.threshold
+
+
+class Dataset(Sequence[tuple[np.ndarray, int]]):
+    """Dataset of any format, as a sequence of (image, label).
+
+    >>> dataset = facetrain.Dataset("faces")
+    >>> len(dataset), dataset.num_identities
+    >>> image, label = dataset[0]      # uint8 (H, W, 3) in RGB, and an int
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        """Open a folder, a list file, a `.rec` file or the YAML file of a mixture.
+
+        Raises:
+            DataError: there is no dataset at the path.
+        """
+        self.path = Path(path)
+        is_record_file = self.path.suffix == ".rec" and self.path.is_file()
+        self._source = (
+            RecordDataset(self.path.parent, name=self.path.name)
+            if is_record_file
+            else open_dataset(self.path)
+        )
+        self.labels = np.asarray(self._source.labels, np.int64)
+        """Label of every image: int64 (N,), from 0 to `num_identities` - 1."""
+        self.num_identities = self._source.num_classes
+
+    def __len__(self) -> int:
+        return self._source.num_images
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the image, uint8 (H, W, 3) in RGB, and its label.
+
+        Raises:
+            DataError: the image cannot be read.
+        """
+        number = range(len(self))[index]
+        if isinstance(number, range):
+            return [self[each] for each in number]
+        image = decode_rgb(self._source.read(number), location=self._source.location(number))
+        return image, int(self.labels[number])
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}): {len(self):,} images of {self.num_identities:,} identities"
+
+
+class Model:
+    """Network that maps images to embeddings; `load_model` opens one."""
+
+    def __init__(self, path: Path, opened: EmbeddingModel, device: torch.device) -> None:
+        self.path = path
+        self.device = device
+        self._opened = opened
+
+    @property
+    def image_size(self) -> int:
+        """Side of the network's input in pixels. Other images are resized and cropped to it."""
+        return self._opened.image_size
+
+    @property
+    def embedding_size(self) -> int:
+        """Length D of an embedding."""
+        return self._opened.embedding_size
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Description in the model file: `backbone`, `preprocessing`, `config`."""
+        return self._opened.metadata
+
+    def embed(
+        self,
+        images: Image | Dataset | Sequence[Image],
+        *,
+        flip: bool = True,
+        batch_size: int = 64,
+    ) -> np.ndarray:
+        """Return the embeddings of images: float32 (N, D), each of length 1.
+
+        >>> model.embed("face.jpg").shape             # one file
+        (1, 512)
+        >>> model.embed("faces").shape                # a folder of images, or a dataset of any format
+        (2000, 512)
+        >>> model.embed([array, "face.jpg"]).shape    # a list of arrays uint8 (H, W, 3) and of files
+        (2, 512)
+        >>> model.embed(array_NHW3).shape             # an array uint8 (N, H, W, 3)
+        (64, 512)
+
+        Args:
+            images: aligned face crops, RGB.
+            flip: add the embedding of the mirror image.
+            batch_size: images per forward pass.
+
+        Raises:
+            DataError: an image cannot be read, or is not a uint8 array (H, W, 3).
+        """
+        count, decode = _decoder(images)
+        if not count:
+            return np.empty((0, self.embedding_size), np.float32)
+
+        def decode_resized(index: int) -> np.ndarray:
+            return resize_square(decode(index), self.image_size)
+
+        chunks = []
+        with ThreadPoolExecutor(usable_cores()) as pool, torch.no_grad():
+            for start in range(0, count, batch_size):
+                batch = range(start, min(start + batch_size, count))
+                image_BHWC = torch.from_numpy(np.stack(list(pool.map(decode_resized, batch))))
+                image = self._opened.prepare(image_BHWC.to(self.device))
+                embedding_BD = self._opened.network(image).float()
+                if flip:
+                    embedding_BD = embedding_BD + self._opened.network(image.flip(3)).float()
+                chunks.append(embedding_BD.cpu().numpy())
+        return l2_normalize(np.concatenate(chunks))
+
+    def compare(self, first: Image, second: Image, *, threshold: float | None = None) -> Comparison:
+        """Return the cosine similarity of two faces, and whether it reaches the threshold if one is given.
+
+        A threshold belongs to a model and a false match rate: `facetrain.evaluate` measures it.
+
+        >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same
+        True
+
+        Raises:
+            DataError: as `embed`.
+        """
+        embedding_2D = self.embed([first, second])
+        return Comparison(float(embedding_2D[0] @ embedding_2D[1]), threshold)
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}): {self._opened.description}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Finished run."""
+
+    folder: Path
+    """Run folder, with `model.safetensors`, `metrics.jsonl`, `config.yaml` and the checkpoints."""
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl: one dict for each logged step and each verification."""
+        with os_errors_as(RunError, self.folder):
+            lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def load_model(self, device: str = "auto") -> Model:
+        """Open the model of the run."""
+        return load_model(self.folder, device)
+
+
+def load_model(path: PathLike, device: str = "auto") -> Model:
+    """Open a model.
+
+    >>> model = facetrain.load_model("runs/quickstart")
+
+    Args:
+        path: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx file, or
+            a -symbol.json file of MXNet.
+        device: `cpu`, `cuda`, or `auto`, which takes a GPU if there is one.
+
+    Raises:
+        ModelError: the file is missing or damaged, or its network is unknown.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+        UsageError: there is no such device.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device {device!r}: unknown device; choose one of auto, cpu, cuda")
+    chosen = pick_device(device, 0)
+    return Model(Path(path), open_model(Path(path), chosen), chosen)
+
+
+def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None, **overrides: Any) -> Run:
+    """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
+
+    Progress goes to standard output, as with `facetrain train`. Under torchrun, each process of the script trains on
+    one GPU. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it.
+
+    >>> run = facetrain.train("quickstart", train={"epochs": 2})
+    >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "data.train": "faces"})
+
+    Args:
+        config: a config file, the name of a preset, or a dict with the sections of a config.
+        run_dir: folder of the run. Default: `run.dir`/`run.name` of the config.
+        overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
+
+    Raises:
+        ConfigError: the config is invalid; the message has all faults.
+        UsageError: the run folder exists; or the data, a verification set or a model cannot be used.
+        RunError: training failed.
+        KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
+    """
+    from facetrain.run import training
+
+    built = _build_config(config, overrides)
+    folder = Path(run_dir) if run_dir is not None else Path(built.run.dir) / built.run.name
+    _require_main_thread()
+    return _finished(folder, training.train(built, None if run_dir is None else folder))
+
+
+def resume(run_dir: PathLike, checkpoint: int | None = None, **overrides: Any) -> Run:
+    """Continue a run from a checkpoint, by default the newest, and return the run.
+
+    >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
+
+    Raises:
+        NoCheckpointError: the folder has no checkpoint.
+        UsageError: the folder is not that of a run; otherwise as `train`.
+    """
+    from facetrain.run import training
+
+    folder = Path(run_dir)
+    if not (folder / "config.yaml").is_file():
+        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
+    built = _build_config(folder / "config.yaml", overrides)
+    _require_main_thread()
+    return _finished(folder, training.resume(built, folder, checkpoint))
+
+
+def evaluate(
+    model: Model | PathLike,
+    sets: str | Sequence[str],
+    data_dir: PathLike | None = None,
+    *,
+    device: str = "auto",
+    batch_size: int = 256,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    flip: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Evaluate a model by the published protocols; return the metrics of each set by its name.
+
+    >>> facetrain.evaluate("runs/quickstart", "synth")["synth"]["accuracy"]
+    0.94
+
+    Args:
+        model: an open model, or a path that `load_model` opens.
+        sets: .bin files, or folders in the layout of IJB, TinyFace or MegaFace: paths, or names in `data_dir`.
+        data_dir: folder of the sets that are given by name. Default: the evaluation folder of the run, or the current
+            folder if the model is not a run.
+        device: `cpu`, `cuda` or `auto`; an open model stays on its own device.
+        batch_size: images per forward pass.
+        bootstrap: bootstrap draws of subjects for the 95 % intervals under `intervals`; 0 computes none.
+        seed: seed of the draws.
+        flip: add the embedding of the mirror image. Sets of pairs are scored with and without it.
+
+    Raises:
+        ModelError: the model cannot be opened, or an embedding is not finite.
+        DataError: a set cannot be read.
+    """
+    path = model.path if isinstance(model, Model) else Path(model)
+    evaluation = evaluate_model(
+        model._opened if isinstance(model, Model) else path,
+        [sets] if isinstance(sets, str) else list(sets),
+        Path(data_dir) if data_dir is not None else eval_dir_of_run(path),
+        options=Options(bootstrap, seed, flip),
+        device=model.device.type if isinstance(model, Model) else device,
+        batch_size=batch_size,
+    )
+    results: dict[str, dict[str, Any]] = evaluation.as_json()["sets"]
+    return results
+
+
+def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
+    """Build a config from a file, a preset or plain values, and nested or dotted overrides."""
+    if isinstance(config, Mapping):
+        values, where = copy.deepcopy(dict(config)), "config"
+    else:
+        path = find_config(Path(config))
+        values, where = read_merged(path), str(path)
+    return build_config(override_values(_plain(values), _plain(overrides)), where)
+
+
+def _plain(value: Any) -> Any:
+    """Replace paths by text and tuples by lists, as a YAML file would hold them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _require_main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("training handles signals: call it from the main thread of the program")
+
+
+def _finished(folder: Path, exit_code: int) -> Run:
+    """Return the run, or raise the exception for the signal that stopped it."""
+    if exit_code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(f"training was interrupted; facetrain.resume({str(folder)!r}) continues it")
+    if exit_code:
+        name = signal.Signals(exit_code - 128).name
+        raise RunError(f"{folder}: stopped by {name}; facetrain.resume({str(folder)!r}) continues it")
+    return Run(folder)
+
+
+def _decoder(images: Image | Dataset | Sequence[Image]) -> tuple[int, Callable[[int], np.ndarray]]:
+    """Return the number of images, and a function that reads and decodes the image of an index."""
+    if isinstance(images, Dataset):
+        dataset = images
+        return len(dataset), lambda index: dataset[index][0]
+    if isinstance(images, str | os.PathLike):
+        encoded, names, _ = read_input(Path(images))
+        return len(encoded), lambda index: decode_rgb(encoded[index], location=names[index])
+    listed = [images] if isinstance(images, np.ndarray) and images.ndim == 3 else images
+    return len(listed), lambda index: _decode(listed[index], index)
+
+
+def _decode(image: Any, index: int) -> np.ndarray:
+    if isinstance(image, str | os.PathLike):
+        path = Path(image)
+        with os_errors_as(DataError, path):
+            return decode_rgb(path.read_bytes(), location=str(path))
+    pixels = np.asarray(image)
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise DataError(
+            f"image {index}: {pixels.dtype} {pixels.shape} cannot be embedded; give a file name, or RGB pixels from "
+            "0 to 255 as uint8 (height, width, 3)"
+        )
+    return pixels

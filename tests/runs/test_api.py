@@ -1,0 +1,92 @@
+"""The Python interface in the programs that people call it from: a script, standard input, a notebook."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ROOT, environment
+
+# Without `if __name__ == "__main__":`, as in a notebook. The training processes must not run it again.
+PROGRAM = """
+import facetrain, sys
+assert "torch" not in sys.modules
+print("program starts", flush=True)
+try:
+    facetrain.train({"data": {"train": "nowhere"}, "model": {"backbone": "r51"}})
+except facetrain.errors.ConfigError as error:
+    print("refused:", error)
+config = {
+    "run": {"name": "api"},
+    "data": {
+        "train": "faces", "image_size": 32, "workers": 2,
+        "synthetic": {"identities": 12, "images_per_identity": 4, "eval_identities": 6, "eval_pairs": 20},
+    },
+    "model": {
+        "backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 16,
+    },
+    "train": {"global_batch_size": 8, "max_steps": 9, "precision": "fp32", "device": "cpu"},
+    "eval": {"targets": ["synth"]},
+    "log": {"tensorboard": False},
+}
+run = facetrain.train(config, train={"max_steps": 4}, **{"log.every_steps": 1})
+run = facetrain.resume(run.folder, train={"max_steps": 6})
+assert len(facetrain.Dataset("faces")) == 48
+result = facetrain.evaluate(run.folder, "synth", bootstrap=0)["synth"]
+print("steps", max(line["step"] for line in run.metrics()), "accuracy", result["accuracy"])
+try:
+    facetrain.train(config)
+except facetrain.errors.UsageError as error:
+    print("refused:", error)
+"""
+
+
+def check(process):
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("program starts") == 1
+    assert "steps 6 accuracy 0." in process.stdout or "steps 6 accuracy 1.0" in process.stdout
+    assert 'refused: config: model.backbone: "r51" does not exist' in process.stdout
+    assert "already holds a run, at step 6" in process.stdout
+    assert "Traceback" not in process.stderr
+
+
+def test_a_script_without_a_guard_trains_with_reading_processes(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "program.py"]
+    check(
+        subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    )
+
+
+def test_a_program_on_standard_input_trains_with_reading_processes(tmp_path):
+    command = [sys.executable, "-"]
+    check(
+        subprocess.run(
+            command,
+            input=PROGRAM,
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_example_notebook_runs_in_a_kernel(tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = nbformat.read(ROOT / "docs" / "examples" / "quickstart.ipynb", as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    text = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
+    assert "(16, 128)" in text and "bacth_size is not a key" in text
+    assert Path(tmp_path / "runs" / "notebook" / "model.safetensors").is_file()

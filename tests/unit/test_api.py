@@ -1,0 +1,110 @@
+"""The Python interface: models, datasets and their errors."""
+
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+import facetrain
+from facetrain.backbone.zoo import build_backbone
+from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.verify.image_embeddings import embed_image_files
+from tests.support.datasets import write_records
+
+SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    network = build_backbone("iresnet", **SMALL).eval()
+    save_model(folder / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    write_records(folder / "faces", [0, 0, 1, 1, 2], size=32)
+    (folder / "images").mkdir()
+    for number, (image, _) in enumerate(facetrain.Dataset(folder / "faces")):
+        cv2.imwrite(str(folder / "images" / f"{number}.png"), image[:, :, ::-1])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return facetrain.load_model(folder / "m.safetensors", device="cpu")
+
+
+def test_the_import_takes_no_torch_and_offers_all_names():
+    script = "import facetrain, sys; facetrain.errors.DataError; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    for name in facetrain.__all__:
+        assert getattr(facetrain, name) is not None
+    assert set(facetrain.__all__) <= set(dir(facetrain))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        facetrain.trian  # noqa: B018
+
+
+def test_a_dataset_is_a_sequence_of_images_and_labels(folder):
+    dataset = facetrain.Dataset(str(folder / "faces"))
+    assert (len(dataset), dataset.num_identities, dataset.labels.tolist()) == (5, 3, [0, 0, 1, 1, 2])
+    image, label = dataset[-1]
+    assert image.shape == (32, 32, 3) and image.dtype == np.uint8 and label == 2
+    assert [label for _, label in dataset[1:4]] == [0, 1, 1] and len(list(dataset)) == 5
+    assert len(facetrain.Dataset(folder / "faces" / "train.rec")) == 5
+    with pytest.raises(IndexError):
+        dataset[5]
+    with pytest.raises(facetrain.errors.DataError, match="no such folder"):
+        facetrain.Dataset(folder / "nowhere")
+
+
+def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model):
+    dataset = facetrain.Dataset(folder / "faces")
+    images = [image for image, _ in dataset]
+    files = sorted((folder / "images").iterdir())
+    expected = embed_image_files(folder / "m.safetensors", files, device="cpu")
+    assert model.embedding_size == 16 and model.image_size == 32
+    for given in (dataset, images, np.stack(images), files, [files[0], *images[1:]], folder / "images"):
+        found = model.embed(given, batch_size=2)
+        assert found.dtype == np.float32 and found.shape == (5, 16)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+    assert model.embed(str(files[0])).shape == model.embed(images[0]).shape == (1, 16)
+    assert model.embed([]).shape == (0, 16)
+    assert not np.allclose(model.embed(images, flip=False), expected, atol=1e-3)
+
+
+def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
+    image = facetrain.Dataset(folder / "faces")[0][0]
+    assert model.compare(image, image).cosine == pytest.approx(1) and model.compare(image, image).same is None
+    compared = model.compare(folder / "images" / "0.png", folder / "images" / "1.png", threshold=1.5)
+    assert compared.same is False and -1 <= compared.cosine <= 1
+    assert model.compare(image, image, threshold=0.9).same is True
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((1, 32, 32, 3), np.float32), r"image 0: float32 \(32, 32, 3\).*uint8 \(height, width, 3\)"),
+        (np.zeros((1, 3, 32, 32), np.uint8), r"uint8 \(3, 32, 32\)"),
+        ([np.zeros((32, 32), np.uint8)], r"uint8 \(32, 32\)"),
+        (["nowhere.jpg"], "nowhere.jpg: No such file"),
+        ("nowhere.jpg", "nowhere.jpg: No such file"),
+    ],
+)
+def test_unusable_images_are_named(model, image, message):
+    with pytest.raises(facetrain.errors.DataError, match=message):
+        model.embed(image)
+
+
+def test_unusable_models_and_configs_are_errors_of_facetrain(tmp_path):
+    with pytest.raises(facetrain.errors.ModelError):
+        facetrain.load_model(tmp_path / "nothing.safetensors")
+    with pytest.raises(facetrain.errors.UsageError, match="unknown device"):
+        facetrain.load_model(tmp_path / "nothing.safetensors", device="gpu")
+    with pytest.raises(facetrain.errors.ConfigError, match="quickstrt: no such file or preset; did you mean"):
+        facetrain.train("quickstrt")
+    with pytest.raises(facetrain.errors.ConfigError, match="train.epochs"):
+        facetrain.train("quickstart", train={"epochs": -1})
+    with pytest.raises(facetrain.errors.ConfigError, match="optim.lr"):
+        facetrain.train("quickstart", **{"optim.lr": "high"})
+    with pytest.raises(facetrain.errors.UsageError, match="not the folder of a run"):
+        facetrain.resume(tmp_path)
