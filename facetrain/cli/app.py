@@ -6,6 +6,7 @@ Each command imports the modules it needs when it is called: `facetrain --help` 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from typing import Annotated, Any
 
@@ -18,11 +19,12 @@ from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason
 
 _INTERRUPTED = 130
+_CONFIG_FILE = re.compile(r"[^-=][^=]*\.(ya?ml|py)")
 
 app = typer.Typer(
     name="facetrain",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -106,7 +108,17 @@ def _exit_with_usage_error(error: Any) -> None:
         sys.exit(error.exit_code)
     command = error.ctx.command_path if error.ctx else "facetrain"
     advice = "" if message.endswith("?") else f"; see {command} --help"
+    if "--config" in getattr(getattr(error, "param", None), "opts", ()) and (stray := _stray_config()):
+        advice = f"; did you mean --config {stray}?"
     _exit(f"{command}: {message[0].lower()}{message[1:]}{advice}", error.exit_code)
+
+
+def _stray_config() -> str | None:
+    """Return the first argument that may be a config without --config in front of it; None if there is none."""
+    from facetrain.config.presets import presets
+
+    names = {preset.name for preset in presets()}
+    return next((name for name in sys.argv[2:] if name in names or _CONFIG_FILE.fullmatch(name)), None)
 
 
 def _exit(message: str, exit_code: int) -> None:

@@ -16,18 +16,20 @@ app = typer.Typer(
 
 @app.command("list")
 def list_() -> None:
-    """List the configs that come with facetrain, with dataset, backbone, GPUs, and images per step."""
+    """List the configs that come with facetrain, with dataset, backbone, GPUs, and published accuracy."""
     from facetrain.config.loading import load_config
     from facetrain.config.presets import presets
     from facetrain.run.step_schedule import local_batch_size
 
-    rows = [("name", "dataset", "backbone", "GPUs", "images per step")]
+    rows = [("name", "dataset", "backbone", "GPUs", "images per step", "IJB-C TAR@1e-4")]
     for preset in presets():
         config = load_config(preset.path)
         gpus = preset.gpus or 1
         images = local_batch_size(config, gpus) * gpus * config.optim.accumulate
         dataset = Path(config.data.train).name
-        rows.append((preset.name, dataset, config.model.backbone, str(preset.gpus or "any"), f"{images:,}"))
+        published = f"{preset.published_tar:.2f} %" if preset.published_tar else ""
+        network, processes = config.model.backbone, str(preset.gpus or "any")
+        rows.append((preset.name, dataset, network, processes, f"{images:,}", published))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -92,8 +93,8 @@ def _explain_fault(fault: Any) -> str:
     if len(value) > _MAX_VALUE:
         value = f"{value[:_MAX_VALUE]}…"
     names = schema.get("enum", []) if isinstance(fault["input"], str) else []
-    if similar := difflib.get_close_matches(str(fault["input"]), names, n=1):
-        return f"{key}: {value} does not exist; did you mean {similar[0]}?"
+    if similar := _similar_name(str(fault["input"]), names):
+        return f"{key}: {value} does not exist; did you mean {similar}?"
     return f"{key}: {value} is invalid; use {describe_values(schema)}"
 
 
@@ -128,6 +129,14 @@ def _similar_key(unknown: str, section: Schema) -> str:
     known = [key for option in _options(section) for key in option.get("properties", {})]
     similar = difflib.get_close_matches(unknown, known, n=1)
     return f"; did you mean {similar[0]}?" if similar else f"; the keys are {', '.join(known)}"
+
+
+def _similar_name(unknown: str, names: list[str]) -> str | None:
+    # InsightFace and others name r50 iresnet50 or ir_50: difflib finds torchvision's resnet50, another network.
+    depth = re.fullmatch(r"(?:l?resnet|ir|iresnet)[-_]?(\d+)(?:e-ir)?", unknown.lower())
+    if depth and f"r{depth[1]}" in names:
+        return f"r{depth[1]}"
+    return next(iter(difflib.get_close_matches(unknown, names, n=1)), None)
 
 
 def _options(schema: Schema) -> list[Schema]:

@@ -12,10 +12,10 @@ def test_show_prints_every_key_after_recipe_and_set():
     assert shown["optim"]["lr"] == 0.2 and shown["optim"]["power"] == 2 and "async" in shown["checkpoint"]
 
 
-def test_list_shows_the_presets_with_dataset_backbone_and_batch():
+def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
     done = facetrain("config", "list")
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
-    assert rows["glint360k_r100"] == ["glint360k", "r100", "8", "1,024"]
+    assert rows["glint360k_r100"] == ["glint360k", "r100", "8", "1,024", "97.55", "%"]
     assert rows["quickstart"] == ["quickstart", "iresnet", "any", "128"]
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
 

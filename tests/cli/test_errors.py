@@ -1,9 +1,12 @@
 """Bad input: one line that says what, where and what to do, and the right exit code."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.support.command import facetrain, torchrun
+from tests.support.command import environment, facetrain, refusal, torchrun
 
 WRONG = [
     (["--set", "data.train=/nowhere"], "/nowhere: no such folder"),
@@ -35,6 +38,11 @@ def test_what_cannot_be_followed_ends_with_2_and_one_line(describe, options, sai
     ("line", "said"),
     [
         ("train", "facetrain train: missing option '--config'; see facetrain train --help"),
+        ("train ok.yaml", "facetrain train: missing option '--config'; did you mean --config ok.yaml?"),
+        (
+            "plan --gpus 2 quickstart",
+            "facetrain plan: missing option '--config'; did you mean --config quickstart?",
+        ),
         ("trian", "facetrain: no such command 'trian'. Did you mean 'train'?"),
         ("eval m --target t --batch-size 0", "facetrain eval: invalid value for '--batch-size': "),
     ],
@@ -60,5 +68,30 @@ def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
 def test_help_names_every_command():
     process = facetrain("--help")
     assert process.returncode == 0
+    assert "--install-completion" in process.stdout
+    assert facetrain("-h").stdout == process.stdout
+    assert facetrain("data", "pack", "-h").stdout == facetrain("data", "pack", "--help").stdout != ""
     for command in ("train", "resume", "eval", "embed", "compare", "data", "config"):
         assert command in process.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell, tmp_path):
+    words = {"COMP_WORDS": "facetrain tr", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "facetrain tr"}
+    process = subprocess.run(
+        [sys.executable, "-m", "facetrain"],
+        env=environment(
+            **words, _FACETRAIN_COMPLETE=f"complete_{shell}", _TYPER_COMPLETE_FISH_ACTION="get-args"
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert "train" in process.stdout and "export" not in process.stdout, process.stderr
+
+
+@pytest.mark.parametrize("command", [("train", "--config"), ("plan", "--config"), ("config", "show")])
+def test_a_config_of_arcface_torch_is_sent_to_the_converter(command, tmp_path):
+    path = tmp_path / "ms1mv3_r50.py"
+    path.write_text("config.network = 'r50'")
+    error = refusal(*command, path)
+    assert f"facetrain config convert {path} > ms1mv3_r50.yaml" in str(error) and error.exit_code == 2

@@ -12,6 +12,7 @@ from facetrain.errors import ConfigError
 # An installed wheel holds the files beside this module, a source tree holds them in configs/.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
 _GPUS = re.compile(r"on (\d+) GPUs?\b")
+_PUBLISHED = re.compile(r"^# Published by \w+: ([\d.]+) % TAR at FAR 1e-4 on IJB-C", re.MULTILINE)
 
 
 class Preset(NamedTuple):
@@ -21,12 +22,14 @@ class Preset(NamedTuple):
     path: Path
     gpus: int | None
     """Number of GPUs that the batch size is meant for, from the first comment; None if any number will do."""
+    published_tar: float | None
+    """Published TAR at FAR 1e-4 on IJB-C in percent, from a comment; None if none is published."""
 
 
 def presets() -> list[Preset]:
     """Return all presets, sorted by name."""
     paths = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
-    return [Preset(name, paths[name], _gpus(paths[name])) for name in sorted(paths)]
+    return [_preset(paths[name]) for name in sorted(paths)]
 
 
 def find_config(path: Path) -> Path:
@@ -51,7 +54,8 @@ def find_config(path: Path) -> Path:
     return path
 
 
-def _gpus(path: Path) -> int | None:
-    first_line = path.read_text(encoding="utf-8").partition("\n")[0]
-    match = _GPUS.search(first_line)
-    return int(match[1]) if match else None
+def _preset(path: Path) -> Preset:
+    text = path.read_text(encoding="utf-8")
+    gpus = _GPUS.search(text.partition("\n")[0])
+    published = _PUBLISHED.search(text)
+    return Preset(path.stem, path, int(gpus[1]) if gpus else None, float(published[1]) if published else None)

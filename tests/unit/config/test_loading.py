@@ -123,6 +123,15 @@ def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
     assert str(caught.value).startswith(f"x: {message}") and str(caught.value).count(" is ") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "similar"), [("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "r50")]
+)
+def test_the_names_of_other_projects_for_a_network_lead_to_ours(name, similar):
+    message = f'x: model.backbone: "{name}" does not exist; did you mean {similar}[?]'
+    with pytest.raises(ConfigError, match=message):
+        build_config({"data": {"train": "x"}, "model": {"backbone": name}}, "x")
+
+
 def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
     synthetic = {"train": "x", "synthetic": {"eval_pairs": 33, "idents": 3}}
     with pytest.raises(ConfigError) as caught:

@@ -1,0 +1,70 @@
+"""The wheel, unpacked outside the repository: presets, types, metadata, and a short training run."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from importlib.util import find_spec
+
+import pytest
+
+from tests.support.command import ROOT, environment
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The folder of the unpacked wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    if uv := shutil.which("uv"):
+        build = [uv, "build", "--wheel", "--out-dir", str(folder), str(ROOT)]
+    elif find_spec("pip"):
+        build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    else:
+        pytest.skip("needs uv or pip")
+    built = subprocess.run(build, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "site-packages")
+    return folder / "site-packages"
+
+
+def run(wheel, folder, *arguments):
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "facetrain", *arguments],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(wheel)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_has_presets_types_and_metadata(wheel, tmp_path):
+    presets = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    assert presets == {path.name for path in (wheel / "facetrain" / "config" / "presets").glob("*.yaml")}
+    assert (wheel / "facetrain" / "py.typed").is_file()
+    (text,) = wheel.glob("*.dist-info/METADATA")
+    metadata = Parser().parsestr(text.read_text())
+    assert {"all", "onnx", "parquet", "wandb", "mlflow"} <= set(metadata.get_all("Provides-Extra"))
+    assert metadata["Summary"] and metadata["Author"] and metadata["Keywords"]
+    assert "ms1mv3_r50 " in run(wheel, tmp_path, "config", "list")
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_a_preset_outside_the_repository(wheel, tmp_path):
+    small = "data.synthetic={identities: 12, images_per_identity: 4, eval_identities: 6, eval_pairs: 20}"
+    options = [
+        "train.max_steps=3",
+        "train.global_batch_size=8",
+        "data.image_size=32",
+        "train.device=cpu",
+        small,
+    ]
+    sets = [part for option in options for part in ("--set", option)]
+    assert "finished" in run(wheel, tmp_path, "train", "--config", "quickstart", *sets)
+    assert (tmp_path / "runs" / "quickstart" / "model.safetensors").is_file()
