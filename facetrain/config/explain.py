@@ -134,7 +134,7 @@ def _similar_key(unknown: str, section: Schema) -> str:
 def _similar_name(unknown: str, names: list[str]) -> str | None:
     # InsightFace and others name r50 iresnet50 or ir_50: difflib finds torchvision's resnet50, another network.
     depth = re.fullmatch(r"(?:l?resnet|ir|iresnet)[-_]?(\d+)(?:e-ir)?", unknown.lower())
-    if depth and f"r{depth[1]}" in names:
+    if depth and f"r{depth[1]}" in names and unknown.lower().replace("_", "") not in names:
         return f"r{depth[1]}"
     return next(iter(difflib.get_close_matches(unknown, names, n=1)), None)
 

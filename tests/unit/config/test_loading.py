@@ -124,7 +124,8 @@ def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "similar"), [("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "r50")]
+    ("name", "similar"),
+    [("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "resnet50"), ("resnet100", "r100")],
 )
 def test_the_names_of_other_projects_for_a_network_lead_to_ours(name, similar):
     message = f'x: model.backbone: "{name}" does not exist; did you mean {similar}[?]'
