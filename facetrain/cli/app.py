@@ -31,6 +31,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("runs")(runs.runs)
+app.command("report")(runs.report)
 app.command("eval")(evaluate.evaluate)
 app.command("embed")(evaluate.embed)
 app.command("compare")(evaluate.compare)

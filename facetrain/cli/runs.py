@@ -28,3 +28,19 @@ def runs(
         typer.echo(format_runs(found))
     else:
         typer.echo(f"{folder}: no runs")
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    output: Annotated[
+        Path | None, typer.Option(help="HTML file to write; the default is report.html in the run folder.")
+    ] = None,
+) -> None:
+    """Write a report of a run, as one HTML page that needs no network."""
+    from facetrain.cli.outputs import require_writable
+    from facetrain.run.report import write_run_report
+
+    require_writable(output)
+    page = output or run_dir / "report.html"
+    write_run_report(run_dir, page)
+    typer.echo(page)

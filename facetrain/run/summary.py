@@ -61,6 +61,7 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
         lines.append(f"  facetrain eval {quoted} --target {shlex.quote(targets[0])} --data-dir {data}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",
+        f"  facetrain report {quoted}",
         f"  facetrain export {quoted} --format onnx --output model.onnx",
     ]
     if board.is_dir():

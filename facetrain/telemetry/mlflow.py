@@ -50,7 +50,7 @@ class MLflow:
         experiment_id = found.experiment_id if found else self._client.create_experiment(experiment)
         self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
         write_atomically(path, self._id + "\n")
-        params = [Param(key, str(value)[:_MAX_VALUE]) for key, value in _flat(config)]
+        params = [Param(key, str(value)[:_MAX_VALUE]) for key, value in flatten(config)]
         for first in range(0, len(params), _MAX_BATCH):
             self._client.log_batch(self._id, params=params[first : first + _MAX_BATCH])
 
@@ -70,10 +70,10 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of nested values."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

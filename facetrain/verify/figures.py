@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from facetrain.errors import UsageError
 from facetrain.verify.fold_accuracy import FoldAccuracy
 from facetrain.verify.result import Histogram, Result, thin_curve
 from facetrain.verify.roc import Roc
@@ -23,25 +21,11 @@ _SEARCH_RATES = tuple(
 )
 
 
-def require_matplotlib() -> None:
-    """Check that matplotlib is installed.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    if find_spec("matplotlib") is None:
-        raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib")
-
-
 def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
     """Return the figures that a result has data for: `roc`, `det`, `scores`, `folds`.
 
     ROC and DET also show the result of an `other` model on the same set.
-
-    Raises:
-        UsageError: matplotlib is not installed.
     """
-    require_matplotlib()
     from matplotlib.figure import Figure
 
     rates = _SEARCH_RATES if result.protocol == "identification" else _PAIR_RATES
@@ -75,11 +59,9 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
 
 
 def figure_images(result: Result) -> dict[str, np.ndarray]:
-    """Return the figures of a result as pixels, uint8 (H, W, 3) by name; empty if matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        return {}
+    """Return the figures of a result as pixels, uint8 (H, W, 3) by name."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     images = {}
     for name, figure in result_figures(result).items():
         canvas = FigureCanvasAgg(figure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -18,8 +17,9 @@ from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
-from facetrain.verify.figures import require_matplotlib, result_figures
+from facetrain.verify.figures import result_figures
 from facetrain.verify.formatting import format_counts, format_interval, format_number, headline_first
+from facetrain.verify.html import details_table, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result
@@ -32,26 +32,14 @@ _SHOWN_PAIRS = 12
 """Hardest pairs of each kind on the page; the JSON has more."""
 _IMAGE_SIZE = 112
 """Side of the images of the hardest pairs, pixels."""
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}
-h1{font-size:1.5rem}h2{border-top:2px solid #ddd;padding-top:1rem;margin-top:2.5rem}
-table{border-collapse:collapse;margin:.8rem 0}td,th{padding:.2rem .9rem .2rem 0;text-align:right}
-td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #eee}
-.table{overflow-x:auto}.details td{text-align:left;overflow-wrap:anywhere}h1{overflow-wrap:anywhere}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:1rem}
-.figures svg{width:100%;height:auto}.none{color:#777;text-align:left}
-.pairs{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0}figure img{width:84px;height:84px}
-figcaption{font-size:.8rem;color:#555;text-align:center}
-"""
 
 
 def require_report(folder: Path) -> None:
     """Check before the evaluation that its report can be written.
 
     Raises:
-        UsageError: matplotlib is not installed, or the path is a file.
+        UsageError: the path is a file.
     """
-    require_matplotlib()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: the report needs a folder, this is a file; name another path")
 
@@ -67,7 +55,6 @@ def write_report(
 
     Raises:
         RunError: the folder cannot be written.
-        UsageError: matplotlib is not installed.
     """
     figures = {
         name: result_figures(result, evaluation.other_results.get(name))
@@ -82,32 +69,28 @@ def write_report(
         content = {"model": model, "details": dict(details or {})} | evaluation.as_json()
         text = json.dumps(content, indent=1)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-        page.write_text("\n".join(_page(evaluation, figures, model, details or {})), encoding="utf-8")
+        page.write_text(html_page(model, _body(evaluation, figures, details or {})), encoding="utf-8")
     return page
 
 
-def _page(
-    evaluation: Evaluation, figures: dict[str, dict[str, Figure]], model: str, details: Mapping[str, str]
+def _body(
+    evaluation: Evaluation, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
 ) -> Iterator[str]:
-    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{escape(model)}</title><style>{_STYLE}</style></head><body>"
-    yield f"<h1>{escape(model)}</h1><p>{escape(evaluation.description)}</p>"
+    yield f"<p>{escape(evaluation.description)}</p>"
     about = {**details, "precision": evaluation.precision}
     if evaluation.against:
         about["other model"] = evaluation.against
-    yield '<table class="details">' + "".join(_row(name, text) for name, text in about.items()) + "</table>"
+    yield details_table(about.items())
     yield "<p>95 % intervals by a bootstrap over subjects.</p>"
     for name, result in evaluation.results.items():
         yield f"<h2>{escape(name)}</h2>"
         yield from _metrics_table(result)
         yield '<div class="figures">'
-        yield from (_svg(figure, f"{name}-{kind}") for kind, figure in figures[name].items())
+        yield from (svg(figure, f"{name}-{kind}") for kind, figure in figures[name].items())
         yield "</div>"
         yield from _differences_table(evaluation, name)
         yield from _groups_table(result.groups)
         yield from _hardest_pairs(result, evaluation.sets.get(name))
-    yield "</body></html>"
 
 
 def _metrics_table(result: Result) -> Iterator[str]:
@@ -124,7 +107,7 @@ def _metrics_table(result: Result) -> Iterator[str]:
         threshold = result.threshold.get(name.removeprefix("tar@"))
         if name == "accuracy" and (squared_distance := result.metrics.get("threshold")) is not None:
             threshold = 1 - squared_distance / 2
-        yield _row(
+        yield row(
             name,
             format_number(name, value),
             format_interval(name, result.interval.get(name)),
@@ -142,7 +125,7 @@ def _differences_table(evaluation: Evaluation, name: str) -> Iterator[str]:
     yield "<th>95 % interval of the difference</th><th>p</th></tr>"
     for metric, pair in evaluation.differences[name].items():
         values = (format_number(metric, pair.first), format_number(metric, pair.second))
-        yield _row(metric, *values, format_interval(metric, pair.interval), f"{pair.p:.3g}")
+        yield row(metric, *values, format_interval(metric, pair.interval), f"{pair.p:.3g}")
     yield "</table></div>"
 
 
@@ -160,7 +143,7 @@ def _groups_table(groups: list[Group]) -> Iterator[str]:
                 format_number(rate, group.metrics[rate]),
                 format_interval(rate, group.interval.get(rate)),
             ]
-        yield _row(f"{group.column} = {group.value}", *cells)
+        yield row(f"{group.column} = {group.value}", *cells)
     yield "</table></div>"
 
 
@@ -197,17 +180,3 @@ def _png_base64(target: EvaluationSet | None, index: int) -> str:
         return ""
     # Encoded again, never copied from the set: the browser gets pixels, not bytes from a file of unknown origin.
     return base64.b64encode(cv2.imencode(".png", image[:, :, ::-1])[1].tobytes()).decode()
-
-
-def _svg(figure: Figure, salt: str) -> str:
-    import matplotlib
-
-    text = io.StringIO()
-    # A fixed salt makes the ids in the SVG the same in every run, and different for each figure of the page.
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def _row(*cells: str) -> str:
-    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

@@ -121,7 +121,6 @@ def raise_stopped():
 
 
 def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
-    pytest.importorskip("matplotlib")
     board = Board()
     evaluation = Evaluation(verifier_of(pairs), Recorder(board=board))
     state.step = 3
@@ -137,7 +136,6 @@ def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
 
 
 def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs):
-    pytest.importorskip("matplotlib")
     board = Board()
     evaluation = Evaluation(verifier_of(pairs), Recorder(board=board))
     for state.step in (0, 1):
@@ -147,7 +145,6 @@ def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs):
 
 
 def test_a_drawing_that_fails_is_logged_and_does_not_end_the_run(state, pairs, caplog, monkeypatch):
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr(logger, "propagate", True)  # an earlier run in this process may have switched it off
     evaluation = Evaluation(verifier_of(pairs), Recorder(board=Board(broken=True)))
     evaluation.verify(state)

@@ -14,8 +14,6 @@ from facetrain.verify.report import write_report
 from facetrain.verify.verification import verification_result
 from tests.support.faces import face
 
-pytest.importorskip("matplotlib")
-
 
 @pytest.fixture(scope="module")
 def found():

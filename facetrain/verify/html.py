@@ -1,0 +1,63 @@
+"""Parts of self-contained HTML pages: frame, tables, and figures as inline SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}
+h1{font-size:1.5rem}h2{border-top:2px solid #ddd;padding-top:1rem;margin-top:2.5rem}
+table{border-collapse:collapse;margin:.8rem 0}td,th{padding:.2rem .9rem .2rem 0;text-align:right}
+td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #eee}
+.table{overflow-x:auto}.details td{text-align:left;overflow-wrap:anywhere}h1{overflow-wrap:anywhere}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:1rem}
+.figures svg{width:100%;height:auto}.none{color:#777;text-align:left}
+.pairs{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0}figure img{width:84px;height:84px}
+.lines{overflow-wrap:anywhere;padding-left:1.2rem}
+figcaption{font-size:.8rem;color:#555;text-align:center}
+"""
+
+
+def html_page(title: str, body: Iterable[str]) -> str:
+    """Return a page with a title, which is also its first heading, and a body that is HTML already."""
+    frame = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+    )
+    return "\n".join([*frame, *body, "</body></html>"])
+
+
+def details_table(details: Iterable[tuple[str, str]]) -> str:
+    """Return a table of names and texts, which are escaped."""
+    return '<table class="details">' + "".join(row(*line) for line in details) + "</table>"
+
+
+def data_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table with a line of headings; it scrolls where the screen is narrow. All cells are escaped."""
+    headings = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(row(*cells) for cells in rows)
+    return f'<div class="table"><table><tr>{headings}</tr>{body}</table></div>'
+
+
+def svg(figure: Figure, salt: str) -> str:
+    """Return a figure as inline SVG. `salt` must differ between the figures of a page."""
+    import matplotlib
+
+    text = io.StringIO()
+    # A fixed salt makes the ids in the SVG the same in every run, and different for each figure of the page.
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def row(*cells: str) -> str:
+    """Return a row of a table; the cells are escaped."""
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

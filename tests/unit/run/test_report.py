@@ -1,0 +1,110 @@
+"""Report of a run: one page with everything that the files of the run tell."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from facetrain.config.loading import dump_config, load_config
+from facetrain.errors import UsageError
+from facetrain.run.report import write_run_report
+from facetrain.run.run_state import Start, train_recorded
+from facetrain.telemetry.jsonl import JsonLines
+from tests.support.command import facetrain
+
+NAME = '<b>bold & "quoted" \'$x'
+EVIL = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += f"{data}\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run whose every name tries to be HTML."""
+    folder = tmp_path / NAME
+    folder.mkdir()
+    changes = ["optim.lr=0.0321", "run.name=tiny", f"eval.targets=['{EVIL}']"]
+    (folder / "config.yaml").write_text(dump_config(load_config("ms1mv3_r50", changes)))
+    (folder / "environment.json").write_text(json.dumps({"packages": {"torch": EVIL}, "command": [EVIL]}))
+    lines = JsonLines(folder / "metrics.jsonl")
+    for step in (0, 10, 20):
+        lines.write(step, {f"{EVIL}/accuracy": 0.5 + step / 100, f"{EVIL}/auc": 0.75})
+        lines.write(step + 1, {"loss": 3.0, "lr": 0.1, "images_per_s": 1234.0, "peak_memory_gib": 2.5})
+    lines.write(22, {"loss": float("nan"), "lr": 0.1, "images_per_s": 1234.0, "wait_s": 1.5})
+    lines.close()
+    spikes = JsonLines(folder / "loss_spikes.jsonl")
+    spikes.write(17, {"epoch": 0, "loss": 98.5, "median": 3.0, "grad_norm": 7.0})
+    spikes.close()
+    (folder / "skipped_images.txt").write_text(f"{EVIL}: damaged\n")
+    (folder / "log.txt").write_text(f"1970 rank 0 WARNING {EVIL} warns\n1970 rank 0 INFO quiet\n")
+    for step in (0, 10):
+        train_recorded(folder, Start(step=step, ranks=2, device="cpu"), 40, lambda: 143)
+    return folder
+
+
+def test_the_page_has_every_part_of_the_run(folder):
+    write_run_report(folder, folder / "report.html")
+    page = Page((folder / "report.html").read_text())
+    parts = ("Config", "Curves", "Verification", "Speed", "Loss spikes", "Skipped images", "Warnings")
+    for part in (*parts, "Starts", "Environment", NAME):
+        assert f"{part}\n" in page.text
+    assert re.search(r"optim.lr\n0.\d+\n0.0321\n", page.text), "a key with the preset's value and the run's"
+    assert "ms1mv3_r50" in page.text and "run.name" not in page.text
+    assert "stopped" in page.text and "22 of 40" in page.text
+    assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text and "98.5" in page.text
+    assert "1 resumes and restarts" in page.text and "warns" in page.text and "quiet" not in page.text
+    assert page.tags.count("svg") == 1
+
+
+def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(folder):
+    write_run_report(folder, folder / "report.html")
+    page = Page((folder / "report.html").read_text())
+    assert "script" not in page.tags and "b" not in page.tags and EVIL in page.text
+    assert not {"img", "link", "iframe", "object"} & set(page.tags)
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        # SVG refers to its own parts: url(#…) and #….
+        assert name.startswith("xmlns") or "://" not in (value or ""), (name, value)
+        assert name not in ("src", "href", "xlink:href") or value.startswith("#")
+
+
+def test_wide_tables_scroll_on_a_narrow_screen(folder):
+    write_run_report(folder, folder / "report.html")
+    text = (folder / "report.html").read_text()
+    assert 'name="viewport" content="width=device-width' in text
+    assert ".table{overflow-x:auto}" in text and ".figures svg{width:100%" in text
+    assert text.count('<div class="table"><table>') == 4
+
+
+def test_a_run_that_has_just_begun_has_a_report(tmp_path):
+    (tmp_path / "config.yaml").write_text("data: {train: x}\n")
+    (tmp_path / "environment.json").write_text("not JSON")
+    printed = facetrain("report", tmp_path, "--output", tmp_path / "page.html").stdout
+    assert printed == f"{tmp_path}/page.html\n"
+    assert "Environment" in (tmp_path / "page.html").read_text()
+
+
+def test_a_config_that_cannot_be_read_does_not_hide_the_rest(folder):
+    (folder / "config.yaml").write_text("optim: {rate: 3}\n")
+    write_run_report(folder, folder / "report.html")
+    assert "optim.rate is not a key" in (folder / "report.html").read_text()
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="not the folder of a run"):
+        write_run_report(tmp_path, tmp_path / "report.html")
