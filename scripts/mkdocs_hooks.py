@@ -88,7 +88,7 @@ def _name(parameter: Any) -> str:
         names = [*parameter.opts, *parameter.secondary_opts]
     else:
         names = [f"{each} {_value(parameter)}" for each in parameter.opts]
-    return ", ".join(f"`{name}`" for name in names).replace("|", r"\|")
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _argument(parameter: Any) -> str:
@@ -124,5 +124,4 @@ def _escape(text: str) -> str:
     """Return text in which |, *, _, < and [ have no meaning in Markdown, outside of `code`."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([|*_<\[])", r"\\\1", part) for part in parts[::2]]
-    parts[1::2] = [part.replace("|", r"\|") for part in parts[1::2]]
     return "`".join(parts)
