@@ -70,9 +70,10 @@ class Comparison:
 class Dataset(Sequence[tuple[np.ndarray, int]]):
     """Dataset of any format, as a sequence of (image, label).
 
-    >>> dataset = facetrain.Dataset("faces")
-    >>> len(dataset), dataset.num_identities
-    >>> image, label = dataset[0]      # uint8 (H, W, 3) in RGB, and an int
+    Examples:
+        >>> dataset = facetrain.Dataset("faces")
+        >>> len(dataset), dataset.num_identities
+        >>> image, label = dataset[0]      # uint8 (H, W, 3) in RGB, and an int
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -143,14 +144,15 @@ class Model:
     ) -> np.ndarray:
         """Return the embeddings of images: float32 (N, D), each of length 1.
 
-        >>> model.embed("face.jpg").shape             # one file
-        (1, 512)
-        >>> model.embed("faces").shape                # a folder of images, or a dataset of any format
-        (2000, 512)
-        >>> model.embed([array, "face.jpg"]).shape    # a list of arrays uint8 (H, W, 3) and of files
-        (2, 512)
-        >>> model.embed(array_NHW3).shape             # an array uint8 (N, H, W, 3)
-        (64, 512)
+        Examples:
+            >>> model.embed("face.jpg").shape             # one file
+            (1, 512)
+            >>> model.embed("faces").shape                # a folder of images, or a dataset of any format
+            (2000, 512)
+            >>> model.embed([array, "face.jpg"]).shape    # a list of arrays uint8 (H, W, 3) and of files
+            (2, 512)
+            >>> model.embed(array_NHW3).shape             # an array uint8 (N, H, W, 3)
+            (64, 512)
 
         Args:
             images: aligned face crops, RGB.
@@ -184,8 +186,9 @@ class Model:
 
         A threshold belongs to a model and a false match rate: `facetrain.evaluate` measures it.
 
-        >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same
-        True
+        Examples:
+            >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same
+            True
 
         Raises:
             DataError: as `embed`.
@@ -218,7 +221,8 @@ class Run:
 def load_model(path: PathLike, device: str = "auto") -> Model:
     """Open a model.
 
-    >>> model = facetrain.load_model("runs/quickstart")
+    Examples:
+        >>> model = facetrain.load_model("runs/quickstart")
 
     Args:
         path: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx file, or
@@ -242,8 +246,9 @@ def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None,
     Progress goes to standard output, as with `facetrain train`. Under torchrun, each process of the script trains on
     one GPU. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it.
 
-    >>> run = facetrain.train("quickstart", train={"epochs": 2})
-    >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "data.train": "faces"})
+    Examples:
+        >>> run = facetrain.train("quickstart", train={"epochs": 2})
+        >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "data.train": "faces"})
 
     Args:
         config: a config file, the name of a preset, or a dict with the sections of a config.
@@ -267,7 +272,8 @@ def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None,
 def resume(run_dir: PathLike, checkpoint: int | None = None, **overrides: Any) -> Run:
     """Continue a run from a checkpoint, by default the newest, and return the run.
 
-    >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
+    Examples:
+        >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
 
     Raises:
         NoCheckpointError: the folder has no checkpoint.
@@ -296,8 +302,9 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate a model by the published protocols; return the metrics of each set by its name.
 
-    >>> facetrain.evaluate("runs/quickstart", "synth")["synth"]["accuracy"]
-    0.94
+    Examples:
+        >>> facetrain.evaluate("runs/quickstart", "synth")["synth"]["accuracy"]
+        0.94
 
     Args:
         model: an open model, or a path that `load_model` opens.

@@ -8,6 +8,7 @@ import sys
 import pytest
 import typer
 
+import facetrain
 from facetrain.cli.app import app
 from facetrain.config.schema import Config
 from tests.support.command import ROOT, environment
@@ -157,7 +158,11 @@ def test_site_builds_without_warnings_and_without_the_network(tmp_path):
             r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"?(https?:[^\s\">]+)", page.read_text()
         )
         assert loaded == [], page.name
-    assert "facetrain.head.margin_head.MarginHead" in (tmp_path / "api.html").read_text()
+    api = (tmp_path / "api.html").read_text()
+    public = [name for name in facetrain.__all__ if name not in ("__version__", "errors")]
+    assert [name for name in public if f'id="facetrain.api.{name}"' not in api] == []
+    assert 'id="facetrain.errors.FacetrainError"' in api
+    assert 'id="facetrain.head.margin_head.MarginHead"' in api
     reference = (tmp_path / "commands.html").read_text()
     for words, command in commands_below(typer.main.get_command(app), "facetrain"):
         assert f">{words}<" in reference, words
