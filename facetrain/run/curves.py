@@ -23,8 +23,10 @@ def plot_curves(metrics: Path, output: Path) -> None:
     draw_curves(read_jsonl(metrics), metrics.resolve().parent.name, PANELS[:2]).savefig(output)
 
 
-def draw_curves(records: Iterable[dict[str, Any]], title: str, panels: Sequence[str] = PANELS) -> Figure:
-    """Return a figure with one panel above the other, over a common axis of steps.
+def draw_curves(
+    records: Iterable[dict[str, Any]], title: str, panels: Sequence[str] = PANELS, *, width: float = 7.0
+) -> Figure:
+    """Return a figure with one panel above the other, over a common axis of steps; `width` is in inches.
 
     A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn.
     """
@@ -33,7 +35,7 @@ def draw_curves(records: Iterable[dict[str, Any]], title: str, panels: Sequence[
 
     records = list(records)
     # Constrained, so that the legend beside the accuracies takes room from the panels and covers no points.
-    figure = Figure(figsize=(7, 0.5 + 1.9 * len(panels)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(width, 0.5 + 1.9 * len(panels)), dpi=120, layout="constrained")
     figure.suptitle(title).set_parse_math(False)  # a folder may have a $ in its name
     rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):

@@ -14,7 +14,7 @@ from facetrain.config.loading import load_config, plain_config
 from facetrain.config.presets import presets
 from facetrain.errors import ConfigError, RunError, UsageError
 from facetrain.files import os_errors_as, write_atomically
-from facetrain.run.curves import draw_curves
+from facetrain.run.curves import PANELS, draw_curves
 from facetrain.run.list_runs import best_accuracies, is_run, read_metrics
 from facetrain.run.run_state import RunState, read_state
 from facetrain.telemetry.jsonl import read_jsonl
@@ -46,7 +46,8 @@ def _body(folder: Path) -> Iterator[str]:
     yield "<h2>Config</h2>"
     yield from _config_differences(folder)
     yield '<h2>Curves</h2><div class="figures">'
-    yield svg(draw_curves(records, folder.resolve().name), "curves")
+    # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
+    yield from (svg(draw_curves(records, "", (panel,), width=4.5), f"curve-{panel}") for panel in PANELS)
     yield "</div>"
     yield from _verifications(records)
     yield from _speed(records)

@@ -36,7 +36,7 @@ class Start:
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run, as far as its files tell."""
+    """State of a run, according to its files."""
 
     state: str
     """running, stopped (by a signal, after a checkpoint), finished or failed."""

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +21,6 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import (
     describe_changed_paths,
     dump_config,
-    plain_config,
     with_absolute_paths,
 )
 from facetrain.config.schema import Config
@@ -62,17 +59,14 @@ from facetrain.run.folder import (
     write_run_files,
 )
 from facetrain.run.open_data import must_generate, open_data, write_while_training
+from facetrain.run.open_recorder import open_recorder
 from facetrain.run.run_state import Start, train_recorded
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
-from facetrain.telemetry.mlflow import MLflow
-from facetrain.telemetry.optional_sink import OptionalSink
-from facetrain.telemetry.recorder import Recorder, Sink
-from facetrain.telemetry.tensorboard import TensorBoard
-from facetrain.telemetry.wandb import WandB
+from facetrain.telemetry.recorder import Recorder
 from facetrain.training.loop import Callbacks, Intervals, fit
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 from facetrain.training.state import TrainState, averaged_state
@@ -349,38 +343,12 @@ def _build_checkpointing(
 
 
 def _open_recorder(run: _Run) -> tuple[Recorder, Console | None]:
-    """Open the outputs of the metrics, on the leader only: metrics.jsonl, the terminal, TensorBoard."""
+    """Open the outputs of the metrics on the leader; the other ranks have none."""
     if not run.world.is_leader:
         return Recorder(), None
-    step = run.state.step
-    resume_at = step if run.resumed else None
-    console = Console(total_steps=run.schedule.total_steps, start_step=step)
-    sinks: list[Sink] = [JsonLines(run.folder / "metrics.jsonl", resume_at=resume_at), console]
-    sinks += _open_optional_sinks(run)
-    return Recorder(sinks, _open_tensorboard(run) if run.config.log.tensorboard else None), console
-
-
-def _open_tensorboard(run: _Run) -> TensorBoard:
-    # In a folder of its own name, because TensorBoard names a run after its folder below --logdir.
-    folder = run.folder / "tensorboard" / run.folder.resolve().name
-    board = TensorBoard(folder, resume_at=run.state.step if run.resumed else None)
-    board.show_text(run.state.step, "config", dump_config(run.config))
-    return board
-
-
-def _open_optional_sinks(run: _Run) -> Iterator[Sink]:
-    log = run.config.log
-    described: dict[str, Any] = {
-        "name": run.folder.resolve().name,
-        "config": plain_config(run.config),
-        "resumed": run.resumed,
-    }
-    if log.wandb is not None:
-        yield OptionalSink("log.wandb", partial(WandB, run.folder, project=log.wandb, **described))
-    if log.mlflow is not None:
-        experiment = log.mlflow_experiment
-        open_sink = partial(MLflow, run.folder, uri=log.mlflow, experiment=experiment, **described)
-        yield OptionalSink("log.mlflow", open_sink)
+    console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
+    resume_at = run.state.step if run.resumed else None
+    return open_recorder(run.config, run.folder, console, resume_at=resume_at), console
 
 
 def _open_spike_recorder(run: _Run) -> Recorder:

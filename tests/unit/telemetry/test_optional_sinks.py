@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.telemetry import optional_sink
+from facetrain.telemetry import recorder as recorder_module
 from facetrain.telemetry.mlflow import MLflow
-from facetrain.telemetry.optional_sink import OptionalSink
-from facetrain.telemetry.recorder import Recorder
+from facetrain.telemetry.recorder import OptionalSink, Recorder
 from facetrain.telemetry.wandb import WandB
 
 CONFIG = {"seed": 1, "optim": {"lr": 0.1}}
@@ -63,7 +62,7 @@ def test_a_package_that_is_missing_is_one_warning(tmp_path, capfd, monkeypatch):
 
 
 def test_a_service_that_hangs_delays_neither_a_step_nor_the_end_beyond_the_limit(capfd, monkeypatch):
-    monkeypatch.setattr(optional_sink, "CLOSE_S", 0.1)
+    monkeypatch.setattr(recorder_module, "CLOSE_S", 0.1)
     hang = threading.Event()
 
     def connect():
