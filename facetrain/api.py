@@ -73,6 +73,7 @@ class Dataset(Sequence[tuple[np.ndarray, int]]):
     Examples:
         >>> dataset = facetrain.Dataset("faces")
         >>> len(dataset), dataset.num_identities
+        (12000, 1000)
         >>> image, label = dataset[0]      # uint8 (H, W, 3) in RGB, and an int
     """
 

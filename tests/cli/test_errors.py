@@ -75,6 +75,16 @@ def test_help_names_every_command():
         assert command in process.stdout
 
 
+@pytest.mark.parametrize("command", [("--help",), ("train", "-h"), ("data", "pack", "-h"), ("eval", "-h")])
+def test_help_imports_no_large_package(command):
+    script = (
+        "import sys; from facetrain.cli.app import app; app(sys.argv[1:], standalone_mode=False); "
+        "sys.exit(bool({'torch', 'cv2', 'matplotlib', 'sklearn'} & sys.modules.keys()))"
+    )
+    process = subprocess.run([sys.executable, "-c", script, *command], capture_output=True, env=environment())
+    assert process.returncode == 0, process.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands_and_options(shell, tmp_path):
     words = {"COMP_WORDS": "facetrain tr", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "facetrain tr"}
