@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from facetrain import __version__
-from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, runs, search, train
+from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, search, train
 from facetrain.distributed.process_lifetime import end_with_launcher
 from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason
@@ -30,8 +30,8 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("resume")(train.resume)
-app.command("runs")(runs.runs)
-app.command("report")(runs.report)
+app.command("runs")(train.runs)
+app.command("report")(train.report)
 app.command("eval")(evaluate.evaluate)
 app.command("embed")(evaluate.embed)
 app.command("compare")(evaluate.compare)

@@ -159,13 +159,14 @@ def embed(
     bf16: Bf16 = False,
 ) -> None:
     """Write the embeddings of images to a file; every embedding has length 1."""
+    from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
     from facetrain.verify.embedding_files import require_format, save_embeddings
     from facetrain.verify.image_embeddings import embed_input
 
     require_format(output)
     require_writable(output)
-    with progress_bar("embedding") as progress:
+    with collect_native_messages(), progress_bar("embedding") as progress:
         embeddings = embed_input(
             model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, progress=progress
         )
@@ -201,7 +202,14 @@ def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | 
 
     return {
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "versions": f"facetrain {version('facetrain')}, torch {torch.__version__}, Python {platform.python_version()}",
+        "versions": ", ".join(
+            f"{name} {number}"
+            for name, number in (
+                ("facetrain", version("facetrain")),
+                ("torch", torch.version.__version__),
+                ("Python", platform.python_version()),
+            )
+        ),
         "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
         **({"compared with": str(against)} if against else {}),
         "command": shlex.join(["facetrain", *sys.argv[1:]]),

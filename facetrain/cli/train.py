@@ -1,9 +1,11 @@
-"""`facetrain train` and `facetrain resume`."""
+"""`facetrain train`, `resume`, `runs` and `report`: start, continue, list and describe training runs."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,3 +116,39 @@ def _run(
         sys.exit(start())
     where = topology(nproc_per_node, nnodes, rdzv_endpoint, max_restarts, config.train.device)
     sys.exit(launch(start, where, run_id=f"facetrain-{config.run.name}"))
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that holds the run folders.")] = Path(
+        "runs"
+    ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list instead of a table; it has every field.")
+    ] = False,
+) -> None:
+    """List the runs of a folder with their state, step, last loss and best accuracy."""
+    from facetrain.run.list_runs import format_runs, list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        typer.echo(json.dumps([asdict(run) for run in found], indent=1))
+    elif found:
+        typer.echo(format_runs(found))
+    else:
+        typer.echo(f"{folder}: no runs")
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    output: Annotated[
+        Path | None, typer.Option(help="HTML file to write; the default is report.html in the run folder.")
+    ] = None,
+) -> None:
+    """Write a report of a run, as one HTML page that needs no network."""
+    from facetrain.cli.outputs import require_writable
+    from facetrain.run.report import write_run_report
+
+    require_writable(output)
+    page = output or run_dir / "report.html"
+    write_run_report(run_dir, page)
+    typer.echo(page)

@@ -47,7 +47,7 @@ from facetrain.run.build import (
 )
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
-from facetrain.run.callbacks.logging import Logging
+from facetrain.run.callbacks.logging import Logging, open_recorder
 from facetrain.run.compatibility import check_compatibility
 from facetrain.run.curves import plot_curves
 from facetrain.run.folder import (
@@ -59,7 +59,6 @@ from facetrain.run.folder import (
     write_run_files,
 )
 from facetrain.run.open_data import must_generate, open_data, write_while_training
-from facetrain.run.open_recorder import open_recorder
 from facetrain.run.run_state import Start, train_recorded
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.summary import summarize

@@ -25,7 +25,11 @@ def verification(
     replicates: Annotated[int, typer.Option(min=1, help="Bootstrap samples of `intervals`.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """Measure the metrics of verification; `folds` also beside the published loop over all thresholds."""
+    """Measure the metrics of verification; `folds` also beside the published loop over all thresholds.
+
+    Prints seconds, for `folds` the median of the rounds. The embeddings are random, because the time does not depend on
+    their values.
+    """
     from facetrain.bench.verification import PARTS, measure_verification
 
     require_known("PART", [part], PARTS)
@@ -41,7 +45,11 @@ def clean(
     seeds: Annotated[int, typer.Option(min=1, help="Number of repetitions with other label errors.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Measure how many planted label errors `facetrain data clean` finds."""
+    """Measure how many planted label errors `facetrain data clean` finds.
+
+    Prints the faults of the dataset as it is, then one report per repetition. The dataset is not changed: the errors
+    are planted in a copy of its labels.
+    """
     from facetrain.bench.label_cleaning import measure_label_cleaning
 
     reports = measure_label_cleaning(model, dataset, wrong=wrong, people=people, seeds=seeds)
