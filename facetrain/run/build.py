@@ -202,8 +202,11 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     weight_norm = None
     if state.step == 0 and not config.model.init_from and config.optim.name == "sgd":
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
+    # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
+    has_level = config.head.margin.type != "magface"
+    chance = chance_loss(head.classes_per_step, head.scale, head.chance_cosine(), head.embedding_size)
     return LearningCheck(
-        chance_loss(head.classes_per_step, head.scale, head.chance_cosine(), head.embedding_size),
+        chance if has_level else None,
         head.classes_per_step,
         steps_per_epoch=schedule.steps_per_epoch,
         total_steps=schedule.total_steps,

@@ -64,14 +64,17 @@ class LearningCheck:
 
     def __init__(
         self,
-        loss_of_chance: float,
+        loss_of_chance: float | None,
         num_classes: float,
         *,
         steps_per_epoch: int,
         total_steps: int,
         where: Circumstances,
     ) -> None:
-        """Take the loss of chance, and the number of classes that take part in a step."""
+        """Take the loss of chance, and the number of classes that take part in a step.
+
+        Without a loss of chance (None), the top-1 share alone decides.
+        """
         self._loss_of_chance, self._num_classes, self._where = loss_of_chance, num_classes, where
         self._last_step = min(FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
         self._finished = total_steps < _FEWEST_STEPS
@@ -110,13 +113,15 @@ class LearningCheck:
         loss = sum(self._losses) / len(self._losses)
         expected = self._images / self._num_classes
         is_above_chance = self._nearest > expected + _DEVIATIONS * (math.sqrt(expected) + 1)
-        has_fallen = loss < (1 - _LEAST_FALL) * self._loss_of_chance
+        chance = self._loss_of_chance
+        has_fallen = chance is None or loss < (1 - _LEAST_FALL) * chance
         if is_above_chance and has_fallen and not self._where.is_frozen and not self._hardly_moves:
             return None
         top_1 = self._nearest / self._images
         return (
-            f"training does not seem to learn: after {step:,} steps the loss is {loss:.4g} (chance: "
-            f"{self._loss_of_chance:.4g}), and the target class is the nearest for {top_1:.3%} of "
+            f"training does not seem to learn: after {step:,} steps the loss is {loss:.4g}"
+            + ("" if chance is None else f" (chance: {chance:.4g})")
+            + f", and the target class is the nearest for {top_1:.3%} of "
             f"the images (chance: {1 / self._num_classes:.3%}); likely causes, in this order: "
             + "; ".join(f"{number}. {cause}" for number, cause in enumerate(self._causes(), start=1))
         )
