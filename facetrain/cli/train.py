@@ -48,7 +48,7 @@ Profile = Annotated[
 
 
 def train(
-    config: Annotated[Path, typer.Option(help="Config of the run, a YAML file.")],
+    config: Annotated[Path, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")],
     set_: Set = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run. Default: run.dir/run.name of the config.")

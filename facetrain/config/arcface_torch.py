@@ -43,8 +43,10 @@ _WITHOUT_EQUIVALENT = {
     "dali": "facetrain's reader is used",
     "dali_aug": "converted to data.augment",
     "output": "run.dir and run.name give the run folder",
+    "wandb_key": "`wandb login` stores the key",
+    "wandb_resume": "`facetrain resume` continues the same run of Weights & Biases",
 }
-_TRANSLATED = DEFAULTS.keys() | {"rec", "num_classes", "num_image"}
+_TRANSLATED = DEFAULTS.keys() | {"rec", "num_classes", "num_image", "using_wandb", "wandb_project"}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -188,6 +190,8 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     for ours, theirs in (("num_classes", "num_classes"), ("num_images", "num_image")):
         if isinstance(values.get(theirs), int) and values["rec"] != "synthetic":
             described["data"][ours] = values[theirs]
+    if values.get("using_wandb") and isinstance(values.get("wandb_project"), str):
+        described["log"]["wandb"] = values["wandb_project"]
     if values.get("dali_aug"):
         described["data"]["augment"] = {"low_resolution": 0.1, "blur": 0.2, "color": 0.2, "gray": 0.1}
     return described

@@ -115,8 +115,14 @@ def test_every_margin_of_arcface_torch_is_converted(tmp_path, margins, kind):
 
 
 def test_a_converted_config_names_the_values_that_it_leaves_out(tmp_path):
-    converted(tmp_path, PEER + "config.using_wandb = True\n")
-    assert "# using_wandb: has no equivalent in facetrain" in (tmp_path / "wf42m.yaml").read_text()
+    converted(tmp_path, PEER + "config.suffix_run_name = 'a'\n")
+    assert "# suffix_run_name: has no equivalent in facetrain" in (tmp_path / "wf42m.yaml").read_text()
+
+
+def test_weights_and_biases_are_converted_only_if_they_are_in_use(tmp_path):
+    project = PEER + "config.wandb_project = 'faces'\n"
+    assert converted(tmp_path, project).log.wandb is None
+    assert converted(tmp_path, project + "config.using_wandb = True\n").log.wandb == "faces"
 
 
 def test_a_base_file_and_arithmetic_are_supported(tmp_path):
