@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
-from facetrain.bench.train import open_loader, prepare, same_batch
+from facetrain.bench.train import build_run, open_loader, repeated_batch
 from facetrain.config.loading import load_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
@@ -106,16 +106,16 @@ def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, o
     config = load_config(describe(**options), [f"train.device={DEVICE}", "train.loss_spike=10", AUGMENTED])
     source = open_dataset(dataset / "data")
     with join(DEVICE) as world:
-        training = prepare(config, world, source.num_classes, tmp_path, source)
-        training.take(
-            islice(same_batch(training, source.num_classes), 2)
+        training = build_run(config, world, source.num_classes, tmp_path, source)
+        training.take_steps(
+            islice(repeated_batch(training, source.num_classes), 2)
         )  # kernels are built, averages begin
         loader = open_loader(training, source)
         try:
             batches = list(islice(loader, 2))
             if world.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("error")
-            training.take(iter(batches))
+            training.take_steps(iter(batches))
         finally:
             torch.cuda.set_sync_debug_mode("default")
             loader.close()
