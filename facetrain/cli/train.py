@@ -109,8 +109,9 @@ def _run(
     rdzv_endpoint: str | None,
     max_restarts: int,
 ) -> None:
-    from facetrain.distributed.launch import launch, topology
+    from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import launched_by_torchrun
+    from facetrain.distributed.topology import topology
 
     if launched_by_torchrun():  # torchrun has its own launch options: those of facetrain do not apply
         sys.exit(start())

@@ -2,95 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.process_setup import silence_torch_logs
-from facetrain.errors import UsageError
+from facetrain.distributed.topology import Topology
 
 GRACE_S = 300
 """Seconds from a signal to the end of the process by force: enough to write a checkpoint of several GiB."""
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Number of processes and nodes of a run, and the address where the nodes find each other."""
-
-    nproc_per_node: int
-    min_nodes: int = 1
-    max_nodes: int = 1
-    endpoint: str = ""
-    max_restarts: int = 0
-
-    @property
-    def is_single_process(self) -> bool:
-        """Whether the run needs no launcher: one process on one node, never restarted."""
-        return self.nproc_per_node == self.max_nodes == 1 and self.max_restarts == 0
-
-
-def topology(
-    nproc_per_node: str, nnodes: str, rdzv_endpoint: str | None, max_restarts: int, device: str
-) -> Topology:
-    """Check the launch options of the command line.
-
-    `nproc_per_node` is a number or "auto", `nnodes` is "N" or "MIN:MAX", `device` is the config's `train.device`.
-
-    Raises:
-        UsageError: an option is invalid; the message names it.
-    """
-    least, most = _node_range(nnodes)
-    if most > 1 and not rdzv_endpoint:
-        raise UsageError(
-            f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one host and a free port on it, the same on every node"
-        )
-    return Topology(
-        nproc_per_node=_processes(nproc_per_node, device),
-        min_nodes=least,
-        max_nodes=most,
-        endpoint=rdzv_endpoint or "",
-        max_restarts=max_restarts,
-    )
-
-
-def _node_range(nnodes: str) -> tuple[int, int]:
-    try:
-        least, _, most = nnodes.partition(":")
-        low, high = int(least), int(most or least)
-    except ValueError:
-        low = high = 0
-    if not 1 <= low <= high:
-        raise UsageError(f"--nnodes {nnodes}: give a number of nodes, or MIN:MAX")
-    return low, high
-
-
-def _processes(nproc_per_node: str, device: str) -> int:
-    if nproc_per_node == "auto":
-        if device == "cpu" or not _has_driver():
-            return 1
-        silence_torch_logs()
-        import torch
-
-        return max(torch.cuda.device_count(), 1)
-    if not nproc_per_node.isdigit() or int(nproc_per_node) == 0:
-        raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")
-    return int(nproc_per_node)
-
-
-def _has_driver() -> bool:
-    """Return whether a GPU driver is installed. Without one there is no need to import torch to count devices."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Path("/dev/kfd").exists()  # AMD's
-    return True
 
 
 def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:

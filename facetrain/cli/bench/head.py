@@ -76,8 +76,9 @@ def head_traffic(
     as_json: Json = False,
 ) -> None:
     """Count the bytes that a rank sends for the head in one step, at two numbers of classes."""
-    from facetrain.distributed.launch import launch, topology
+    from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import launched_by_torchrun
+    from facetrain.distributed.topology import topology
 
     def measure() -> int:
         from facetrain.bench.head import measure_head_traffic

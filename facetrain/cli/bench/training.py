@@ -94,8 +94,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes."""
-    from facetrain.distributed.launch import launch, topology
+    from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import launched_by_torchrun
+    from facetrain.distributed.topology import topology
 
     require_known("--input", inputs or (), ("synthetic", "records"))
     described = _load_or_default(config, set_)

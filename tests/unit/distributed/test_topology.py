@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.distributed.launch import topology
+from facetrain.distributed.topology import topology
 from facetrain.errors import UsageError
 
 
