@@ -278,8 +278,9 @@ def test_a_set_of_pairs_has_both_curves_folds_intervals_and_hardest_pairs(tmp_pa
     assert scores == sorted(scores, reverse=True) and not same[found.hardest_impostors[0].pair]
     accepted = found.threshold["1e-01"]
     assert found.curve.far[found.curve.threshold >= accepted].max() <= 0.1
-    counts = {"pairs", "genuine", "impostors"}
-    assert found.interval.keys() == found.available_metrics.keys() - counts, "every number has an interval"
+    # Counts are exact, and the bootstrap is biased for the deviation of the folds.
+    without = {"pairs", "genuine", "impostors", "accuracy_std"}
+    assert found.interval.keys() == found.available_metrics.keys() - without
     low, high = found.interval["xnorm"]
     assert low < found.metrics["xnorm"] < high
 
