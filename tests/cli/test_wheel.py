@@ -5,7 +5,7 @@ import subprocess
 import sys
 import zipfile
 from email.parser import Parser
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 
 import pytest
 
@@ -18,7 +18,9 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     if uv := shutil.which("uv"):
         build = [uv, "build", "--wheel", "--out-dir", str(folder), str(ROOT)]
-    elif find_spec("pip"):
+    # importlib.util.find_spec would run setuptools' hook, which then gives this process the standard library's
+    # distutils, and torch's compiler fails on Python 3.11.
+    elif PathFinder.find_spec("pip"):
         build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     else:
         pytest.skip("needs uv or pip")
