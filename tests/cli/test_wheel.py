@@ -16,7 +16,8 @@ from tests.support.command import ROOT, environment
 def wheel(tmp_path_factory):
     """The folder of the unpacked wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    if uv := shutil.which("uv"):
+    # scripts/setup installs uv into build/uv where the machine has none.
+    if uv := shutil.which("uv") or shutil.which("uv", path=ROOT / "build/uv/bin"):
         build = [uv, "build", "--wheel", "--out-dir", str(folder), str(ROOT)]
     # importlib.util.find_spec would run setuptools' hook, which then gives this process the standard library's
     # distutils, and torch's compiler fails on Python 3.11.
