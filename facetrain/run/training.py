@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from facetrain.data.dataset import FaceDataset, skipped_files
 from facetrain.data.loader import Batch, Loader
 from facetrain.data.sampler import epoch_size
 from facetrain.data.skipped_files import skipped_summary, skipped_table
-from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures, fail_together, only_leader_reports
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.stop_request import StopRequest
@@ -193,7 +192,7 @@ def _train(run: _Run, network: nn.Module) -> int:
     step = TrainStep(network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, print_message)
-        checkpointing = _build_checkpointing(run, recorder, print_message)
+        checkpointing = _build_checkpointing(run, recorder, print_message, loader.skipped)
         callbacks = Callbacks(
             logging=Logging(
                 recorder,
@@ -257,7 +256,8 @@ def _report_skipped_files(run: _Run, print_message: Callable[[str], None]) -> No
 
 def _write_skipped_images(run: _Run, loader: Loader) -> list[str]:
     """Write the list of images that any rank could not read, and return it. Collective."""
-    skipped = sorted({message for each in collectives.gather_json(loader.skipped) for message in each})
+    run.state.add_skipped_images(loader.skipped)
+    skipped = sorted(run.state.skipped_images)
     if skipped and run.world.is_leader:
         write_atomically(run.folder / "skipped_images.txt", "\n".join(skipped) + "\n")
     return skipped
@@ -324,7 +324,7 @@ def _build_verifier(run: _Run, stop_request: StopRequest) -> Verifier:
 
 
 def _build_checkpointing(
-    run: _Run, recorder: Recorder, print_message: Callable[[str], None]
+    run: _Run, recorder: Recorder, print_message: Callable[[str], None], skipped: Sequence[str]
 ) -> Checkpointing:
     config = run.config
     writer = CheckpointWriter(
@@ -338,7 +338,14 @@ def _build_checkpointing(
         "config": dump_config(config),
         "schedule": vars(run.schedule),
     }
-    return Checkpointing(writer, recorder, meta, print_message, every_minutes=config.checkpoint.every_minutes)
+    return Checkpointing(
+        writer,
+        recorder,
+        meta,
+        print_message,
+        every_minutes=config.checkpoint.every_minutes,
+        skipped=skipped,
+    )
 
 
 def _open_recorder(run: _Run) -> tuple[Recorder, Console | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,11 +40,20 @@ class TrainState:
     """Metrics of the newest verification, named `set/metric`."""
     unverified: bool = False
     """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
+    skipped_images: set[str] = field(default_factory=set)
+    """Messages about the images that a rank could not read so far, one for each image; the same on all ranks."""
 
     @property
     def backbone(self) -> Backbone:
         """Network without the precision wrapper, whose names checkpoints use."""
         return self.network.backbone
+
+    def add_skipped_images(self, messages: Iterable[str]) -> None:
+        """Add this rank's messages about unreadable images to those of all ranks. Collective."""
+        new = sorted(set(messages) - self.skipped_images)
+        # In nearly all steps no rank has a new one: this reduction is cheaper than a gather.
+        if collectives.any_rank(bool(new)):
+            self.skipped_images.update(*collectives.gather_json(new))
 
     def snapshot(self, meta: dict[str, Any]) -> Snapshot:
         """Return the state to be saved, with `meta`. Collective: batch norm buffers are averaged over the ranks."""
@@ -54,6 +64,7 @@ class TrainState:
             **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
             **_prefixed("spikes.", self.spike_detector.state() if self.spike_detector else {}),
+            **_prefixed("skipped.", _text_tensor(self.skipped_images)),
         }
         return Snapshot(
             step=self.step,
@@ -99,6 +110,7 @@ class TrainState:
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
         if self.spike_detector:
             self.spike_detector.load_state(checkpoint.replicated("spikes."))
+        self.skipped_images = _texts(checkpoint.replicated("skipped."))
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
         if checkpoint.manifest.world_size == self.world.size:
@@ -162,6 +174,17 @@ def averaged_buffers(module: nn.Module) -> Iterator[None]:
     finally:
         for name, buffer in module.named_buffers():
             buffer.copy_(local[name])
+
+
+def _text_tensor(texts: set[str]) -> dict[str, Tensor]:
+    """Return texts as a tensor, because there may be more than a manifest can hold; nothing for no texts."""
+    encoded = json.dumps(sorted(texts)).encode()
+    return {"messages": torch.frombuffer(bytearray(encoded), dtype=torch.uint8)} if texts else {}
+
+
+def _texts(saved: dict[str, Tensor]) -> set[str]:
+    """Return the texts of `_text_tensor`."""
+    return set(json.loads(saved["messages"].numpy().tobytes())) if saved else set()
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

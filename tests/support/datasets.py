@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.formats.record_index import load_catalog
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 
 
@@ -36,3 +37,12 @@ def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
 def images_of(dataset: FaceDataset) -> list[tuple[int, bytes]]:
     """Return (label, encoded image) of every image."""
     return [(int(dataset.labels[index]), dataset.read(index)) for index in range(dataset.num_images)]
+
+
+def damage_records(rec: Path, images: tuple[int, ...]) -> None:
+    """Overwrite the first bytes of images in a record file, by their indices: they can no longer be decoded."""
+    offset = load_catalog(rec, rec.with_suffix(".idx")).offset
+    with rec.open("r+b") as file:
+        for index in images:
+            file.seek(int(offset[index]) + 32)
+            file.write(bytes(8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
@@ -31,11 +31,14 @@ class Checkpointing:
         print_message: Callable[[str], None],
         *,
         every_minutes: float | None,
+        skipped: Sequence[str] = (),
     ) -> None:
         """Take the writer and the time between two checkpoints in minutes (None: no limit).
 
-        `meta` is stored in every checkpoint.
+        `meta` is stored in every checkpoint. `skipped` is the growing list of this rank's messages about images that
+        it could not read.
         """
+        self._skipped = skipped
         self._writer, self._recorder, self._meta, self._print = writer, recorder, meta, print_message
         self._every_s = (every_minutes or float("inf")) * 60
         self._began_at = time.monotonic()
@@ -50,6 +53,8 @@ class Checkpointing:
     def save(self, state: TrainState) -> None:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
         self._began_at = time.monotonic()
+        # Those since the last report: a resumed run does not read their images again.
+        state.add_skipped_images(self._skipped)
         self._record(self._writer.save(state.snapshot(self._meta)))
 
     def poll(self, state: TrainState) -> None:

@@ -7,12 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from facetrain.config.loading import dump_config, plain_config
 from facetrain.config.schema import Config
 from facetrain.data.loader import Batch, Loader
-from facetrain.distributed import collectives
 from facetrain.errors import SkippedError
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
@@ -63,7 +60,7 @@ class Logging:
         """
         self._step.check_divergence(state, batches)
         self.report_spikes(state)
-        skipped = int(collectives.sum_(torch.tensor(len(self._loader.skipped))))
+        state.add_skipped_images(self._loader.skipped)
         values = state.meter.report()
         images_left = (self._total_steps - state.step) * _global_batch_size(state, batches)
         values |= {
@@ -71,11 +68,11 @@ class Logging:
             "left_s": images_left / max(values["images_per_s"], 1e-9),
             "wait_s": self._loader.wait_s,
             "peak_memory_gib": peak_gib(state.world.device),
-            "skipped_images": float(skipped),
+            "skipped_images": float(len(state.skipped_images)),
         }
         self._recorder.write(state.step, values)
         self._check_learning(state, values)
-        self._check_skipped(state, skipped)
+        self._check_skipped(state)
 
     def report_spikes(self, state: TrainState) -> None:
         """Report the loss spikes since the last call. Collective; waits for the device."""
@@ -97,8 +94,9 @@ class Logging:
             logger.warning(line)
             self._print(f"warning: {line}")
 
-    def _check_skipped(self, state: TrainState, skipped: int) -> None:
+    def _check_skipped(self, state: TrainState) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""
+        skipped = len(state.skipped_images)
         if self._max_skipped is None or skipped <= self._max_skipped:
             return
         local = self._loader.skipped

@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError
 from facetrain.run import training
+from facetrain.telemetry.jsonl import read_jsonl
 from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.support.datasets import damage_records
 from tests.unit.checkpoint.test_damaged_checkpoints import update_manifest
 
 
@@ -87,3 +89,25 @@ def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optim
     expected = (tmp_path / "run" / "model.safetensors").read_bytes()
     assert training.resume(config, tmp_path / "run", 1) == 0
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+
+
+def test_skipped_images_are_counted_once_however_often_the_run_is_resumed(dataset, tmp_path):  # noqa: F811
+    shutil.copytree(dataset / "data", tmp_path / "data")
+    damage_records(tmp_path / "data" / "train.rec", (5, 6, 70))
+    (tmp_path / "tiny.yaml").write_text(
+        f"data: {{train: {tmp_path}/data, image_size: 32, workers: 0, bad_records: skip}}\n"
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
+        "train: {global_batch_size: 24, max_steps: 8, precision: fp32, device: cpu}\n"
+        "eval: {targets: []}\nlog: {tensorboard: false, every_steps: 3}\ncheckpoint: {every_steps: 4}\n"
+    )
+    config, folder = load_config(tmp_path / "tiny.yaml"), tmp_path / "run"
+
+    def counts():
+        return [(one["step"], one["skipped_images"]) for one in read_jsonl(folder / "metrics.jsonl")]
+
+    assert training.train(config, folder) == 0
+    expected, listed = counts(), (folder / "skipped_images.txt").read_text()
+    assert [step for step, _ in expected] == [3, 6, 8] and expected[-1][1] == listed.count("\n") == 3
+    (folder / "skipped_images.txt").unlink()
+    assert training.resume(config, folder, 4) == 0
+    assert counts() == expected and (folder / "skipped_images.txt").read_text() == listed
