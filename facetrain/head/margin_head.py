@@ -62,7 +62,7 @@ class HeadSettings:
     product_dtype: torch.dtype | None
     """Dtype to which the factors of the large matrix products are rounded; None: they keep theirs."""
     update_in_backward: bool
-    """Update the centers chunk by chunk in the backward pass. Needs one micro-batch per step and no loss scale."""
+    """Update the centers chunk by chunk in the backward pass. Needs one micro-batch per step."""
 
 
 class MarginHead:
@@ -91,6 +91,9 @@ class MarginHead:
         self.on_device = settings.placement == "device"
         self.lr = 0.0
         """Learning rate of the next update; the training step sets it."""
+        self.loss_scale: Tensor | None = None
+        """Factor on the loss in the next backward pass, a scalar on the device; the training step sets it. An update
+        in the backward pass divides the centers' gradient by it; otherwise `step` does."""
         self._settings, self._margin, self._rank, self._seed = settings, margin, rank, seed
         self._device = device or torch.device("cpu")
         columns = settings.sub_centers * embedding_size
@@ -184,6 +187,7 @@ class MarginHead:
             product_dtype=self._settings.product_dtype,
             dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
             least_cos=self._sub_centers.least_cos,
+            loss_scale=self.loss_scale if self.update_in_backward else None,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
 

@@ -60,6 +60,8 @@ class ClassSweep:
     """Remaining sub-center of each row, int64; None: all remain."""
     least_cos: float = -1.0
     """Samples with a smaller target cosine count as label noise and are left out of the loss."""
+    loss_scale: Tensor | None = None
+    """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
 
     @property
     def size(self) -> int:
@@ -124,6 +126,9 @@ class _CrossEntropy(torch.autograd.Function):
         unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, finite = ctx.saved_tensors
         sweep: ClassSweep = ctx.sweep
         target: TargetClass = ctx.target
+        if sweep.loss_scale is not None:
+            # Only the embeddings' gradient goes through fp16 and needs the scale. It is multiplied in at the end.
+            grad_loss = grad_loss / sweep.loss_scale
         weight_G = weight_G * grad_loss
         # Derivatives of the step's loss: by a sample's cosines with slope 1, by its target cosine after the margin,
         # and by its target cosine before it.
@@ -144,7 +149,11 @@ class _CrossEntropy(torch.autograd.Function):
         grad_GD.mul_(by_cos_G[:, None]).add_(target.center_GD * by_target_G[:, None])
         sweep.loss.accumulate_gradient(joined_G, weight_G)
         sweep.finish(target, finite)
-        return grad_GD, _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss), None
+        grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
+        if sweep.loss_scale is not None:
+            grad_GD.mul_(sweep.loss_scale)
+            grad_norm_G = None if grad_norm_G is None else grad_norm_G * sweep.loss_scale
+        return grad_GD, grad_norm_G, None
 
 
 def _exchange(statistics_PG: Tensor, logit_G: Tensor, kept_G: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

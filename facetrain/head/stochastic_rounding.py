@@ -10,30 +10,37 @@ from torch import Tensor
 from facetrain.counter_rng import key_of
 
 _BITS = 16
+MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
+"""Factors of the hash, as signed 32-bit integers."""
 
 
 class Noise:
-    """Uniform integers in [0, 2^16) for one step, drawn once and varied for every chunk.
+    """Uniform integers in [0, 2^16) for one step, computed once and varied for every chunk.
 
-    Drawing a new integer for every number takes longer than all the rest of an update. Each chunk instead gets
-    the step's draw XOR a constant of its own. Every integer is uniform, so rounding is unbiased; only integers at
-    the same place of two chunks depend on each other.
+    The integer of the number at position i of a chunk is the upper half of a 32-bit hash of i (C. Wellons,
+    "lowbias32", with the step's keys mixed in), XOR a constant of the chunk. The hash depends on the position alone,
+    so it is kept for all chunks: computing it for every number would take longer than all the rest of an update on a
+    CPU. Every integer is uniform, so rounding is unbiased; only integers at the same place of two chunks depend on each
+    other. A GPU's kernel computes the same integers in registers, see `kernels/center_update.py`.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._count = seed, 0
-        self._generator = torch.Generator(device)
+        key = key_of(seed, 0)
+        self.keys = _signed(key >> 32), _signed(key)
+        """Keys of the hash, as signed 32-bit integers."""
         self._drawn = torch.empty(0, dtype=torch.int32, device=device)
+
+    def next_constant(self) -> int:
+        """Return the constant of the next chunk, in [0, 2^16)."""
+        self._count += 1
+        return key_of(self._seed, self._count) & ((1 << _BITS) - 1)
 
     def like(self, x: Tensor) -> Tensor:
         """Return integers with the shape of x, int32, in memory that the caller may change."""
         if x.numel() > len(self._drawn):
-            self._generator.manual_seed(key_of(self._seed, 0) & (2**63 - 1))
-            self._drawn = torch.randint(
-                0, 1 << _BITS, (x.numel(),), dtype=torch.int32, device=x.device, generator=self._generator
-            )
-        self._count += 1
-        return self._drawn[: x.numel()].view(x.shape) ^ (key_of(self._seed, self._count) & ((1 << _BITS) - 1))
+            self._drawn = _hash(x.numel(), self.keys, x.device)
+        return self._drawn[: x.numel()].view(x.shape) ^ self.next_constant()
 
 
 def round_to_bfloat16(x: Tensor, noise: Noise) -> Tensor:
@@ -60,3 +67,21 @@ def round_to_int8(x: Tensor, blocks: int, noise: Noise) -> tuple[Tensor, Tensor]
     units.add_(noise.like(units), alpha=2.0**-_BITS).floor_()
     # 127 itself may become 127.0000001, which the noise can raise to 128.
     return units.clamp_max_(127).to(torch.int8).flatten(1), scale
+
+
+def _hash(count: int, keys: tuple[int, int], device: torch.device) -> Tensor:
+    """Return a hash of 0, 1, … count − 1: int32 (count,), values in [0, 2^16)."""
+    # Positions from 2^32 on repeat the integers of the first ones.
+    dtype = torch.int32 if count <= 1 << 31 else torch.int64
+    bits = torch.arange(count, dtype=dtype, device=device).to(torch.int32).add_(keys[0])
+    # torch's shift copies the sign bit; the masks remove the copies.
+    shifted = bits.bitwise_right_shift(16)
+    bits.bitwise_xor_(shifted.bitwise_and_(0xFFFF)).mul_(MIX_1).bitwise_xor_(keys[1])
+    torch.bitwise_right_shift(bits, 15, out=shifted)
+    bits.bitwise_xor_(shifted.bitwise_and_(0x1FFFF)).mul_(MIX_2)
+    return bits.bitwise_right_shift_(_BITS).bitwise_and_((1 << _BITS) - 1)
+
+
+def _signed(key: int) -> int:
+    key &= (1 << 32) - 1
+    return key - (1 << 32) if key >> 31 else key

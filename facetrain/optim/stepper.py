@@ -19,6 +19,8 @@ class RowUpdater(Protocol):
     """Head that updates its class centers itself (the rows of its weight)."""
 
     lr: float
+    loss_scale: Tensor | None
+    """Factor on the loss in the backward passes of the step; None: 1."""
 
     @property
     def update_in_backward(self) -> bool:
@@ -76,6 +78,7 @@ class Stepper:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
         self._head.lr = lr
+        self._head.loss_scale = self.scale.value if self.scale.enabled else None
         self._head.begin_step(step)
         return lr
 

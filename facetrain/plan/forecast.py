@@ -112,6 +112,8 @@ def _cached_backbone_cost(
 
 def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda: bool = True) -> HeadShape:
     """Return the head's settings for `batch` images per rank and micro-batch."""
+    # As in `product_dtype` of run/build_head.py, on a GPU that multiplies bfloat16.
+    narrow = config.train.precision == "bf16" or (cuda and config.train.precision == "fp16")
     return HeadShape(
         num_classes=num_classes,
         embedding_size=config.model.embedding_size,
@@ -125,8 +127,8 @@ def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda:
         weight_dtype=config.head.weight_dtype,
         momentum_dtype=config.head.momentum_dtype,
         placement=config.head.placement,
-        product_bytes=2 if config.train.precision == "bf16" else 4,
-        update_in_backward=config.optim.accumulate == 1 and config.train.precision != "fp16",
+        product_bytes=2 if narrow else 4,
+        update_in_backward=config.optim.accumulate == 1,
         cuda=cuda,
     )
 

@@ -35,9 +35,9 @@ class HeadShape:
     momentum_dtype: str = "float32"
     placement: str = "device"
     product_bytes: int = 4
-    """Bytes of a number in the matrix products: 2 in bf16, else 4."""
+    """Bytes of a number in the factors of the matrix products: 2 in bfloat16, else 4."""
     update_in_backward: bool = True
-    """The centers are updated inside the backward pass; not with accumulation or a loss scale."""
+    """The centers are updated inside the backward pass; not with accumulation."""
     cuda: bool = True
     """On a GPU a skipped update is masked by a factor, as the host does not read whether it is skipped."""
 

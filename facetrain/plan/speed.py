@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from facetrain.config.schema import Config
 from facetrain.plan.backbone_cost import BackboneCost
@@ -68,6 +68,8 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
     cost = backbone_cost(config, gpus)
     backbone = STEP_SECONDS + micro_batches * batch * _backbone_seconds_per_image(cost, config, device)
     shape = head_shape(config, num_classes, gpus, batch)
+    if config.train.precision == "fp16" and not device.has_bf16:
+        shape = replace(shape, product_bytes=4)
     # DDP exchanges gradients while the rest of the backward pass of the last micro-batch runs. How much of it
     # they can hide behind is an assumption: a third of that micro-batch.
     overlap = backbone / micro_batches / 3

@@ -153,15 +153,13 @@ def build_state(
         ),
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
-    # The backward pass can update the centers itself only if its gradient is complete (no accumulation) and need not
-    # be divided by a loss scale.
-    update_in_backward = config.optim.accumulate == 1 and not scale.enabled
     head = build_head(
         config,
         world,
         num_classes,
         folder,
-        update_in_backward=update_in_backward,
+        # With several micro-batches, the gradient of the centers is complete only after the last one.
+        update_in_backward=config.optim.accumulate == 1,
         steps_per_epoch=schedule.steps_per_epoch,
     )
     if config.model.init_from and config.head.init_from != "reinit":

@@ -34,8 +34,7 @@ def build_head(
             folder=run_folder / "centers",
             update_in_backward=update_in_backward,
             steps_per_epoch=steps_per_epoch,
-            # Only the large products use 16 bits; statistics and the target cosine keep float32.
-            product_dtype=torch.bfloat16 if config.train.precision == "bf16" else None,
+            product_dtype=product_dtype(config.train.precision, world.device),
         ),
         optimizer_settings(config.optim),
         margin_from_config(config.head.margin, seed=key_of(config.seed, 6)),
@@ -46,6 +45,21 @@ def build_head(
         seed=key_of(config.seed, 5),
         device=world.device,
     )
+
+
+def product_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the dtype of the factors of the head's large matrix products; None: float32.
+
+    Statistics, the target cosine and the update keep float32 in any case. With `train.precision` fp16 the factors are
+    bfloat16 too: the slopes p/|w| of a million classes are about 1e-6, below fp16's smallest normal number (6e-5),
+    and lose most of their bits or become 0 in it, whatever the loss scale. bfloat16 has the range of float32. GPUs
+    before compute capability 8.0 have no fast products of bfloat16, and a CPU uses fp16 for tests only.
+    """
+    if precision == "bf16":
+        return torch.bfloat16
+    if precision == "fp16" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        return torch.bfloat16
+    return None
 
 
 def head_settings(

@@ -2,8 +2,13 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from facetrain.config.schema import Config
+from facetrain.distributed.world import World
 from facetrain.head import sharded_softmax as softmax
+from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.run.build_head import build_head
 from tests.support.fake_cuda import GPU, Context, fake_cuda
 from tests.support.heads import make_head, make_margin
 
@@ -21,25 +26,14 @@ OPTIONS = {
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
 
 
-class Noise:
-    """Replacement for the rounding noise, whose generator needs a real GPU."""
-
-    def __init__(self, seed, device):
-        self._device = device
-
-    def like(self, x):
-        assert x.device == self._device
-        return torch.zeros(x.shape, dtype=torch.int32, device=x.device)
-
-
-def step(head, number, patch):
+def step(head, number, patch, columns=32):
     """Run one forward and backward pass, and the update."""
     context = Context()
     patch.setattr(
         softmax._CrossEntropy, "apply", lambda *arguments: softmax._CrossEntropy.forward(context, *arguments)
     )
     head.begin_step(number)
-    loss = head(torch.empty(16, 32, device=GPU), torch.empty(16, dtype=torch.int64, device=GPU))
+    loss = head(torch.empty(16, columns, device=GPU), torch.empty(16, dtype=torch.int64, device=GPU))
     gradient = softmax._CrossEntropy.backward(context, torch.empty((), device=GPU))[0]
     if not head.update_in_backward:
         head.step(torch.full((), 2.0, device=GPU), torch.full((), 0.0, device=GPU))
@@ -49,7 +43,6 @@ def step(head, number, patch):
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # only compared, in RowTable.store
 @pytest.mark.parametrize(("name", "margin"), CASES)
 def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeypatch):
-    monkeypatch.setattr("facetrain.head.row_optimizer.Noise", Noise)
     with fake_cuda(monkeypatch) as blocking:
         head = make_head(
             embedding_size=32, num_classes=500, margin=make_margin(margin), weight_decay=1e-4, device=GPU,
@@ -60,3 +53,59 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeyp
         loss, gradient = step(head, 1, monkeypatch)
     assert loss.device == gradient.device == GPU
     assert not blocking
+
+
+class Products(TorchDispatchMode):
+    """Records the dtypes of the factors of every matrix product."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.default:
+            self.dtypes.append((args[0].dtype, args[1].dtype))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize(
+    ("precision", "capability", "dtype"),
+    [
+        ("fp32", (9, 0), torch.float32),
+        ("bf16", (9, 0), torch.bfloat16),
+        ("fp16", (9, 0), torch.bfloat16),
+        ("fp16", (7, 0), torch.float32),  # no tensor cores for bfloat16
+    ],
+)
+def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
+    precision, capability, dtype, monkeypatch, tmp_path
+):
+    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
+    products, found = Products(), []
+
+    def statistics(statistics_2G, factor_GD, factor_CD, **_):
+        found.append((factor_GD.dtype, factor_CD.dtype))
+        return torch.empty_like(statistics_2G)
+
+    def slopes(log_total_G, factor_GD, factor_CD, **_):
+        found.append((factor_GD.dtype, factor_CD.dtype))
+        return factor_GD.new_empty((len(factor_GD), len(factor_CD)))
+
+    for name, replacement in (
+        ("add_statistics", statistics),
+        ("slopes", slopes),
+        ("can_launch", lambda *_: True),
+    ):
+        monkeypatch.setattr(kernels, name, replacement)
+    config = Config.model_validate({"data": {"train": "unused"}, "train": {"precision": precision}})
+    world = World(0, 0, 1, 1, GPU)
+    with fake_cuda(monkeypatch) as blocking, products:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        head = build_head(config, world, 500, tmp_path, update_in_backward=True, steps_per_epoch=10)
+        head.loss_scale = torch.empty((), device=GPU)
+        blocking.clear()
+        step(head, 0, monkeypatch, columns=512)
+    assert products.dtypes + found == [(dtype, dtype)] * 4
+    assert head.chunk_type is (FusedChunk if dtype == torch.bfloat16 else Chunk)
+    assert not head._gradient.take() and not blocking, "the gradient of all centers is never collected"

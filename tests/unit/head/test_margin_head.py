@@ -9,7 +9,7 @@ from facetrain.head.class_shard import ClassShard, shard_classes
 from facetrain.head.margins import CombinedMargin
 from facetrain.head.sampling import draw_classes
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
-from tests.support.heads import make_head
+from tests.support.heads import make_head, make_margin
 
 CLASSES, SIZE, BATCH = 23, 8, 12
 
@@ -74,6 +74,26 @@ def test_accumulated_micro_batches_with_a_loss_scale_equal_an_update_in_the_back
             (parts(embedding[half], label[half]) / 2 * 1024).backward()
         parts.step(torch.tensor(1024.0), torch.tensor(0.0))
     torch.testing.assert_close(parts.weight.data, whole.weight.data)
+
+
+@pytest.mark.parametrize("margin", ["arcface", "magface"])
+def test_a_loss_scale_scales_the_gradient_of_the_embeddings_and_no_update(margin):
+    plain, scaled = (
+        make_head(
+            embedding_size=SIZE, num_classes=CLASSES, margin=make_margin(margin), weight_dtype=torch.float64,
+            momentum_dtype=torch.float64, chunk_size=5,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    plain.lr = scaled.lr = 0.1
+    scaled.loss_scale = torch.tensor(65536.0, dtype=torch.float64)
+    for step in range(2):
+        embedding, label = batch(step)
+        other = embedding.detach().clone().requires_grad_()
+        plain(embedding, label).backward()
+        (scaled(other, label) * scaled.loss_scale).backward()
+        assert torch.equal(other.grad, embedding.grad * 65536)
+        assert torch.equal(scaled.weight.data, plain.weight.data)
 
 
 def test_a_skipped_step_changes_nothing():

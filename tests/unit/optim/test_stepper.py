@@ -14,7 +14,7 @@ class CountingHead:
     update_in_backward = False
 
     def __init__(self):
-        self.lr = 0.0
+        self.lr, self.loss_scale = 0.0, None
         self.began, self.stepped = [], []
 
     def begin_step(self, step):

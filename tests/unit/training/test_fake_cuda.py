@@ -16,7 +16,7 @@ from tests.support.fake_cuda import GPU, fake_cuda
 class UpdatedHead:
     """Head whose centers the backward pass has updated."""
 
-    lr, update_in_backward = 0.0, True
+    lr, loss_scale, update_in_backward = 0.0, None, True
 
     def begin_step(self, step):
         pass
