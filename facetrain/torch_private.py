@@ -6,8 +6,9 @@ API does the same, and what is gained.
 - `FakeTensorMode` (torch 2.11 to 2.13): tensors with shape and device but without memory. `facetrain plan` runs a
   training step on them to count its bytes and operations. The public `meta` device is not enough: autocast ignores
   tensors on it, so 16-bit steps would be counted in 32 bits. Gain: a forecast for any batch size without its memory.
-- `TorchDispatchMode` (same versions): intercepts every operation, to follow which tensors exist at the same time. No
-  public API reports that on the CPU. torch documents the class in its notes on extending PyTorch.
+- `TorchDispatchMode` (same versions): intercepts every operation, to follow which tensors exist at the same time and
+  which memory the operations read and write. No public API reports that on the CPU. torch documents the class in its
+  notes on extending PyTorch.
 - `tree_leaves` (same versions): the tensors in the nested arguments of an intercepted operation, in the order and
   with the containers that torch itself knows.
 """
@@ -22,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FakeTensorMode", "LiveBytes"]
+__all__ = ["FakeTensorMode", "LiveBytes", "TorchDispatchMode", "tree_leaves"]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -38,8 +39,6 @@ class LiveBytes(TorchDispatchMode):
         """Bytes that exist now."""
         self.peak = 0
         """Largest number of bytes that existed at a time."""
-        self.moved = 0
-        """Bytes that operations read and wrote. A view moves none."""
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,8 +50,6 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._count(tensor.untyped_storage())
-        if not func.is_view:
-            self.moved += sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -66,7 +63,3 @@ class LiveBytes(TorchDispatchMode):
 
     def _release(self, size: int) -> None:
         self.now -= size
-
-
-def _bytes(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

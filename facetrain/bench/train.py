@@ -256,7 +256,7 @@ def _report(
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
     config, world, batch = run.config, run.world, run.schedule.local_batch_size
-    cost = backbone_cost(config, world.size)
+    cost = backbone_cost(config, world.size, cuda=world.device.type == "cuda")
     head = head_shape(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
     flops = {"backbone": cost.flops_per_image, "head": 6 * head.width * head.sampled * world.size}

@@ -49,6 +49,7 @@ def plan(
     from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
     from facetrain.plan.device import DEVICES
+    from facetrain.plan.forecast import on_device
 
     if gpu not in (*DEVICES, "cpu"):
         raise UsageError(f"--gpu {gpu}: unknown; use one of {', '.join(DEVICES)}, cpu")
@@ -62,6 +63,8 @@ def plan(
             f"{config}: has no data.num_classes, and {described.data.train} is not on this machine; give the number "
             "with --identities N"
         )
+    if gpu in DEVICES:
+        described = on_device(described, DEVICES[gpu])
     report = _report(described, num_classes, num_images, gpus, gpu, memory or DEVICES[gpu].memory_gib)
     typer.echo(json.dumps(report, indent=1) if as_json else _format(report))
     if not report["fits"]:
@@ -88,7 +91,7 @@ def _report(
 ) -> dict[str, Any]:
     from facetrain.plan import limits
     from facetrain.plan.device import DEVICES, GIB
-    from facetrain.plan.forecast import forecast
+    from facetrain.plan.forecast import forecast, runs_fused
     from facetrain.run.step_schedule import local_batch_size
 
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
@@ -105,6 +108,7 @@ def _report(
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
         "compiled": config.train.compile,
+        "fused": runs_fused(config, cuda=cuda),
         "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,
         "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
@@ -124,7 +128,9 @@ def _time(
     return {
         "lacks_bf16": config.train.precision == "bf16" and not device.has_bf16,
         "images_per_second": round(time.images_per_second),
-        "step_seconds": {name: getattr(time, name) for name in ("backbone", "head", "network")},
+        "step_seconds": {
+            name: getattr(time, name) for name in ("backbone", "device", "host", "head", "network")
+        },
         "days": images and images / time.images_per_second / 86_400,
     }
 
@@ -152,6 +158,8 @@ def _format(report: dict[str, Any]) -> str:
         lines.append(
             "  This is the memory without train.compile; that of a compiled network is not forecast."
         )
+    if report["fused"]:
+        lines.append("  The backbone runs on fused kernels (train.fused).")
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / GIB:.2f} GiB per {unit} on the host.")
     if not report["fits"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
+from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,8 +33,11 @@ class BackboneCost:
     flops_per_image: int
     """Operations of forward and backward pass without recomputation; a multiply-add counts as two."""
     moved_per_image: int
-    """Bytes that the operations of a step read and write if none are fused, without the part that is the same for
-    every batch size."""
+    """Bytes that the kernels of forward and backward pass read and write for an image."""
+    moved_per_pass: int
+    """Bytes that they read and write for any number of images: casts of weights, and gradients that are added up."""
+    launches: int
+    """Kernels that the host launches for forward and backward pass."""
     measured: tuple[tuple[int, int, int], tuple[int, int, int]]
     """Two points (batch, bytes kept by the forward pass, peak of bytes in the backward pass)."""
 
@@ -55,6 +62,7 @@ def measure_backbone(
     batch: int,
     checkpoint_activations: bool = False,
     gradients_held: bool = True,
+    fused: bool = False,
 ) -> BackboneCost:
     """Count a training step of `build_backbone(**options)` with `batch` images and with twice as many.
 
@@ -64,21 +72,26 @@ def measure_backbone(
         batch: images per rank and micro-batch.
         checkpoint_activations: recompute activations in the backward pass.
         gradients_held: the gradients exist before the backward pass, as DDP's buckets do.
+        fused: count the fused trunk of an IResNet (`train.fused`); needs Triton.
 
     Raises:
         ModelError: there is no such backbone.
     """
     net = _on_meta(options, checkpoint_activations=checkpoint_activations)
     state = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers()))
-    (*low, moved), (*high, moved_by_two) = (
-        _count_bytes(net, options, size, precision, gradients_held) for size in (batch, 2 * batch)
+    low, high = (
+        _count_pass(net, options, size, precision, gradients_held=gradients_held, fused=fused)
+        for size in (batch, 2 * batch)
     )
+    moved_per_image = (high.moved - low.moved) // batch
     return BackboneCost(
         parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
         state_bytes=state,
         flops_per_image=_count_flops(options),
-        moved_per_image=(moved_by_two - moved) // batch,
-        measured=((batch, low[0], low[1]), (2 * batch, high[0], high[1])),
+        moved_per_image=moved_per_image,
+        moved_per_pass=low.moved - batch * moved_per_image,
+        launches=low.launches,
+        measured=((batch, low.kept, low.peak), (2 * batch, high.kept, high.peak)),
     )
 
 
@@ -89,7 +102,7 @@ def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int
         _give_fake_tensors(net)
         image = _image(options, batch)
         with torch.no_grad(), LiveBytes() as live:
-            _forward(net, image, precision)
+            _forward(net, net.trunk, image, precision)
         return live.peak
 
 
@@ -98,21 +111,62 @@ def _on_meta(options: dict[str, Any], *, checkpoint_activations: bool = False) -
         return build_backbone(**options, checkpoint_activations=checkpoint_activations)
 
 
-def _count_bytes(
-    net: Backbone, options: dict[str, Any], batch: int, precision: str, gradients_held: bool
-) -> tuple[int, int, int]:
-    """Return the bytes that the forward pass keeps, their peak, and the bytes read and written."""
+@dataclass(frozen=True)
+class _Pass:
+    """Counts of one forward and backward pass."""
+
+    kept: int
+    """Bytes that exist after the forward pass."""
+    peak: int
+    moved: int
+    launches: int
+
+
+def _count_pass(
+    net: Backbone, options: dict[str, Any], batch: int, precision: str, *, gradients_held: bool, fused: bool
+) -> _Pass:
     with FakeTensorMode():
         _give_fake_tensors(net)
         if gradients_held:
             for parameter in net.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-        image = _image(options, batch)
-        with LiveBytes() as live:
-            embedding_BD = _forward(net, image, precision)
-            kept = live.now
-            embedding_BD.backward(torch.zeros_like(embedding_BD))
-        return kept, live.peak, live.moved
+        image_BCHW = _image(options, batch)
+        if fused:
+            return _count_fused_pass(net, image_BCHW, precision)
+        with LiveBytes() as live, MemoryTraffic() as traffic:
+            kept = _forward_and_backward(net, net.trunk, image_BCHW, precision, live)
+        return _Pass(kept, live.peak, traffic.bytes, traffic.launches)
+
+
+def _count_fused_pass(net: Backbone, image_BCHW: Tensor, precision: str) -> _Pass:
+    from facetrain.backbone.fused_iresnet import FusedTrunk
+    from facetrain.backbone.kernels.batch_norm import shapes_only
+
+    assert isinstance(net, IResNet)
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight = nn.Parameter(module.weight.detach().contiguous(memory_format=torch.channels_last))
+    image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
+    # On fake CPU tensors some convolutions return NCHW, which a clone changes; on CUDA they return channels_last.
+    traffic = MemoryTraffic(without=frozenset(["clone"]))
+    with shapes_only() as kernels, LiveBytes() as live, traffic:
+        kept = _forward_and_backward(net, FusedTrunk(net), image_BCHW, precision, live)
+    return _Pass(kept, live.peak, traffic.bytes + kernels.bytes, traffic.launches + kernels.launches)
+
+
+def _forward_and_backward(
+    net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tensor, precision: str, live: LiveBytes
+) -> int:
+    """Run both passes; return the bytes that exist between them."""
+    embedding_BD = _forward(net, trunk, image_BCHW, precision)
+    kept = live.now
+    embedding_BD.backward(torch.zeros_like(embedding_BD))
+    return kept
+
+
+def can_count_fused() -> bool:
+    """Return whether the fused trunk can be counted on this machine: its module imports Triton."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def _count_flops(options: dict[str, Any]) -> int:
@@ -120,13 +174,13 @@ def _count_flops(options: dict[str, Any]) -> int:
     net = _on_meta(options)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
-        _forward(net, _image(options, 2), "fp32").sum().backward()
+        _forward(net, net.trunk, _image(options, 2), "fp32").sum().backward()
     return counter.get_total_flops() // 2
 
 
-def _forward(net: Backbone, image_BCHW: Tensor, precision: str) -> Tensor:
+def _forward(net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tensor, precision: str) -> Tensor:
     with torch.autocast("cpu", _DTYPES[precision]) if precision in _DTYPES else nullcontext():
-        feature = net.trunk(image_BCHW)
+        feature = trunk(image_BCHW)
     return net.neck(feature.float())
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from facetrain.backbone.iresnet import LAYERS
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import BackboneCost, forward_bytes, measure_backbone
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
+from facetrain.plan.backbone_cost import BackboneCost, can_count_fused, forward_bytes, measure_backbone
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, Device
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.run.build_head import optimizer_settings
 from facetrain.run.step_schedule import local_batch_size
@@ -60,8 +61,43 @@ class Forecast:
         return {name: value for name, value in vars(self).items() if name != "elsewhere"}
 
 
-def backbone_cost(config: Config, gpus: int) -> BackboneCost:
+def moments_of(config: Config) -> int:
+    """Return how many moments the backbone's optimizer keeps of each number."""
+    return _MOMENTS[config.optim.name]
+
+
+def on_device(config: Config, device: Device) -> Config:
+    """Return the config with `train.fused` off if the device cannot run the fused kernels."""
+    if device.has_bf16:  # Both need compute capability 8.0.
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"fused": "off"})})
+
+
+def runs_fused(config: Config, *, cuda: bool = True) -> bool:
+    """Return whether the backbone runs on fused kernels on a GPU of compute capability 8.0 or higher.
+
+    Follows `training.fused_trunk.choose_trunk`. False without Triton on this machine: then they cannot be counted.
+    """
+    train, model = config.train, config.model
+    return (
+        cuda
+        and train.fused != "off"
+        and (model.backbone in LAYERS or model.backbone == "iresnet")
+        and train.precision in ("bf16", "fp16")
+        and train.channels_last
+        and not train.compile
+        and not model.checkpoint_activations
+        and can_count_fused()
+    )
+
+
+def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCost:
     """Return the cost of the config's backbone. Results are cached.
+
+    Args:
+        config: run description.
+        gpus: ranks of the whole run.
+        cuda: for GPUs that can run the fused kernels; see `on_device` for others.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
@@ -71,7 +107,8 @@ def backbone_cost(config: Config, gpus: int) -> BackboneCost:
         config.train.precision,
         local_batch_size(config, gpus),
         config.model.checkpoint_activations,
-        gpus > 1,
+        gradients_held=gpus > 1,
+        fused=runs_fused(config, cuda=cuda),
     )
 
 
@@ -99,7 +136,9 @@ def _cached_backbone_cost(
     precision: str,
     batch: int,
     checkpoint_activations: bool,
+    *,
     gradients_held: bool,
+    fused: bool,
 ) -> BackboneCost:
     return measure_backbone(
         dict(options),
@@ -107,6 +146,7 @@ def _cached_backbone_cost(
         batch=batch,
         checkpoint_activations=checkpoint_activations,
         gradients_held=gradients_held,
+        fused=fused,
     )
 
 
@@ -156,9 +196,9 @@ def forecast(
         ConfigError: the global batch cannot be divided among the GPUs.
     """
     batch = batch or local_batch_size(config, gpus)
-    cost = cost or backbone_cost(config, gpus)
+    cost = cost or backbone_cost(config, gpus, cuda=cuda)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
-    moments = 4 * cost.parameters * _MOMENTS[config.optim.name]
+    moments = 4 * cost.parameters * moments_of(config)
     images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
     work = _work_bytes(cost, head, batch)
     saved = cost.state_bytes + moments + head.centers + head.moments

@@ -24,7 +24,7 @@ def fits(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool
 
 def largest_batch(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> int:
     """Return the most images per rank and micro-batch that fit in `memory` bytes; 0 if not even two fit."""
-    cost = backbone_cost(config, gpus)
+    cost = backbone_cost(config, gpus, cuda=cuda)
     return _largest_that(
         lambda batch: (
             forecast(config, num_classes, gpus, batch=batch, cost=cost, cuda=cuda).total <= USABLE * memory
@@ -36,7 +36,7 @@ def most_identities(config: Config, gpus: int, memory: int, *, cuda: bool = True
     """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""
     if config.head.placement == "disk":
         return _LARGEST_ANSWER
-    cost = backbone_cost(config, gpus)
+    cost = backbone_cost(config, gpus, cuda=cuda)
     return _largest_that(
         lambda classes: forecast(config, classes, gpus, cost=cost, cuda=cuda).total <= USABLE * memory,
         smallest=gpus,

@@ -12,13 +12,14 @@ from facetrain.plan.device import (
     BETWEEN_MACHINES,
     GPUS_PER_MACHINE,
     HOST_LINK,
+    LAUNCH_SECONDS,
     MEMORY_REACHED,
     PRODUCTS_REACHED,
-    STEP_SECONDS,
     Device,
 )
-from facetrain.plan.forecast import backbone_cost, head_shape
+from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, on_device
 from facetrain.plan.head_cost import HeadShape
+from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.run.step_schedule import local_batch_size
 
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
@@ -41,11 +42,19 @@ _FLOAT32 = 4
 class StepTime:
     """Seconds of a step, by part."""
 
-    backbone: float
+    device: float
+    """Kernels of the backbone and of its optimizer."""
+    host: float
+    """Launches of these kernels. The host launches them while the device runs earlier ones."""
     head: float
     network: float
     images: int
     """Images of the global batch."""
+
+    @property
+    def backbone(self) -> float:
+        """Seconds of the backbone: of the device, or of the host if it launches more slowly than they run."""
+        return max(self.device, self.host)
 
     @property
     def seconds(self) -> float:
@@ -64,30 +73,34 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
     """
+    config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus)
-    backbone = STEP_SECONDS + micro_batches * batch * _backbone_seconds_per_image(cost, config, device)
+    seconds = micro_batches * _pass_seconds(cost, batch, config, device)
+    seconds += weight_bytes(cost.parameters, moments_of(config)) / (device.memory_bytes * MEMORY_REACHED)
     shape = head_shape(config, num_classes, gpus, batch)
     if config.train.precision == "fp16" and not device.has_bf16:
         shape = replace(shape, product_bytes=4)
     # DDP exchanges gradients while the rest of the backward pass of the last micro-batch runs. How much of it
     # they can hide behind is an assumption: a third of that micro-batch.
-    overlap = backbone / micro_batches / 3
+    overlap = seconds / micro_batches / 3
     return StepTime(
-        backbone=backbone,
+        device=seconds,
+        host=micro_batches * cost.launches * LAUNCH_SECONDS,
         head=micro_batches * _head_seconds(shape, device),
         network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),
         images=batch * gpus * micro_batches,
     )
 
 
-def _backbone_seconds_per_image(cost: BackboneCost, config: Config, device: Device) -> float:
-    """Return the time of the products, then of the bytes that all operations read and write, none of them fused."""
+def _pass_seconds(cost: BackboneCost, batch: int, config: Config, device: Device) -> float:
+    """Return the time of the products, and then of the bytes that the kernels read and write."""
     rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
-    # Checkpointing repeats the forward pass, which is a third of forward and backward.
+    # Checkpointing repeats the forward pass, which is a third of forward and backward. Its bytes are counted.
     repeated = 4 / 3 if config.model.checkpoint_activations else 1.0
-    products = repeated * cost.flops_per_image / (rate * PRODUCTS_REACHED)
-    return products + cost.moved_per_image / (device.memory_bytes * MEMORY_REACHED)
+    products = batch * repeated * cost.flops_per_image / (rate * PRODUCTS_REACHED)
+    moved = batch * cost.moved_per_image + cost.moved_per_pass
+    return products + moved / (device.memory_bytes * MEMORY_REACHED)
 
 
 def _head_seconds(shape: HeadShape, device: Device) -> float:

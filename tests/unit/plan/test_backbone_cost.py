@@ -3,7 +3,8 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.plan.backbone_cost import measure_backbone
-from facetrain.torch_private import LiveBytes
+from facetrain.plan.memory_traffic import MemoryTraffic
+from facetrain.torch_private import FakeTensorMode, LiveBytes
 
 
 def count_real_step(options, batch, precision, **how):
@@ -57,3 +58,49 @@ def test_deleted_tensors_and_views_are_not_counted():
         view = kept[:50]
         del gone
     assert (live.now, live.peak) == (400, 4400) and len(view) == 50
+
+
+def test_only_kernels_move_bytes():
+    with FakeTensorMode():
+        x = torch.zeros(8, 3, 4, 4)
+        weight = torch.zeros(3)
+        with MemoryTraffic() as traffic:
+            # Fake tensors dispatch `prim.device` for each of these, which is no operation on real tensors.
+            assert x.device == weight.device
+            x.new_empty(1000).expand(5, 1000)[:2].detach()
+            assert traffic.bytes == traffic.operand_bytes == traffic.launches == 0
+            x + x.new_empty(1).expand(x.shape)
+    assert traffic.operand_bytes == traffic.bytes == 4 * (2 * x.numel() + 1) and traffic.launches == 1
+
+
+def test_arguments_that_two_kernels_read_are_counted_twice():
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    with MemoryTraffic() as traffic:
+        torch.nn.functional.batch_norm(x, None, None, training=True)
+    assert traffic.bytes - traffic.operand_bytes == 4 * x.numel()
+    fixed, weight = torch.randn(2, 3, 4, 4), torch.randn(5, 3, 1, 1, requires_grad=True)
+    for image, times in (
+        (x, 2),
+        (fixed, 1),
+    ):  # without a gradient of the image, one kernel reads y's gradient
+        y = torch.nn.functional.conv2d(image, weight)
+        with MemoryTraffic() as traffic:
+            y.backward(torch.ones_like(y))
+        assert traffic.bytes - traffic.operand_bytes == (times - 1) * 4 * y.numel()
+
+
+# Counted by hand from the shapes of the layers; docs/measurements/speed.md has the table by operation.
+@pytest.mark.parametrize(
+    ("name", "fused", "moved"), [("r50", False, 288e6), ("r50", True, 209e6), ("r100", False, 455e6)]
+)
+def test_an_image_moves_the_bytes_that_were_counted_by_hand(name, fused, moved):
+    cost = measure_backbone({"name": name}, precision="bf16", batch=4, fused=fused)
+    assert cost.moved_per_image == pytest.approx(moved, rel=0.01)
+
+
+def test_fused_kernels_halve_the_activations_and_need_as_many_operations():
+    plain, fused = (
+        measure_backbone({"name": "r18"}, precision="bf16", batch=4, fused=how) for how in (False, True)
+    )
+    assert fused.kept(128) < 0.5 * plain.kept(128) and fused.peak(128) < 0.6 * plain.peak(128)
+    assert fused.flops_per_image == plain.flops_per_image and fused.parameters == plain.parameters

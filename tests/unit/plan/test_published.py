@@ -3,33 +3,15 @@
 import numpy as np
 import pytest
 
-from facetrain.config.loading import load_config
-from facetrain.plan.device import DEVICES
+from facetrain.plan import device
 from facetrain.plan.forecast import forecast
 from facetrain.plan.limits import cheapest_change, fits, largest_batch, most_identities
-from facetrain.plan.speed import step_time
-from tests.support.command import ROOT
+from tests.support import published_speeds
+from tests.support.published_speeds import ALL, RUNS, TENTH
 
 GIB = 1 << 30
-# Identities → images per second: all classes split over the ranks; and a tenth of them in each step.
-ALL = {125e3: 4824, 250e3: 4521, 500e3: 4013, 1e6: 3449, 1.4e6: 3043, 2e6: 2593, 4e6: 1748, 5.5e6: 1389}
-TENTH = {
-    125e3: 5004, 250e3: 4976, 500e3: 4900, 1e6: 4803, 1.4e6: 4738, 2e6: 4626, 4e6: 4208, 5.5e6: 3975,
-    8e6: 3565, 16e6: 2679, 29e6: 1855,
-}  # fmt: skip
-# Config, number of GPUs (their kind is not in these logs) → images per second: the median of the log, or its table.
-RUNS = {
-    ("ms1mv3_r50", 8): 5552, ("ms1mv3_r100", 8): 3407, ("ms1mv3_mbf", 8): 10538, ("wf4m_r50", 8): 5398,
-    ("wf4m_r100", 8): 3322, ("glint360k_r100", 8): 3157, ("wf42m_pfc02_8gpus_r50_bs4k", 8): 5971,
-    ("wf42m_pfc02_16gpus_r50_bs8k", 16): 10502, ("wf42m_pfc02_32gpus_r50_bs4k", 32): 17000,
-    ("wf42m_pfc02_16gpus_r100", 16): 5452, ("wf42m_pfc02_r100_32gpus", 32): 9800,
-    ("wf42m_pfc02_16gpus_mbf_bs8k", 16): 18525,
-}  # fmt: skip
 TENTH_MB = {125e3: 4868, 1e6: 5620, 4e6: 8284, 8e6: 12310, 16e6: 19950, 29e6: 32324}
-
-
-def config(name="glint360k_r50", *overrides):
-    return load_config(ROOT / "configs" / f"{name}.yaml", ["train.precision=fp16", *overrides])
+config = published_speeds.published_config
 
 
 @pytest.mark.parametrize("published", [ALL, TENTH], ids=["all", "tenth"])
@@ -48,15 +30,20 @@ def test_the_forecast_speed_on_eight_v100_is_close_to_the_published_one(rate, pu
     for classes, images_per_second in published.items():
         # From 8 million identities on the head takes much of the time, and facetrain's differs from theirs.
         tolerance = 0.17 if classes <= 5.5e6 else 0.35
-        speed = step_time(described, int(classes), 8, DEVICES["v100"]).images_per_second
+        _, speed = published_speeds.published_step(described, int(classes), 8)
         assert speed == pytest.approx(images_per_second, rel=tolerance), classes
 
 
 @pytest.mark.parametrize(("name", "gpus"), RUNS)
 def test_the_speed_of_published_runs_is_forecast_within_25_percent(name, gpus):
     described = config(name)
-    speed = step_time(described, described.data.num_classes, gpus, DEVICES["v100"]).images_per_second
+    _, speed = published_speeds.published_step(described, described.data.num_classes, gpus)
     assert speed == pytest.approx(RUNS[name, gpus], rel=0.25)
+
+
+def test_the_constants_of_the_speed_forecast_are_the_fit_to_the_published_runs():
+    for name, fitted in published_speeds.fit().items():
+        assert getattr(device, name) == pytest.approx(fitted, rel=0.05), name
 
 
 @pytest.mark.parametrize(("name", "gpus"), [(name, gpus) for name, gpus in RUNS if name.startswith("wf42m")])
