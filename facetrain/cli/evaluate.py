@@ -13,13 +13,11 @@ from facetrain.cli.devices import Device
 from facetrain.cli.outputs import require_writable, write_text
 from facetrain.verify.formatting import format_evaluation
 
-Model = Annotated[
-    Path,
-    typer.Argument(
-        help="Model to run: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, "
-        "an .onnx file, or a -symbol.json file of MXNet."
-    ),
-]
+_MODEL_HELP = (
+    "Model to run: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx "
+    "file, or a -symbol.json file of MXNet."
+)
+Model = Annotated[Path, typer.Argument(help=_MODEL_HELP)]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward pass on each process.")]
 Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Run the network in bfloat16 autocast; the default is float32.")
@@ -27,14 +25,38 @@ Bf16 = Annotated[
 
 
 def evaluate(
-    model: Model,
+    model: Annotated[
+        Path | None, typer.Argument(help=f"{_MODEL_HELP} Not with --scores or --embeddings.")
+    ] = None,
     target: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or MegaFace; a path, or a "
             "name in the data folder. Repeat the option for several sets."
         ),
-    ],
+    ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV",
+            help="Scores of another system instead of MODEL: a table with the columns score and genuine, see "
+            "docs/evaluation.md.",
+        ),
+    ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Embeddings of another system instead of MODEL, .npz or .parquet with the columns embedding, name "
+            "and label; needs --pairs.",
+        ),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV", help="Pairs of --embeddings: a table with the columns first, second and genuine."
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +68,8 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="Second model: test the difference to it on the same sets and bootstrap draws.",
+            help="Second model, or a file of another system's scores or embeddings: test the difference to it on the "
+            "same pairs and bootstrap draws.",
         ),
     ] = None,
     slices: Annotated[
@@ -93,12 +116,15 @@ def evaluate(
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
 ) -> None:
-    """Evaluate a model by the published protocols, with exact ROC curves and bootstrap intervals over subjects."""
+    """Evaluate a model, or the scores of another system, with exact ROC curves and bootstrap intervals."""
     from facetrain.cli.progress import progress_bar
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
+    from facetrain.verify.evaluate import evaluate_scores
     from facetrain.verify.protocols import Options
 
+    targets = target or []
+    system = _only_system(model, scores, embeddings, pairs, targets)
     json_only = str(json_file) == "-"
     # Check all outputs before the evaluation, which may take hours.
     require_writable(None if json_only else json_file)
@@ -106,19 +132,23 @@ def evaluate(
         from facetrain.verify.report import require_report
 
         require_report(report)
-    with progress_bar("embedding") as progress:
-        evaluation = evaluate_model(
-            model,
-            target,
-            data_dir or eval_dir_of_run(model),
-            against=against,
-            tables=_slice_tables(slices or [], target),
-            options=Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr),
-            device=device,
-            batch_size=batch_size,
-            bf16=bf16,
-            progress=progress,
-        )
+    options = Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr)
+    if model is None:
+        evaluation = evaluate_scores(system, pair_list=pairs, against=against, options=options)
+    else:
+        with progress_bar("embedding") as progress:
+            evaluation = evaluate_model(
+                model,
+                targets,
+                data_dir or eval_dir_of_run(model),
+                against=against,
+                tables=_slice_tables(slices or [], targets),
+                options=options,
+                device=device,
+                batch_size=batch_size,
+                bf16=bf16,
+                progress=progress,
+            )
     if not evaluation.is_leader:
         return
     page = None
@@ -126,13 +156,14 @@ def evaluate(
         from facetrain.verify.report import write_report
 
         page = write_report(
-            report, evaluation, model=str(model), details=_report_details(evaluation.sets, data_dir, against)
+            report, evaluation, model=str(system), details=_report_details(evaluation.sets, data_dir, against)
         )
-    content = json.dumps({"model": str(model)} | evaluation.as_json(), indent=1)
+    content = json.dumps({"model": str(system)} | evaluation.as_json(), indent=1)
     if json_only:
         typer.echo(content)
         return
-    typer.echo(f"{model}: {evaluation.description}, in {evaluation.precision}")
+    network = f"{model}: {evaluation.description}, in {evaluation.precision}"
+    typer.echo(evaluation.description if model is None else network)
     for line in format_evaluation(evaluation):
         typer.echo(line)
     if page is not None:
@@ -188,6 +219,29 @@ def compare(
     embedding = embed_image_files(model, [first, second], device=device)
     cosine = float(embedding[0] @ embedding[1])
     typer.echo(json.dumps({"cosine": cosine}) if as_json else f"cosine similarity {cosine:.4f}")
+
+
+def _only_system(
+    model: Path | None, scores: Path | None, embeddings: Path | None, pairs: Path | None, targets: list[str]
+) -> Path:
+    """Return the one of MODEL, --scores and --embeddings that is given, after a check of the options with it."""
+    from facetrain.errors import UsageError
+
+    given = [one for one in (model, scores, embeddings) if one is not None]
+    if len(given) != 1:
+        raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
+    if model is not None and not targets:
+        raise UsageError(f"{model}: give the evaluation set with --target")
+    if model is None and targets:
+        raise UsageError(
+            f"{given[0]}: --target {targets[0]} needs a MODEL; to compare one with these scores: facetrain eval MODEL "
+            f"--target {targets[0]} --against {given[0]}"
+        )
+    if (embeddings is None) != (pairs is None):
+        raise UsageError(
+            "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
+        )
+    return given[0]
 
 
 def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | None) -> dict[str, str]:

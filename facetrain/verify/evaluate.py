@@ -1,4 +1,4 @@
-"""Evaluation of one model, or of two in comparison, on several sets: the function behind `facetrain eval`."""
+"""Evaluation of one model or other system, or of two in comparison: the functions behind `facetrain eval`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from facetrain.errors import UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.verify.embedder import ImageEmbedder, autocast
+from facetrain.verify.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
 from facetrain.verify.evaluation_sets import EvaluationSet, open_evaluation_sets
 from facetrain.verify.model_comparison import Difference, compare_results
 from facetrain.verify.pair_set import PairSet
-from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.protocols import Options, evaluate_set, scores_result
 from facetrain.verify.result import Result
+from facetrain.verify.score_files import (
+    ScoreTable,
+    is_score_file,
+    read_scored_pairs,
+    read_scores,
+    scores_of_same_pairs,
+    scores_of_set,
+)
+from facetrain.verify.scored_pairs import ScoredPairs
 from facetrain.verify.slices import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
 
@@ -36,7 +46,7 @@ class Evaluation:
     is_leader: bool
     """True on the rank that has the results."""
     precision: str = "fp32"
-    """Precision of the networks: fp32 or bf16."""
+    """Precision of the networks, fp32 or bf16; empty without a network."""
     against: str = ""
     """Description of the other model; empty without one."""
     other_results: dict[str, Result] = field(default_factory=dict)
@@ -82,7 +92,8 @@ def evaluate(
         model: a path that `open_model` reads, or an open model.
         targets: paths or names in `data_dir`, see `open_evaluation_set`.
         data_dir: folder of the sets that are given by name.
-        against: path of the other model.
+        against: path of the other model; or, with one set of pairs, a file of another system's scores or embeddings
+            in the order of the set, see `score_files`.
         tables: slice tables (CSV) by the name of the set of pairs.
         options: options of the protocols.
         device: `cpu`, `cuda` or `auto`.
@@ -98,8 +109,10 @@ def evaluate(
         UsageError: a slice table is given for a set that is not evaluated, or is not a set of pairs.
     """
     with join(device) as world:
-        models = [_open(each, world) for each in (model, against) if each is not None]
+        other_scores = against if against is not None and is_score_file(against) else None
+        models = [_open(each, world) for each in (model, against) if each not in (None, other_scores)]
         sets = {one.name: one for one in open_evaluation_sets(targets, data_dir)}
+        scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
         evaluate_model = partial(
             _evaluate_model,
             sets,
@@ -115,11 +128,75 @@ def evaluate(
         description, results = evaluate_model(models[0])
         if against is None:
             return Evaluation(description, results, sets, world.is_leader, precision)
-        other_description, others = evaluate_model(models[1])
+        if scored is None:
+            other_description, others = evaluate_model(models[1])
+        else:
+            other_description = str(against)
+            others = {name: scores_result(scored, {}, options or Options()) for name in results}
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
         return Evaluation(
             description, results, sets, world.is_leader, precision, other_description, others, differences
         )
+
+
+def evaluate_scores(
+    scores: Path,
+    *,
+    pair_list: Path | None = None,
+    against: Path | None = None,
+    options: Options | None = None,
+) -> Evaluation:
+    """Evaluate the scores or embeddings of another system, without its images.
+
+    Args:
+        scores: a score file, or a file of embeddings if `pair_list` is given, see `score_files`.
+        pair_list: CSV file of the pairs of embeddings.
+        against: scores of a second system for the same pairs; or its embeddings if `pair_list` is given.
+        options: options of the protocols.
+
+    Raises:
+        DataError: a file cannot be read, or the second system has other pairs.
+        UsageError: embeddings are given without a pair list.
+    """
+    options = options or Options()
+    table = _read_score_table(scores, pair_list)
+    name = scores.stem
+    result = scores_result(table.scored, table.columns, options)
+    for pairs in (result.hardest_genuine, result.hardest_impostors):
+        pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
+    if against is None:
+        return Evaluation(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
+    other = scores_of_same_pairs(table, _read_score_table(against, pair_list))
+    other_result = scores_result(other, {}, options)
+    return Evaluation(
+        f"scores of {scores}",
+        {name: result},
+        {},
+        is_leader=True,
+        precision="",
+        against=str(against),
+        other_results={name: other_result},
+        differences={name: compare_results(result, other_result)},
+    )
+
+
+def _read_score_table(path: Path, pair_list: Path | None) -> ScoreTable:
+    if path.suffix not in EMBEDDING_SUFFIXES:
+        return read_scores(path)
+    if pair_list is None:
+        raise UsageError(f"{path}: embeddings need a list of the pairs; give it with --pairs")
+    return read_scored_pairs(path, pair_list)
+
+
+def _scores_of_only_set(path: Path, sets: dict[str, EvaluationSet]) -> ScoredPairs:
+    """Return another system's scores of the only set, which must be a set of pairs."""
+    target = next(iter(sets.values()))
+    if len(sets) > 1 or not isinstance(target, PairSet):
+        raise UsageError(
+            f"{path}: scores of another system can be compared on one set of pairs only; --target gives "
+            f"{', '.join(sets)}"
+        )
+    return scores_of_set(path, target)
 
 
 def _open(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:

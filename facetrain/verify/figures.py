@@ -10,6 +10,7 @@ import numpy as np
 from facetrain.verify.fold_accuracy import FoldAccuracy
 from facetrain.verify.result import Histogram, Result, thin_curve
 from facetrain.verify.roc import Roc
+from facetrain.verify.score_scale import ScoreScale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,8 +41,8 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
             result.curve,
             lambda axes, curve: _draw_det(axes, curve, other_curve, false_accept, false_reject),
         ),
-        "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result.threshold)),
-        "folds": (result.folds, _draw_folds),
+        "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result)),
+        "folds": (result.folds, lambda axes, folds: _draw_folds(axes, folds, result.scale)),
     }
     figures = {}
     for name, (data, draw) in drawers.items():
@@ -103,7 +104,7 @@ def _draw_det(axes: Any, curve: Roc, other: Roc | None, xlabel: str, ylabel: str
     axes.set(title="DET", xlabel=xlabel, ylabel=ylabel)
 
 
-def _draw_scores(axes: Any, scores: Histogram, threshold: dict[str, float]) -> None:
+def _draw_scores(axes: Any, scores: Histogram, result: Result) -> None:
     for label, count, color in (
         ("genuine", scores.genuine, _GENUINE),
         ("impostor", scores.impostor, _IMPOSTOR),
@@ -111,28 +112,29 @@ def _draw_scores(axes: Any, scores: Histogram, threshold: dict[str, float]) -> N
         # Shares, not counts: a set may have a thousand times as many impostor pairs as genuine pairs.
         share = count / max(count.sum(), 1)
         axes.stairs(share, scores.edge, fill=True, alpha=0.6, color=color, label=f"{label} ({count.sum():,})")
-    if "eer" in threshold:
-        axes.axvline(threshold["eer"], color=_MARK, linestyle="--", label="equal error")
+    if "eer" in result.threshold:
+        axes.axvline(result.threshold["eer"], color=_MARK, linestyle="--", label="equal error")
     filled = np.flatnonzero(scores.genuine + scores.impostor)
     if len(filled):
-        axes.set_xlim(scores.edge[filled[0]] - 0.02, scores.edge[filled[-1] + 1] + 0.02)
-    axes.set(title="Scores", xlabel="cosine similarity", ylabel="share of pairs")
+        margin = (scores.edge[-1] - scores.edge[0]) / 100
+        axes.set_xlim(scores.edge[filled[0]] - margin, scores.edge[filled[-1] + 1] + margin)
+    axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
 
 
-def _draw_folds(axes: Any, folds: FoldAccuracy) -> None:
+def _draw_folds(axes: Any, folds: FoldAccuracy, scale: ScoreScale) -> None:
     fold = np.arange(1, len(folds.accuracy_F) + 1)
-    # Squared distance d of unit vectors to cosine: 1 − d / 2.
-    cosine_F = 1 - folds.threshold_F / 2
-    axes.plot(fold, cosine_F, "o", color=_GENUINE)
-    axes.axhline(cosine_F.mean(), color=_MARK, linestyle="--", label=f"mean {cosine_F.mean():.3f}")
-    for x, threshold, accuracy in zip(fold, cosine_F, folds.accuracy_F, strict=True):
+    score_F = scale.score(folds.threshold_F)
+    axes.plot(fold, score_F, "o", color=_GENUINE)
+    axes.axhline(score_F.mean(), color=_MARK, linestyle="--", label=f"mean {score_F.mean():.3f}")
+    for x, threshold, accuracy in zip(fold, score_F, folds.accuracy_F, strict=True):
         label = axes.annotate(
             f"{accuracy:.1%}", (x, threshold), (0, 6), textcoords="offset points", ha="center", size=7
         )
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    axes.set_ylim(cosine_F.min() - 0.05, cosine_F.max() + 0.05)
+    margin = (scale.high - scale.low) / 40
+    axes.set_ylim(score_F.min() - margin, score_F.max() + margin)
     axes.set_xticks(fold)
-    axes.set(title="Threshold and accuracy by fold", xlabel="fold", ylabel="threshold (cosine)")
+    axes.set(title="Threshold and accuracy by fold", xlabel="fold", ylabel=f"threshold ({scale.name})")
 
 
 def _min_far(curve: Roc) -> float:

@@ -141,5 +141,17 @@ def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) 
     return GridRoc(THRESHOLDS, tpr_T, fpr_T)
 
 
+def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:
+    """Return an order of the pairs, int (P,), in which every fold has genuine and impostor pairs where possible.
+
+    It is the given order if that has them. Otherwise fold k gets the pairs k, k + F, k + 2F and so on.
+    """
+    order_P, folds = np.arange(len(same_P)), min(folds, len(same_P))
+    parts = np.array_split(same_P, folds)
+    if all(part.any() and not part.all() for part in parts):
+        return order_P
+    return np.argsort(order_P % folds, kind="stable")
+
+
 def _fold_sizes(pairs: int, folds: int) -> np.ndarray:
     return np.full(folds, pairs // folds) + (np.arange(folds) < pairs % folds)

@@ -17,6 +17,8 @@ COUNTS = {
 }
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", "auc"}
+_RATIOS = ("_ratio", "_to_best", "_to_mean")
+"""Ends of the names of metrics that are quotients of two rates."""
 """Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
 
 if TYPE_CHECKING:
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
 
 
 def format_number(name: str, value: float | None) -> str:
-    """Return the text of a metric: rates in percent, other metrics with five decimals, None as a dash."""
+    """Return the text of a metric: rates in percent, ratios and other metrics as decimals, None as a dash."""
     if value is None:
         return "–"
+    if name.endswith(_RATIOS):
+        return f"{value:.3f}"
     return f"{value:.5f}" if name in _NOT_PERCENT else f"{value:.3%}"
 
 
@@ -57,6 +61,11 @@ def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
         for metric, value in headline_first(result):
             yield _format_metric(metric, value, result)
         yield from (f"  {_format_group(group)}" for group in result.groups)
+        for summary in result.group_summaries:
+            yield f"  {summary.column}, differences between the groups:"
+            for metric, value in summary.metrics.items():
+                interval = format_interval(metric, summary.interval.get(metric))
+                yield f"    {metric:18} {format_number(metric, value)}  {interval}".rstrip()
     for name, differences in evaluation.differences.items():
         yield f"{name}, against {evaluation.against}:"
         for metric, difference in differences.items():

@@ -14,6 +14,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import ModelError
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.evaluation_sets import EvaluationSet
+from facetrain.verify.fold_accuracy import fold_order
 from facetrain.verify.identification import Search, identification_result, search
 from facetrain.verify.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.megaface import megaface_result
@@ -21,7 +22,7 @@ from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.roc import threshold_at
-from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, pair_result
+from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.search_sets import DistractorSet, SearchSet
 from facetrain.verify.slices import SliceTable, slice_groups
 from facetrain.verify.subjects import connected_subjects, dense_ids
@@ -123,17 +124,41 @@ def _pair_set_result(
         pairs = replace(pairs, subject=options.table.subject)
     result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.bootstrap)
     if options.table:
-        threshold = _slice_threshold(result, options.slice_fmr)
-        result.groups = slice_groups(scored, options.table.columns, threshold, **options.bootstrap)
+        add_slices(result, scored, options.table.columns, options)
     return result
 
 
+def scores_result(scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> Result:
+    """Return the metrics of pairs that another system scored, with the slices of `columns`, str (P,) each.
+
+    The folds of the accuracy are runs of consecutive pairs, as published. If the pairs are sorted by their labels, so
+    that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn.
+    """
+    result = pair_result(scored, protocol="verification", **options.bootstrap)
+    order_P = fold_order(scored.same_P)
+    ordered = replace(
+        scored,
+        score_P=scored.score_P[order_P],
+        same_P=scored.same_P[order_P],
+        first_P=scored.first_P[order_P],
+        second_P=scored.second_P[order_P],
+    )
+    add_fold_accuracy(result, ordered, **options.bootstrap)
+    add_slices(result, scored, columns, options)
+    return result
+
+
+def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> None:
+    """Add the error rates of every value of every column, str (P,), and their spread."""
+    if columns:
+        threshold = _slice_threshold(result, options.slice_fmr)
+        result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.bootstrap)
+
+
 def _slice_threshold(result: Result, fmr: float | None) -> float:
-    """Return the cosine threshold that all slices share."""
+    """Return the score that is the threshold of all slices."""
     if fmr is None or result.curve is None:
-        assert result.folds is not None, "a set of pairs has folds"
-        # The folds use squared distances of unit vectors: cos(a, b) = 1 − |a − b|² / 2.
-        return 1 - float(result.folds.threshold_F.mean()) / 2
+        return result.threshold["accuracy"]
     return threshold_at(result.curve, fmr)
 
 

@@ -22,7 +22,7 @@ from facetrain.verify.formatting import format_counts, format_interval, format_n
 from facetrain.verify.html import details_table, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
-from facetrain.verify.result import Group, HardPair, Result
+from facetrain.verify.result import Group, GroupSummary, HardPair, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def _body(
     evaluation: Evaluation, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
 ) -> Iterator[str]:
     yield f"<p>{escape(evaluation.description)}</p>"
-    about = {**details, "precision": evaluation.precision}
+    about = {**details, **({"precision": evaluation.precision} if evaluation.precision else {})}
     if evaluation.against:
         about["other model"] = evaluation.against
     yield details_table(about.items())
@@ -90,23 +90,23 @@ def _body(
         yield "</div>"
         yield from _differences_table(evaluation, name)
         yield from _groups_table(result.groups)
+        yield from _summaries_table(result.group_summaries)
         yield from _hardest_pairs(result, evaluation.sets.get(name))
 
 
 def _metrics_table(result: Result) -> Iterator[str]:
     yield f"<p>{format_counts(result)}</p>"
     yield '<div class="table">'
-    yield "<table><tr><th>metric</th><th>value</th><th>95 % interval</th><th>threshold (cosine)</th></tr>"
+    yield "<table><tr><th>metric</th><th>value</th><th>95 % interval</th>"
+    yield f"<th>threshold ({escape(result.scale.name)})</th></tr>"
     for name, value in headline_first(result):
         if name == "threshold":
-            continue  # a squared distance; the cosines are in the last column
+            continue  # a squared distance; the last column has it as a score
         if value is None:
             needs = escape(result.needs.get(name, "not available"))
             yield f'<tr><td>{escape(name)}</td><td class="none" colspan="3">{needs}</td></tr>'
             continue
         threshold = result.threshold.get(name.removeprefix("tar@"))
-        if name == "accuracy" and (squared_distance := result.metrics.get("threshold")) is not None:
-            threshold = 1 - squared_distance / 2
         yield row(
             name,
             format_number(name, value),
@@ -147,12 +147,30 @@ def _groups_table(groups: list[Group]) -> Iterator[str]:
     yield "</table></div>"
 
 
+def _summaries_table(summaries: list[GroupSummary]) -> Iterator[str]:
+    if not summaries:
+        return
+    yield '<h3>Differences between the groups</h3><div class="table">'
+    yield "<table><tr><th>measure</th><th>value</th><th>95 % interval</th></tr>"
+    for summary in summaries:
+        for name, value in summary.metrics.items():
+            interval = format_interval(name, summary.interval.get(name))
+            yield row(f"{summary.column}: {name}", format_number(name, value), interval)
+    yield "</table></div>"
+
+
 def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
     for title, pairs in (
         ("Genuine pairs with the lowest scores", result.hardest_genuine),
         ("Impostor pairs with the highest scores", result.hardest_impostors),
     ):
-        shown = [_pair(pair, target) for pair in pairs[:_SHOWN_PAIRS]] if target is not None else []
+        if pairs and pairs[0].name:
+            # Scores of another system have names of pairs, but no images.
+            yield f'<h3>{title}</h3><div class="table"><table><tr><th>pair</th><th>score</th></tr>'
+            yield from (row(pair.name, f"{pair.score:.4f}") for pair in pairs[:_SHOWN_PAIRS])
+            yield "</table></div>"
+            continue
+        shown = [_pair(pair, target) for pair in pairs[:_SHOWN_PAIRS]]
         if any(shown):
             yield f'<h3>{title}</h3><div class="pairs">{"".join(shown)}</div>'
 

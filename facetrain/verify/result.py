@@ -11,6 +11,7 @@ import numpy as np
 
 from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.roc import Roc
+from facetrain.verify.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
 _JSON_POINTS = 512
@@ -41,11 +42,16 @@ class HardPair:
     second: int
     """Indices of its two images or templates."""
     score: float
-    """Cosine similarity."""
+    """Similarity score."""
+    name: str = ""
+    """Name of the pair in a score file; empty in an evaluation set."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
+        """Return the fields; the name only if there is one."""
+        content = asdict(self)
+        if not self.name:
+            del content["name"]
+        return content
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,21 @@ class Group:
         return {"column": self.column, "value": self.value, **self.metrics, "intervals": self.interval}
 
 
+@dataclass(frozen=True)
+class GroupSummary:
+    """Spread of the error rates over the groups of one column, see `group_summary.summarize_groups`."""
+
+    column: str
+    metrics: dict[str, float | None]
+    """`accuracy_mean`, `accuracy_std` and ratios of the highest rate; None if the lowest rate is 0."""
+    interval: dict[str, Interval]
+    """95 % interval of each metric."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the metrics at the top level and the intervals under `intervals`."""
+        return {"column": self.column, **self.metrics, "intervals": self.interval}
+
+
 @dataclass
 class Result:
     """Metrics of one model on one evaluation set."""
@@ -79,9 +100,9 @@ class Result:
     replicates: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """Each metric in every bootstrap draw, (R,): input of the paired test of two models. Not in the JSON."""
     threshold: dict[str, float] = field(default_factory=dict)
-    """Cosine similarity from which pairs are accepted, by operating point: `eer`, `1e-01`, `1e-02` and so on."""
+    """Score from which pairs are accepted, by operating point: `accuracy` (mean of the folds), `eer`, `1e-01` …"""
     curve: Roc | None = None
-    """Exact ROC; its thresholds are cosine similarities."""
+    """Exact ROC; its thresholds are scores."""
     grid: GridRoc | None = None
     """ROC on the threshold grid of the published code."""
     folds: FoldAccuracy | None = None
@@ -92,8 +113,12 @@ class Result:
     """Highest score first."""
     groups: list[Group] = field(default_factory=list)
     """Error rates by slice."""
+    group_summaries: list[GroupSummary] = field(default_factory=list)
+    """Spread of the error rates over the slices of each column with at least two groups of people."""
     subjects: int = 0
     """Number of subjects that the bootstrap draws from."""
+    scale: ScoreScale = COSINE
+    """Range and name of the scores."""
 
     @property
     def available_metrics(self) -> dict[str, float]:
@@ -118,6 +143,7 @@ class Result:
                 "impostors": [pair.as_json() for pair in self.hardest_impostors],
             },
             "groups": [group.as_json() for group in self.groups],
+            "group_summaries": [summary.as_json() for summary in self.group_summaries],
         }
 
 

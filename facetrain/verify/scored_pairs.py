@@ -22,6 +22,7 @@ from facetrain.verify.roc import (
     tar_at_far,
     threshold_at,
 )
+from facetrain.verify.score_scale import COSINE, ScoreScale
 
 REPLICATES = 1000
 """Bootstrap draws by default."""
@@ -34,7 +35,7 @@ class ScoredPairs:
     """Pairs of images or templates with the score of one model and the subjects."""
 
     score_P: np.ndarray
-    """Cosine similarity, float (P,)."""
+    """Similarity score, float (P,): the cosine, or the score of another system."""
     same_P: np.ndarray
     """True for a genuine pair, bool (P,)."""
     first_P: np.ndarray
@@ -42,6 +43,8 @@ class ScoredPairs:
     """Indices of the two images or templates, int (P,)."""
     subject_N: np.ndarray
     """Subject id of each image or template, int (N,) from 0 without gaps."""
+    scale: ScoreScale = COSINE
+    """Range of the scores."""
 
     @property
     def subjects(self) -> int:
@@ -59,7 +62,8 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICAT
     curve = roc(pairs.score_P, pairs.same_P)
     genuine = int(pairs.same_P.sum())
     counts = {"pairs": len(pairs.same_P), "genuine": genuine, "impostors": len(pairs.same_P) - genuine}
-    result = Result(protocol, {name: float(count) for name, count in counts.items()}, subjects=pairs.subjects)
+    metrics: dict[str, float | None] = {name: float(count) for name, count in counts.items()}
+    result = Result(protocol, metrics, subjects=pairs.subjects, scale=pairs.scale)
     result.histogram = histogram(pairs)
     result.hardest_genuine, result.hardest_impostors = hardest_pairs(pairs)
     if curve is None:
@@ -74,19 +78,20 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICAT
 def add_fold_accuracy(
     result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
 ) -> None:
-    """Add `accuracy`, `accuracy_std` and `threshold` by the 10-fold protocol, and the ROC on the published grid.
+    """Add `accuracy` and `accuracy_std` by the 10-fold protocol, and the ROC on the published grid.
 
-    The folds are runs of consecutive pairs, so the pairs must be in the order of the official list.
+    For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, so
+    the pairs must be in the order of the official list.
     """
     folds, replicate = bootstrap_fold_accuracy(pairs, replicates=replicates, seed=seed)
-    distance_P = 2 - 2 * pairs.score_P
     result.folds = folds
-    result.grid = grid_roc(distance_P, pairs.same_P, folds=len(folds.accuracy_F))
-    result.metrics |= {
-        "accuracy": folds.mean,
-        "accuracy_std": folds.std,
-        "threshold": float(folds.threshold_F.mean()),
-    }
+    result.grid = grid_roc(pairs.scale.distance(pairs.score_P), pairs.same_P, folds=len(folds.accuracy_F))
+    result.metrics |= {"accuracy": folds.mean, "accuracy_std": folds.std}
+    result.threshold["accuracy"] = pairs.scale.score(float(folds.threshold_F.mean()))
+    if pairs.scale == COSINE:
+        result.metrics["threshold"] = float(folds.threshold_F.mean())
+    else:
+        replicate.pop("threshold", None)
     add_replicates(result, replicate)
 
 
@@ -100,8 +105,7 @@ def bootstrap_fold_accuracy(
     the folds is therefore biased upward, often by more than it varies.
     """
     folds = min(FOLDS, len(pairs.same_P))
-    # Squared distance of unit vectors: |a − b|² = 2 − 2 cos(a, b).
-    search = FoldSearch(2 - 2 * pairs.score_P, pairs.same_P, folds, *pairs.sides)
+    search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
     accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))
     chunks: list[tuple[np.ndarray, ...]] = []
     for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
@@ -153,10 +157,11 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
 
 
 def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
-    """Count the pairs of either kind in equal bins of the cosine similarity from −1 to 1."""
-    edge = np.linspace(-1, 1, bins + 1)
+    """Count the pairs of either kind in equal bins of the scores' range, for cosines from −1 to 1."""
+    low, high = pairs.scale.low, pairs.scale.high
+    edge = np.linspace(low, high, bins + 1)
     # Rounding can bring a cosine slightly outside of [−1, 1], where np.histogram would drop it.
-    score_P = np.clip(pairs.score_P, -1, 1)
+    score_P = np.clip(pairs.score_P, low, high)
     genuine, impostor = (np.histogram(score_P[kind], edge)[0] for kind in (pairs.same_P, ~pairs.same_P))
     return Histogram(edge, genuine, impostor)
 

@@ -19,8 +19,9 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 from facetrain.verify import bootstrap
+from facetrain.verify.group_summary import RATES, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
-from facetrain.verify.result import Group
+from facetrain.verify.result import Group, GroupSummary
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
 from facetrain.verify.subjects import dense_ids
 
@@ -47,14 +48,14 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
     Raises:
         DataError: the file cannot be read, or its number of rows does not fit the set.
     """
-    names, rows = _read_rows(path)
+    names, rows = read_rows(path)
     if len(rows) not in (pairs, 2 * pairs):
         raise DataError(
             f"{path}: {len(rows):,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
         )
     texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
     subject = texts.pop(_SUBJECT, None)
-    columns = {name: _slice_values(values) for name, values in texts.items()}
+    columns = {name: slice_values(values) for name, values in texts.items()}
     if len(rows) == 2 * pairs:
         columns = {name: _pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
     elif subject is not None:
@@ -65,14 +66,19 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
     return SliceTable(columns, None if subject is None else dense_ids(subject))
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Read a CSV file: return the column names of its header line, and its rows.
+
+    Raises:
+        DataError: the file cannot be read, or a row has another number of fields than the header line.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             names, *rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         # An empty file gives an unpacking error, whose text means nothing to the user.
         reason = "the file is empty" if type(error) is ValueError else error_reason(error)
-        raise DataError(f"{path}: cannot read the slice table: {reason}") from error
+        raise DataError(f"{path}: cannot read the table: {reason}") from error
     wrong = next((number for number, row in enumerate(rows, start=2) if len(row) != len(names)), None)
     if wrong:
         raise DataError(
@@ -81,7 +87,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return [name.strip() for name in names], rows
 
 
-def _slice_values(values: list[str]) -> np.ndarray:
+def slice_values(values: list[str]) -> np.ndarray:
     """Return the values, str (P,), or the quartiles that they belong to if there are many different numbers."""
     try:
         number = np.array(values, dtype=np.float64)
@@ -108,23 +114,25 @@ def slice_groups(
     *,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> list[Group]:
-    """Return accuracy, FMR and FNMR for every value of every column, at one cosine threshold for all.
+) -> tuple[list[Group], list[GroupSummary]]:
+    """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
 
     FMR is the share of impostor pairs that are accepted, FNMR the share of genuine pairs that are rejected
     (ISO/IEC 19795-1). A rate without pairs is None. One threshold for all groups is what NIST's demographic
     report compares (Grother, Ngan and Hanaoka, NISTIR 8280, 2019): a threshold per group would hide differences.
     """
-    return [
-        group
-        for column, value_P in columns.items()
-        for group in _slice_column(pairs, column, value_P, threshold, replicates, seed)
-    ]
+    groups, summaries = [], []
+    for column, value_P in columns.items():
+        of_column, summary = _slice_column(pairs, column, value_P, threshold, replicates, seed)
+        groups += of_column
+        if summary.metrics:
+            summaries.append(summary)
+    return groups, summaries
 
 
 def _slice_column(
     pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, replicates: int, seed: int
-) -> list[Group]:
+) -> tuple[list[Group], GroupSummary]:
     values, value_index_P = np.unique(value_P, return_inverse=True)
     wrong_P = (pairs.score_P >= threshold) != pairs.same_P
     first_P, second_P = pairs.sides
@@ -150,7 +158,29 @@ def _slice_column(
         }
         intervals = {name: interval for name, interval in found.items() if interval}
         groups.append(Group(column, str(value), metrics, intervals))
-    return groups
+    return groups, _summary(column, rates, replicate, pairs.subjects)
+
+
+def _summary(
+    column: str, rates: dict[str, np.ndarray], replicate: dict[str, np.ndarray], subjects: int
+) -> GroupSummary:
+    """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics.
+
+    Pairs of people from two groups (`a / b`) are impostor pairs only, and no group of people.
+    """
+    complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
+    if complete_V.sum() < 2:
+        return GroupSummary(column, {}, {})
+    found = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
+    metrics = {name: _none_if_nan(value[0]) for name, value in found.items()}
+    drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
+    intervals = {
+        name: interval
+        for name, value_R in drawn.items()
+        if (value := metrics[name]) is not None
+        and (interval := bootstrap.interval(value_R, subjects, value)) is not None
+    }
+    return GroupSummary(column, metrics, intervals)
 
 
 def _rates(count_RB: np.ndarray) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ import pytest
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
+from facetrain.errors import UsageError
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.embedding_files import load_embeddings, save_embeddings
 from tests.support.command import facetrain, refusal
@@ -71,6 +72,45 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
         assert found["differences"][name].keys() <= result["intervals"].keys()
     gap = found["differences"]["pairs"]["auc"]
     assert gap["difference"] == pytest.approx(gap["first"] - gap["second"]) and 0 < gap["p"] <= 1
+
+
+def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
+    same = [n % 2 == 0 for n in range(40)]
+    images = [
+        face(n % 10 + (0 if k == 0 or one else 50), 2 * n + k) for n, one in enumerate(same) for k in range(2)
+    ]
+    write_bin(tmp_path / "pairs.bin", images, same)
+    rows = [
+        f"{n},{90 - n if one else n},{int(one)},{'<i>' if n < 20 else 'new'}" for n, one in enumerate(same)
+    ]
+    (tmp_path / "system.csv").write_text("\n".join(["pair,score,genuine,camera", *rows]))
+    shown = output_of(
+        facetrain(
+            "eval", "--scores", tmp_path / "system.csv", "--bootstrap", 20, "--report", tmp_path / "report"
+        )
+    )
+    assert "auc              1.00000" in shown and "camera = new: 20 pairs" in shown
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "camera = &lt;i&gt;" in page and "<i>" not in page and "threshold (score)" in page
+    shown = output_of(
+        facetrain(
+            "eval", model, "--target", tmp_path / "pairs.bin", "--against", tmp_path / "system.csv",
+            "--bootstrap", 20,
+        )
+    )  # fmt: skip
+    assert f"against {tmp_path / 'system.csv'}" in shown and "1.00000 = " in shown
+
+
+def test_one_system_is_evaluated_at_a_time(model):
+    for options, message in (
+        ([], "give one of MODEL, --scores and --embeddings"),
+        ([model, "--scores", "a.csv"], "give one of MODEL, --scores and --embeddings"),
+        ([model], "give the evaluation set with --target"),
+        (["--scores", "a.csv", "--target", "lfw"], "facetrain eval MODEL --target lfw --against a.csv"),
+        (["--embeddings", "a.npz"], "--embeddings and --pairs are used together"),
+    ):
+        error = refusal("eval", *options)
+        assert isinstance(error, UsageError) and message in str(error)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.errors import DataError
+from facetrain.verify.group_summary import summarize_groups
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import pair_result
 from facetrain.verify.slices import read_slice_table, slice_groups
@@ -18,7 +19,7 @@ def write(path, names, rows):
 def test_all_groups_share_one_threshold():
     pairs = people(np.random.default_rng(0), 60)
     value = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
-    groups = slice_groups(pairs, {"light": value}, 0.6, replicates=100)
+    groups, _ = slice_groups(pairs, {"light": value}, 0.6, replicates=100)
     assert [group.value for group in groups] == ["dark", "light"]
     for group in groups:
         score, same = pairs.score_P[value == group.value], pairs.same_P[value == group.value]
@@ -30,10 +31,54 @@ def test_all_groups_share_one_threshold():
             assert low <= group.metrics[name] <= high
 
 
+def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
+    pairs = people(np.random.default_rng(0), 80)
+    value = np.random.default_rng(1).choice(["a", "b", "c", "a / b"], len(pairs.same_P))
+    value = np.where(pairs.same_P & (value == "a / b"), "a", value)
+    groups, (summary,) = slice_groups(pairs, {"group": value}, 0.6, replicates=100)
+    errors, fmr, fnmr = [], [], []
+    for name in "abc":
+        score, same = pairs.score_P[value == name], pairs.same_P[value == name]
+        errors.append(np.mean((score >= 0.6) != same))
+        fmr.append(np.mean(score[~same] >= 0.6))
+        fnmr.append(np.mean(score[same] < 0.6))
+    expected = {
+        "accuracy_mean": 1 - np.mean(errors),
+        "accuracy_std": np.std(errors, ddof=1),
+        "skewed_error_ratio": max(errors) / min(errors),
+        "fmr_worst_to_best": max(fmr) / min(fmr),
+        "fmr_worst_to_mean": max(fmr) / np.prod(fmr) ** (1 / 3),
+        "fnmr_worst_to_best": max(fnmr) / min(fnmr),
+        "fnmr_worst_to_mean": max(fnmr) / np.prod(fnmr) ** (1 / 3),
+    }
+    assert summary.metrics == pytest.approx(expected) and len(groups) == 4
+    assert summary.interval.keys() == expected.keys()
+    for name, (low, high) in summary.interval.items():
+        assert low <= summary.metrics[name] <= high
+
+
+def test_published_accuracies_give_the_published_spread():
+    # ArcFace (ResNet-34) on RFW: Wang and Deng, CVPR 2020: mean 94.64, standard deviation 1.11, error ratio 1.65.
+    accuracy = np.array([[0.9618, 0.9467, 0.9372, 0.9398]])
+    found = summarize_groups({"accuracy": accuracy, "fmr": 1 - accuracy, "fnmr": 1 - accuracy})
+    assert found["accuracy_mean"][0] == pytest.approx(0.9464, abs=1e-4)
+    assert found["accuracy_std"][0] == pytest.approx(0.0111, abs=1e-4)
+    assert found["skewed_error_ratio"][0] == pytest.approx(1.65, abs=0.01)
+
+
+def test_without_errors_in_one_group_there_is_no_ratio():
+    perfect = np.array([[1.0, 0.9]])
+    found = summarize_groups({"accuracy": perfect, "fmr": 1 - perfect, "fnmr": 1 - perfect})
+    assert np.isnan(found["skewed_error_ratio"][0]) and np.isnan(found["fmr_worst_to_mean"][0])
+
+
 def test_a_group_without_impostors_has_no_false_match_rate():
     pairs = people(np.random.default_rng(0), 30)
-    groups = slice_groups(pairs, {"kind": np.where(pairs.same_P, "same", "other")}, 0.5, replicates=20)
+    groups, summaries = slice_groups(
+        pairs, {"kind": np.where(pairs.same_P, "same", "other")}, 0.5, replicates=20
+    )
     other, same = groups
+    assert not summaries, "no two groups with genuine and impostor pairs"
     assert (other.metrics["fnmr"], same.metrics["fmr"]) == (None, None)
     assert "fmr" in other.interval and "fmr" not in same.interval
     json.dumps([group.as_json() for group in groups], allow_nan=False)

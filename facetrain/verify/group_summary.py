@@ -1,0 +1,54 @@
+"""Fairness summary: how much the error rates of groups of people differ, at one threshold for all groups."""
+
+# V groups   R draws of subjects
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+RATES = ("accuracy", "fmr", "fnmr")
+
+
+def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the summary of the groups' rates in every draw: (R,) by name, NaN where it is not defined.
+
+    - `accuracy_mean`, `accuracy_std`: mean and standard deviation over the groups, with divisor V − 1, as in the
+      tables of RFW (Wang and Deng, "Mitigating bias in face recognition using skewness-aware reinforcement
+      learning", CVPR 2020).
+    - `skewed_error_ratio`: highest error by lowest error, error being 1 − accuracy (same paper).
+    - `fmr_worst_to_best`, `fnmr_worst_to_best`: highest rate by lowest rate.
+    - `fmr_worst_to_mean`, `fnmr_worst_to_mean`: highest rate by the geometric mean of all groups, the measure of
+      NIST's FRTE demographics report and of ISO/IEC 19795-10:2024.
+
+    A ratio is not defined if the lowest rate is 0: the groups have too few pairs for this threshold.
+
+    Args:
+        rates: `accuracy`, `fmr` and `fnmr` of each of V >= 2 groups in each draw, float (R, V); NaN where a draw has
+            no pairs of a group.
+    """
+    accuracy_RV, fmr_RV, fnmr_RV = (rates[name] for name in RATES)
+    summary = {
+        "accuracy_mean": accuracy_RV.mean(1),
+        "accuracy_std": accuracy_RV.std(1, ddof=1),
+        "skewed_error_ratio": _worst_to_best(1 - accuracy_RV),
+    }
+    for name, rate_RV in (("fmr", fmr_RV), ("fnmr", fnmr_RV)):
+        summary[f"{name}_worst_to_best"] = _worst_to_best(rate_RV)
+        summary[f"{name}_worst_to_mean"] = _worst_to_mean(rate_RV)
+    return summary
+
+
+def _worst_to_best(rate_RV: np.ndarray) -> np.ndarray:
+    return _ratio(rate_RV.max(1), rate_RV.min(1))
+
+
+def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        mean_R = np.exp(np.log(rate_RV).mean(1))
+    return _ratio(rate_RV.max(1), mean_R)
+
+
+def _ratio(high_R: np.ndarray, low_R: np.ndarray) -> np.ndarray:
+    return np.divide(high_R, low_R, out=np.full(len(high_R), np.nan), where=low_R > 0)

@@ -1,0 +1,242 @@
+"""Scores and embeddings of other systems: CSV files of scored pairs, and pair lists for files of embeddings.
+
+A score file is a CSV file with a header line and one row for each pair. Columns:
+
+    score        similarity of the pair; higher means more similar, on any scale. Or `distance`: lower is more similar.
+    genuine      1 or true for two images of one person, 0 or false for two people
+    pair         name of the pair, unique; without it, the number of the row from 0
+    subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
+    any other    slices, see `slices`
+
+A pair list is a CSV file with the columns `first` and `second`, the names of two images in the file of embeddings,
+`genuine`, and the optional columns above.
+"""
+
+# P pairs
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.errors import DataError
+from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
+from facetrain.verify.pair_set import PairSet
+from facetrain.verify.score_scale import COSINE, scale_of
+from facetrain.verify.scored_pairs import ScoredPairs
+from facetrain.verify.slices import read_rows, slice_values
+from facetrain.verify.subjects import connected_subjects, dense_ids
+from facetrain.verify.verification import inferred_subjects
+
+_GENUINE = {"1": True, "true": True, "0": False, "false": False}
+_SUBJECTS = ("subject_1", "subject_2")
+_NAMED = 3
+"""Most pairs that a message names."""
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Pairs of a score file, or of a pair list with embeddings."""
+
+    path: Path
+    """File that the scores are from, for messages."""
+    pair: Sequence[str]
+    """Name of each pair, unique."""
+    scored: ScoredPairs
+    columns: dict[str, np.ndarray]
+    """Slices: value of every pair, str (P,), by column."""
+
+
+def is_score_file(path: Path) -> bool:
+    """Return whether a path has the suffix of a score file or of a file of embeddings, not of a model."""
+    return path.suffix == ".csv" or path.suffix in SUFFIXES
+
+
+def read_scores(path: Path) -> ScoreTable:
+    """Read a score file.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, or a row has a value that is not allowed.
+    """
+    names, rows = read_rows(path)
+    texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
+    if ("score" in texts) == ("distance" in texts):
+        raise DataError(
+            f"{path}: columns {', '.join(names)}; a score file needs either a column score or a column distance"
+        )
+    sign = 1 if "score" in texts else -1
+    # Adding 0 turns the −0 of a distance 0 into 0.
+    score_P = sign * _numbers(path, "score" if sign > 0 else "distance", texts) + 0.0
+    return _score_table(path, texts, score_P)
+
+
+def read_scored_pairs(embeddings: Path, pair_list: Path) -> ScoreTable:
+    """Read a pair list, and score its pairs by the cosine of the embeddings of a `.npz` or `.parquet` file.
+
+    Raises:
+        DataError: a file cannot be read, or the list names an image that has no embedding, or more than one.
+    """
+    loaded = load_embeddings(embeddings)
+    names, rows = read_rows(pair_list)
+    texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
+    sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
+    table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))
+    scored = replace(table.scored, scale=COSINE)
+    subject_N = _subjects_of_images(loaded, scored.same_P, *sides)
+    if not set(_SUBJECTS) <= texts.keys():
+        scored = replace(scored, first_P=sides[0], second_P=sides[1], subject_N=subject_N)
+    return replace(table, path=embeddings, scored=scored)
+
+
+def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
+    """Read another system's scores, or embeddings, of the pairs of a set, in the order of the set.
+
+    Raises:
+        DataError: the file cannot be read, or its number of rows or its labels differ from those of the set.
+    """
+    pair_P = np.arange(len(target.same))
+    subject_N = target.subject if target.subject is not None else inferred_subjects(target)
+    if path.suffix in SUFFIXES:
+        embedding_ND = load_embeddings(path).embedding
+        if len(embedding_ND) != 2 * len(pair_P):
+            raise DataError(
+                f"{path}: {len(embedding_ND):,} embeddings; {target.name} has {2 * len(pair_P):,} images, two for "
+                "each pair in the order of the set"
+            )
+        score_P, scale = _cosines(embedding_ND, 2 * pair_P, 2 * pair_P + 1), COSINE
+    else:
+        other = read_scores(path).scored
+        _require_same_labels(path, other.same_P, target.same, target.name)
+        score_P, scale = other.score_P, other.scale
+    return ScoredPairs(score_P, target.same, 2 * pair_P, 2 * pair_P + 1, subject_N, scale)
+
+
+def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
+    """Return the scores of `other` in the order of the pairs of `table`, with the subjects of `table`.
+
+    Raises:
+        DataError: the two have different pairs or labels.
+    """
+    row = {name: at for at, name in enumerate(other.pair)}
+    missing = [name for name in table.pair if name not in row]
+    if missing or len(other.pair) != len(table.pair):
+        named = f"; pair {', '.join(missing[:_NAMED])} is missing" if missing else ""
+        raise DataError(
+            f"{other.path}: {len(other.pair):,} pairs, but {table.path} has {len(table.pair):,}{named}; two systems "
+            "are compared on the same pairs"
+        )
+    order_P = np.array([row[name] for name in table.pair])
+    _require_same_labels(other.path, other.scored.same_P[order_P], table.scored.same_P, str(table.path))
+    return replace(table.scored, score_P=other.scored.score_P[order_P], scale=other.scored.scale)
+
+
+def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -> ScoreTable:
+    same_P = _labels(path, texts)
+    pair = texts.get("pair") or [str(number) for number in range(len(same_P))]
+    if len(set(pair)) < len(pair):
+        twice = next(name for name in pair if pair.count(name) > 1)
+        raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
+    index_P = np.arange(len(same_P))
+    scored = ScoredPairs(
+        score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P), scale_of(score_P)
+    )
+    used = {"score", "distance", "genuine", "pair", "first", "second", *_SUBJECTS}
+    columns = {name: slice_values(values) for name, values in texts.items() if name not in used}
+    return ScoreTable(path, pair, scored, columns)
+
+
+def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:
+    """Return the subject id of both sides of each pair, int (2P,): without columns, genuine sides are one subject."""
+    given = [name for name in _SUBJECTS if name in texts]
+    if len(given) == 1:
+        raise DataError(
+            f"{path}: has a column {given[0]} only; give both {' and '.join(_SUBJECTS)}, or neither"
+        )
+    if given:
+        sides = zip(texts[_SUBJECTS[0]], texts[_SUBJECTS[1]], strict=True)
+        return dense_ids([subject for side in sides for subject in side])
+    index_P = np.arange(len(same_P))
+    return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
+
+
+def _subjects_of_images(
+    loaded: Embeddings, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray
+) -> np.ndarray:
+    """Return the subject id of each image, int (N,): its label, or what genuine pairs connect if one has no label."""
+    label_N = np.asarray(loaded.label)
+    used = np.union1d(first_P, second_P)
+    agree = ((label_N[first_P] == label_N[second_P]) == same_P).all()
+    if (label_N[used] >= 0).all() and agree:
+        return np.unique(label_N, return_inverse=True)[1].astype(np.int64)
+    return connected_subjects(first_P, second_P, same_P, len(label_N))
+
+
+def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:
+    if "genuine" not in texts:
+        raise DataError(
+            f"{path}: no column genuine; add it, with 1 for two images of one person and 0 for two people"
+        )
+    values = texts["genuine"]
+    wrong = next((row for row, value in enumerate(values) if value.lower() not in _GENUINE), None)
+    if wrong is not None:
+        raise DataError(
+            f"{path}, row {wrong + 2}: genuine is {values[wrong]!r}; allowed are 1, 0, true and false"
+        )
+    if not values:
+        raise DataError(f"{path}: no rows below the header line")
+    return np.array([_GENUINE[value.lower()] for value in values])
+
+
+def _numbers(path: Path, column: str, texts: dict[str, list[str]]) -> np.ndarray:
+    number_P = np.array([_finite_or_nan(value) for value in texts[column]], np.float64)
+    wrong = np.flatnonzero(~np.isfinite(number_P))
+    if len(wrong):
+        raise DataError(
+            f"{path}, row {wrong[0] + 2}: {column} is {texts[column][wrong[0]]!r}, not a finite number; "
+            f"{len(wrong):,} of {len(number_P):,} rows have no score. Give pairs that the system could not process "
+            "the lowest score"
+        )
+    return number_P
+
+
+def _finite_or_nan(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _rows_of_images(
+    path: Path, side: str, texts: dict[str, list[str]], embeddings: Path, loaded: Embeddings
+) -> np.ndarray:
+    """Return the row of the embedding of each image of a column: int (P,)."""
+    if side not in texts:
+        raise DataError(f"{path}: no column {side}; a pair list has the columns first, second and genuine")
+    row: dict[str, int] = {}
+    twice = {name for at, name in enumerate(loaded.name) if row.setdefault(name, at) != at}
+    for number, name in enumerate(texts[side], start=2):
+        if name not in row or name in twice:
+            fault = "more than one embedding" if name in twice else "no embedding"
+            raise DataError(f"{path}, row {number}: the image {name!r} has {fault} in {embeddings}")
+    return np.array([row[name] for name in texts[side]], np.int64)
+
+
+def _cosines(unit_ND: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
+    """Return the cosine of the rows of each pair, float64 (P,), computed as for the pairs of a set."""
+    unit = np.asarray(unit_ND, np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    return 1 - np.square(unit[first_P] - unit[second_P]).sum(1) / 2
+
+
+def _require_same_labels(path: Path, same_P: np.ndarray, expected_P: np.ndarray, name: str) -> None:
+    if len(same_P) != len(expected_P):
+        raise DataError(f"{path}: {len(same_P):,} pairs, but {name} has {len(expected_P):,}")
+    wrong = np.flatnonzero(same_P != expected_P)
+    if len(wrong):
+        raise DataError(
+            f"{path}: genuine differs from the labels of {name} in {len(wrong):,} pairs, first in pair {wrong[0]}; the "
+            "rows must be in the order of the set"
+        )

@@ -1,0 +1,57 @@
+"""Scale of similarity scores: the cosines of facetrain's models, or the scores of another system."""
+
+# P pairs
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+_DISTANCES = 4.0
+"""Largest squared distance of two unit vectors: that of cosine −1."""
+
+
+@dataclass(frozen=True)
+class ScoreScale:
+    """Range of scores, and its linear relation to the squared distances of the published threshold grid.
+
+    The highest score is distance 0, the lowest is distance 4. For cosines this is the squared distance of unit
+    vectors: |a − b|² = 2 − 2 cos(a, b).
+    """
+
+    low: float = -1.0
+    high: float = 1.0
+    name: str = "cosine similarity"
+    """Name of the scores in figures and tables."""
+
+    def distance(self, score: np.ndarray) -> np.ndarray:
+        """Return the distance from 0 to 4 of each score."""
+        return _DISTANCES * (self.high - score) / (self.high - self.low)
+
+    @overload
+    def score(self, distance: float) -> float: ...
+
+    @overload
+    def score(self, distance: np.ndarray) -> np.ndarray: ...
+
+    def score(self, distance: float | np.ndarray) -> float | np.ndarray:
+        """Return the score of each distance."""
+        return self.high - distance * (self.high - self.low) / _DISTANCES
+
+
+COSINE = ScoreScale()
+"""Scale of cosine similarities."""
+
+
+def scale_of(score_P: np.ndarray) -> ScoreScale:
+    """Return the scale of finite scores float (P,) of unknown origin.
+
+    Scores from −1 to 1 of which one is negative are taken as cosines. All other scores get the range from the lowest
+    to the highest, so that the grid of 400 thresholds has equal steps there.
+    """
+    low, high = float(score_P.min()), float(score_P.max())
+    if -1 <= low < 0 and high <= 1:
+        return COSINE
+    return ScoreScale(low, high if high > low else low + 1, "score")

@@ -1,0 +1,186 @@
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from facetrain.errors import DataError, UsageError
+from facetrain.verify.embedding_files import Embeddings, save_embeddings
+from facetrain.verify.evaluate import evaluate_scores
+from facetrain.verify.fold_accuracy import fold_order
+from facetrain.verify.pair_set import PairSet
+from facetrain.verify.protocols import Options, results_from_embeddings, scores_result
+from facetrain.verify.score_files import read_scored_pairs, read_scores, scores_of_set
+from facetrain.verify.score_scale import COSINE
+from tests.unit.verify.test_bootstrap import people
+
+FAST = Options(replicates=50)
+
+
+def write(path, columns):
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def columns_of(pairs, **more):
+    first, second = pairs.sides
+    return {
+        "score": [repr(float(score)) for score in pairs.score_P],
+        "genuine": pairs.same_P.astype(int),
+        "subject_1": first,
+        "subject_2": second,
+        **more,
+    }
+
+
+def test_a_score_file_gives_the_same_numbers_as_the_scores_themselves(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    path = write(tmp_path / "system.csv", columns_of(pairs))
+    found = evaluate_scores(path, options=FAST).results["system"]
+    # Subject ids follow the order of the file, so the draws of the bootstrap differ and the metrics do not.
+    expected = scores_result(pairs, {}, FAST)
+    assert found.metrics == expected.metrics and found.threshold == expected.threshold
+    assert found.subjects == len(np.unique(np.concatenate(pairs.sides)))
+    assert found.metrics.keys() >= {"accuracy", "threshold", "auc", "eer", "tar@1e-01"}
+    assert found.scale == COSINE
+
+
+def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    cosines = evaluate_scores(write(tmp_path / "cosines.csv", columns_of(pairs)), options=FAST)
+    columns = columns_of(pairs, score=[repr(float(50 + 50 * score)) for score in pairs.score_P])
+    percent = evaluate_scores(write(tmp_path / "percent.csv", columns), options=FAST)
+    columns = columns_of(pairs) | {"distance": [repr(float(2 - 2 * score)) for score in pairs.score_P]}
+    del columns["score"]
+    distance = evaluate_scores(write(tmp_path / "distance.csv", columns), options=FAST)
+    one, other, third = (next(iter(each.results.values())) for each in (cosines, percent, distance))
+    for name in ("auc", "eer", "tar@1e-01"):
+        assert one.metrics[name] == other.metrics[name] == third.metrics[name]
+        assert one.interval[name] == pytest.approx(other.interval[name])
+    # The grid of 400 thresholds lies between the lowest and the highest score instead of −1 and 1.
+    assert other.metrics["accuracy"] == pytest.approx(one.metrics["accuracy"], abs=0.02)
+    assert other.threshold["eer"] == pytest.approx(50 + 50 * one.threshold["eer"])
+    assert other.threshold["accuracy"] == pytest.approx(50 + 50 * one.threshold["accuracy"], abs=2)
+    assert "threshold" not in other.metrics, "it is a squared distance of unit vectors"
+    assert other.histogram.edge[0] == pairs.score_P.min() * 50 + 50
+    assert other.histogram.genuine.sum() == pairs.same_P.sum()
+
+
+def test_embeddings_with_a_pair_list_are_scored_by_their_cosines(tmp_path):
+    random = np.random.default_rng(0)
+    label = np.repeat(np.arange(20), 3)
+    embedding = (random.normal(size=(20, 8))[label] + random.normal(size=(60, 8))).astype(np.float32)
+    names = [f"{one}/{n}.jpg" for n, one in enumerate(label)]
+    save_embeddings(tmp_path / "system.npz", Embeddings(embedding, names, label))
+    first, second = random.integers(0, 60, (2, 400))
+    pairs = {"first": [names[n] for n in first], "second": [names[n] for n in second]}
+    path = write(tmp_path / "pairs.csv", pairs | {"genuine": (label[first] == label[second]).astype(int)})
+    table = read_scored_pairs(tmp_path / "system.npz", path)
+    unit = embedding / np.linalg.norm(embedding, axis=1, keepdims=True)
+    np.testing.assert_allclose(table.scored.score_P, (unit[first] * unit[second]).sum(1), atol=1e-6)
+    assert table.scored.subjects == 20 and (table.scored.subject_N == label).all()
+    found = evaluate_scores(tmp_path / "system.npz", pair_list=path, options=FAST)
+    assert found.results["system"].metrics["pairs"] == 400
+    with pytest.raises(UsageError, match="need a list of the pairs"):
+        evaluate_scores(tmp_path / "system.npz", options=FAST)
+
+
+def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path):
+    random = np.random.default_rng(0)
+    same = np.arange(200) % 2 == 0
+    plain = random.normal(size=(400, 8)).astype(np.float32)
+    plain[1::2][same] += 2 * plain[0::2][same]
+    target = PairSet("pairs", [bytes([n % 256, n // 256]) for n in range(400)], same)
+    save_embeddings(tmp_path / "a.npz", Embeddings(plain, [""] * 400, np.full(400, -1)))
+    found = scores_result(scores_of_set(tmp_path / "a.npz", target), {}, FAST)
+    (expected,) = results_from_embeddings(target, (plain, plain), FAST).values()
+    shared = found.metrics.keys() & expected.metrics.keys()
+    assert {name: found.metrics[name] for name in shared} == pytest.approx(
+        {name: expected.metrics[name] for name in shared}, abs=1e-6
+    )
+    assert "accuracy" in shared and found.interval["auc"] == pytest.approx(expected.interval["auc"])
+
+
+def test_two_systems_are_compared_pair_by_pair_in_any_order(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    names = [f"pair {n}" for n in range(len(pairs.same_P))]
+    first = write(tmp_path / "one.csv", columns_of(pairs, pair=names))
+    order = np.random.default_rng(1).permutation(len(names))
+    better = replace(pairs, score_P=np.clip(pairs.score_P + 0.2 * pairs.same_P, -1, 1))
+    rows = {name: [values[n] for n in order] for name, values in columns_of(better, pair=names).items()}
+    found = evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
+    difference = found.differences["one"]["auc"]
+    assert difference.second > difference.first and difference.interval[1] < 0
+    assert found.other_results["one"].metrics["auc"] == difference.second
+    assert found.results["one"].hardest_genuine[0].name.startswith("pair ")
+    rows["pair"][3] = "another"
+    with pytest.raises(DataError, match="is missing; two systems are compared on the same pairs"):
+        evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
+    rows["pair"][3], rows["genuine"][3] = names[order[3]], 1 - rows["genuine"][3]
+    with pytest.raises(DataError, match="genuine differs from the labels"):
+        evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
+
+
+def test_other_columns_are_slices(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    group = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
+    found = evaluate_scores(write(tmp_path / "system.csv", columns_of(pairs, skin=group)), options=FAST)
+    result = found.results["system"]
+    assert [one.value for one in result.groups] == ["dark", "light"]
+    (summary,) = result.group_summaries
+    assert summary.column == "skin" and summary.metrics["fnmr_worst_to_best"] >= 1
+
+
+def test_sorted_pairs_are_dealt_to_the_folds():
+    same = np.arange(103) < 50
+    order = fold_order(same)
+    assert sorted(order) == list(range(103))
+    assert all(part.any() and not part.all() for part in np.array_split(same[order], 10))
+    mixed = np.arange(103) % 2 == 0
+    assert (fold_order(mixed) == np.arange(103)).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"score": [1], "same": [1]}, "no column genuine"),
+        ({"genuine": [1], "pair": ["a"]}, "either a column score or a column distance"),
+        ({"score": [1], "distance": [1], "genuine": [1]}, "either a column score or a column distance"),
+        ({"score": [1, "?"], "genuine": [1, 0]}, r"row 3: score is '\?', not a finite number"),
+        ({"score": [1, "nan"], "genuine": [1, 0]}, "row 3: score is 'nan'"),
+        ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
+        ({"score": [1, 2], "genuine": [1, 0], "pair": ["a", "a"]}, "'a' occurs more than once"),
+        ({"score": [1, 2], "genuine": [1, 0], "subject_1": ["a", "b"]}, "has a column subject_1 only"),
+        ({"score": [], "genuine": []}, "no rows"),
+    ],
+)
+def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns, message):
+    with pytest.raises(DataError, match=message):
+        read_scores(write(tmp_path / "system.csv", columns))
+
+
+def test_a_pair_list_that_names_a_missing_or_ambiguous_image_is_refused(tmp_path):
+    save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "y"], np.arange(3)))
+    for first, message in (
+        ("z", "row 2: the image 'z' has no embedding"),
+        ("y", "'y' has more than one embedding"),
+    ):
+        path = write(tmp_path / "pairs.csv", {"first": [first], "second": ["x"], "genuine": [0]})
+        with pytest.raises(DataError, match=message):
+            read_scored_pairs(tmp_path / "a.npz", path)
+
+
+def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
+    target = PairSet("pairs", [b"%d" % n for n in range(8)], np.array([True, False, True, False]))
+    path = write(tmp_path / "few.csv", {"score": [1, 0], "genuine": [1, 0]})
+    with pytest.raises(DataError, match="2 pairs, but pairs has 4"):
+        scores_of_set(path, target)
+    path = write(tmp_path / "turned.csv", {"score": [1, 0, 1, 0], "genuine": [0, 1, 0, 1]})
+    with pytest.raises(DataError, match="differs from the labels of pairs in 4 pairs, first in pair 0"):
+        scores_of_set(path, target)
+    save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "z"], np.arange(3)))
+    with pytest.raises(DataError, match="3 embeddings; pairs has 8 images"):
+        scores_of_set(tmp_path / "a.npz", target)
