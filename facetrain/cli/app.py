@@ -14,7 +14,7 @@ import typer
 
 from facetrain import __version__
 from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, search, train
-from facetrain.distributed.process_lifetime import end_with_launcher
+from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
 from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason
 
@@ -91,7 +91,7 @@ def main() -> None:
 def _exit_with_error(error: Any) -> None:
     """Print an exception as one line and end the process with its exit code."""
     if isinstance(error, LostRankError):  # the rank that failed prints the reason
-        sys.exit(error.exit_code)
+        exit_process(error.exit_code)
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong
@@ -124,4 +124,4 @@ def _stray_config() -> str | None:
 
 def _exit(message: str, exit_code: int) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(exit_code)
+    exit_process(exit_code)

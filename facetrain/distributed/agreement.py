@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
 from facetrain.distributed import collectives
-from facetrain.distributed.heartbeat import silent_ranks
+from facetrain.distributed.rendezvous import connect_to_store, place_of
 from facetrain.distributed.world import World
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 from facetrain.files import error_reason
@@ -18,6 +21,8 @@ _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
 _PATIENCE_S = 3.0
 """Ranks wait for the same collective, and therefore time out within moments of each other."""
+_POLL_S = 0.1
+_STORE_ANSWERS_WITHIN_S = 10.0
 
 
 @contextmanager
@@ -56,6 +61,40 @@ def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
         f"{names} did not answer rank {world.rank} for {timeout_s:.0f} s (train.timeout_s): "
         "it hangs, or the network to it is down; earlier checkpoints are intact"
     )
+
+
+def silent_ranks(
+    rendezvous_id: str, rank: int, world_size: int, patience_s: float, store_host: str
+) -> dict[int, str]:
+    """Report that this rank is alive, and return the ranks that do not report so in time, with their places.
+
+    Every rank that has lost the others calls this, and all of them notice at about the same moment. If the
+    store does not answer, rank 0 is the silent one, provided that its process hosts the store: `store_host`
+    is what `register_rank` has returned.
+    """
+    answers: SimpleQueue[dict[int, str]] = SimpleQueue()
+
+    def ask() -> None:
+        with suppress(RuntimeError, ValueError):
+            answers.put(_wait_for_reports(rendezvous_id, rank, world_size, patience_s))
+
+    # In a thread: a connection to a process that is stopped waits without end for its first answer.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answers.get(timeout=patience_s + _STORE_ANSWERS_WITHIN_S)
+    except Empty:
+        return {0: store_host} if store_host and rank else {}
+
+
+def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:
+    store = connect_to_store(rendezvous_id)
+    store.set(f"alive/{rank}", "")
+    silent = [other for other in range(world_size) if other != rank]
+    deadline = time.monotonic() + patience_s
+    while silent and time.monotonic() < deadline:
+        silent = [other for other in silent if not store.check([f"alive/{other}"])]
+        time.sleep(_POLL_S)
+    return {other: place_of(store, other) for other in silent}
 
 
 @contextmanager

@@ -107,18 +107,23 @@ def _exit_code(error: ChildFailedError) -> int:
     Raises:
         LaunchError: no rank has printed a reason.
     """
-    if any(read_reason(Path(failure.error_file)) for failure in error.failures.values()):
+    files = [Path(failure.error_file) for failure in error.failures.values()]
+    if any(read_reason(path, printed=True) for path in files):
         return LaunchError.exit_code  # the watchdog of the rank has printed why it killed the rank
     codes = [failure.exitcode for failure in error.failures.values()]
     explained = [code for code in codes if code > 0 and code != LostRankError.exit_code]
     if explained:
         return int(explained[0])
     for rank, failure in error.failures.items():
-        # SIGTERM is how the agent ends the other ranks once it has noticed the first failure.
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+        # The agent ends the other ranks by SIGTERM, and those that knew of a loss and yet hung by SIGKILL.
+        is_first = failure.exitcode != -signal.SIGTERM and not read_reason(Path(failure.error_file))
+        if failure.exitcode < 0 and is_first:
             raise LaunchError(_explain_signal(-failure.exitcode, rank, failure.pid))
+    lost = next(filter(None, (read_reason(path, printed=False) for path in files)), "")
     raise LaunchError(
-        "the ranks of this node ended because a rank of another node is lost; see its output for the reason"
+        f"the ranks of this node ended: {lost}"
+        if lost
+        else "the ranks of this node ended because a rank of another node is lost; see its output for the reason"
     )
 
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 
 
+_must_exit_at_once = False
+
+
+def has_agent() -> bool:
+    """Return whether an elastic agent started this rank, which reports why its ranks have ended."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def launched_by_torchrun() -> bool:
     """Return whether an elastic agent, or another launcher that sets its variables, started this rank."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    return has_agent() or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def end_with_launcher() -> None:
@@ -21,7 +32,7 @@ def end_with_launcher() -> None:
     If the agent is killed (by the kernel for lack of memory, or by hand), its ranks would otherwise train
     on in the background, and write to a folder in which the run may already continue.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if has_agent():
         end_with_parent(signal.SIGKILL)
 
 
@@ -31,3 +42,26 @@ def end_with_parent(number: int) -> None:
         prctl = getattr(ctypes.CDLL(None), "prctl", None)
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def request_exit_at_once(*, in_any_program: bool) -> None:
+    """Let `exit_process` end this process without Python's cleanup: the process group has failed.
+
+    Python's exit would first wait for the threads of all pools. One of them may be waiting for a GPU stream or a disk
+    that waits for a lost rank. With `in_any_program`, a program that does not call `exit_process` ends without the
+    rest of the cleanup, too, once the pools have ended.
+    """
+    global _must_exit_at_once
+    _must_exit_at_once = True
+    if in_any_program:
+        atexit.register(exit_process, getattr(sys.exception(), "exit_code", 1))
+
+
+def exit_process(exit_code: int | None) -> NoReturn:
+    """End this process by SystemExit, or at once after `request_exit_at_once`."""
+    if _must_exit_at_once:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(exit_code or 0)
+    sys.exit(exit_code)

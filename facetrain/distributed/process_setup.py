@@ -49,12 +49,22 @@ def keep_compiled_code() -> None:
 def silence_torch_logs() -> None:
     """Turn off torch's own reports of failures (C++ stacks, tables of the agent): facetrain prints one line.
 
-    Call it before `import torch`: the C++ side reads its log levels when it is loaded.
+    On a machine with a GPU torch's C++ errors are kept: only they name the collective in which NCCL failed. Call it
+    before `import torch`: the C++ side reads its log levels when it is loaded.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_driver() else "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which logs even its start
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some modules of the agent read their level from here
+
+
+def has_gpu_driver() -> bool:
+    """Return whether a GPU driver is installed. Without one there is no need to import torch to count devices."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()  # AMD's
+    return True
 
 
 def _mallopt(values: dict[int, int]) -> None:

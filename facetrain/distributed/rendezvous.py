@@ -57,6 +57,36 @@ def register_rank(store: Store, rank: int) -> str:
     return "" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else place_of(store, 0)
 
 
+def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, socket.socket | None]:
+    """Return the address on which rank 0's watchdog listens, and on rank 0 the listening socket.
+
+    The address is that of the interface that leads to the store. None if rank 0 has no such address.
+    """
+    if rank:
+        published = str(store.get("watchdog").decode()).rpartition(" ")
+        return ((published[0], int(published[2])) if published[0] else None), None
+    listener, host = None, ""
+    with suppress(OSError):
+        family, host = _own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        listener = socket.create_server((host, 0), family=family, backlog=1024)
+    port = listener.getsockname()[1] if listener else 0
+    store.set("watchdog", f"{host if listener else ''} {port}")
+    return ((host, port) if listener else None), listener
+
+
+def _own_address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+    """Return the address of this host from which it reaches another one. Sends nothing."""
+    refusal = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return family, str(probe.getsockname()[0])
+        except OSError as error:
+            refusal = error
+    raise refusal
+
+
 def place_of(store: Store, rank: int) -> str:
     """Return the host and process of a rank, as in "node7, process 4711"."""
     with suppress(RuntimeError):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 
-from facetrain.distributed.process_setup import silence_torch_logs
+from facetrain.distributed.process_setup import has_gpu_driver, silence_torch_logs
 from facetrain.errors import UsageError
 
 
@@ -63,7 +61,7 @@ def _node_range(nnodes: str) -> tuple[int, int]:
 
 def _processes(nproc_per_node: str, device: str) -> int:
     if nproc_per_node == "auto":
-        if device == "cpu" or not _has_driver():
+        if device == "cpu" or not has_gpu_driver():
             return 1
         silence_torch_logs()
         import torch
@@ -72,12 +70,3 @@ def _processes(nproc_per_node: str, device: str) -> int:
     if not nproc_per_node.isdigit() or int(nproc_per_node) == 0:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")
     return int(nproc_per_node)
-
-
-def _has_driver() -> bool:
-    """Return whether a GPU driver is installed. Without one there is no need to import torch to count devices."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Path("/dev/kfd").exists()  # AMD's
-    return True

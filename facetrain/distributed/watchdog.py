@@ -1,112 +1,190 @@
-"""Watchdog: a second process that kills a rank which is stopped, or blocked in a broken process group.
+"""Watchdog of this rank: ends it if it hangs, is stopped, or waits for a rank that is lost.
 
-Needed with several nodes. The ranks that wait for one that hangs run into their timeout and end, and so do
-their agents, but the agent of the rank that hangs sees a running process and waits without end.
-torch's own FileTimerServer (2.13) runs only if TORCHELASTIC_ENABLE_FILE_TIMER is set for the agent, which a
-plain `torchrun` lacks, and it cannot report why it killed a rank.
+The elastic agent notices that a rank has ended, and asks the others to end by SIGTERM. A rank whose main thread is
+blocked in a C call (a CUDA synchronization behind a collective that the lost rank never joins, a read from a dead
+disk) does not see the signal, and an agent on another host knows nothing of the loss. So each rank has a watchdog
+process, `facetrain.distributed.watchdog_process`. The watchdogs of all ranks are connected: the kernel reports that a
+connection is closed (the rank has ended) or that the keep-alives are not answered (the host or the network is down).
 
-This file is also the program of the watchdog process. It imports neither torch nor facetrain: it must
-start in milliseconds and need little memory.
+The process judges only facts. It does not limit the time of a slow verification, compilation or save.
+
+torch 2.13 has no replacement. NCCL's heartbeat monitor (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC) watches NCCL's threads in the
+same process, and gloo has none. `torch.distributed.monitored_barrier` fails on a group in which a collective has
+timed out. FileTimerServer runs only if TORCHELASTIC_ENABLE_FILE_TIMER is set for the agent, which a plain `torchrun`
+lacks, and cannot report why it killed a rank.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import select
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
+from typing import IO, Any
 
-_MAX_INTERVAL_S = 1.0
-_WAKE_UP_S = 2.0
-"""Second chance: both processes may have been stopped together (a suspended machine) and just run again."""
-_ALIVE = b"."
+from facetrain.distributed import watchdog_process
+from facetrain.errors import FacetrainError, LostRankError, RankError
+from facetrain.files import error_reason
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_INTERVAL_S = 1.0
+_FLUSH_S = 1.0
 _REASON_FILE = "TORCHELASTIC_ERROR_FILE"
+_logger = logging.getLogger("facetrain")
+_after_errors: list[subprocess.Popen[bytes]] = []
+"""Watchdogs that stay until this process has ended, because its training has failed."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Ranks of a run, and the connection of their watchdogs."""
+
+    rank: int
+    places: list[str]
+    """Host and process of each rank."""
+    token: str
+    """Random text that only the ranks of this start know."""
+    address: tuple[str, int] | None
+    """Host and port on which rank 0 listens; None: there is no connection."""
+    listener: socket | None = None
+    """Listening socket, on rank 0."""
+    speaks: bool = False
+    """Whether this rank prints which other rank is lost. With an elastic agent, that prints it."""
 
 
 @contextmanager
-def watchdog(rank: int, patience_s: float, reason_to_end: Callable[[], str]) -> Iterator[None]:
-    """Guard this process within the block.
+def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
+    """Guard this process within the block, and until it exits if the block raises an exception.
 
-    The watchdog kills it if it has not run for `patience_s` seconds, or if `reason_to_end` returns a reason
-    and not "". A thread calls that function every second. The watchdog prints the reason to standard error,
-    and leaves it in a file for the elastic agent.
+    The watchdog prints why it ends this process to standard error, and leaves it in a file for the elastic agent.
+    Reasons are: the process is stopped, or has not run for `patience_s` seconds; another rank is lost, or has waited
+    for this one in vain, and this process has not ended by itself shortly after.
     """
-    reason_file = os.environ.get(_REASON_FILE, "")
-    # -S and -E: the program needs no site packages, and no variable of the rank may change it.
-    command = [
-        sys.executable,
-        "-S",
-        "-E",
-        __file__,
-        str(os.getpid()),
-        str(rank),
-        str(patience_s),
-        reason_file,
-    ]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, env={})
-    ended, pipe = threading.Event(), process.stdin
-    assert pipe is not None, "stdin=PIPE"
-    interval_s = min(patience_s / 4, _MAX_INTERVAL_S)
+    process = _start(peers, patience_s)
+    pipe, ended = process.stdin, threading.Event()
+    assert pipe is not None and process.stdout is not None, "both are pipes"
 
     def report() -> None:
-        while not ended.is_set():
-            reason = reason_to_end()
-            with suppress(
-                OSError, ValueError
-            ):  # if the watchdog has been killed, training goes on without it
-                pipe.write(reason.encode() or _ALIVE)
-            ended.wait(interval_s)
+        while not ended.wait(_INTERVAL_S):
+            _write(pipe, f"at {main_thread_position()}")
 
-    thread = threading.Thread(target=report, name="watchdog", daemon=True)
-    thread.start()
+    threading.Thread(target=report, name="watchdog", daemon=True).start()
+    threading.Thread(
+        target=_follow, args=(process.stdout, ended), name="watchdog-orders", daemon=True
+    ).start()
     try:
         yield
-    finally:
-        ended.set()
-        thread.join(interval_s)  # not longer: reason_to_end may be waiting for a store that does not answer
-        pipe.close()
-        process.wait()
+    except BaseException as error:
+        kinds = {LostRankError: "followed", RankError: "waited", BaseException: "failed"}
+        kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
+        _write(pipe, f"{kind} {error_reason(error) or type(error).__name__}")
+        _after_errors.append(process)  # the exit may hang: what it waits for may wait for the lost rank
+        raise
+    ended.set()
+    _write(pipe, "done")
+    pipe.close()
+    process.wait()
 
 
-def read_reason(path: Path) -> str:
-    """Return the reason that a watchdog has left in an error file of the elastic agent, or ""."""
+def read_reason(path: Path, *, printed: bool | None = None) -> str:
+    """Return the reason that a watchdog has left in an error file of the elastic agent, or "".
+
+    `printed` selects the reasons that the watchdog has printed, or those that it has left to the agent.
+    """
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["message"])
-    except (OSError, ValueError, KeyError, TypeError):
+        left = json.loads(path.read_text(encoding="utf-8"))
+        message, was_printed = str(left["message"]), bool(left.get("printed", True))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
+    return message if printed in (None, was_printed) else ""
 
 
-def _watch(pid: int, rank: int, patience_s: float, reason_file: str) -> None:
-    """Kill a process if it sends nothing for too long, or if it sends a reason. Return when it closes the pipe."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank: the agent signals the whole process group
-    reason = f"has not run for {patience_s:.0f} s"
-    while _has_input(patience_s) or _has_input(_WAKE_UP_S):
-        received = os.read(0, 1 << 12)
-        if not received:
-            return
-        if sent := received.lstrip(_ALIVE).decode(errors="replace"):
-            reason = sent
-            break
-    message = f"rank {rank} (process {pid}) {reason} and is ended"
-    with suppress(OSError):
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    if reason_file:
-        with suppress(OSError), open(reason_file, "w", encoding="utf-8") as file:
-            json.dump({"message": message, "timestamp": int(time.time())}, file)
-    os.kill(pid, signal.SIGKILL)
+def main_thread_position() -> str:
+    """Return the line at which the main thread is: the innermost of this package, else the innermost."""
+    frame = innermost = sys._current_frames()[threading.main_thread().ident or 0]
+    while frame.f_back and not frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if not frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = innermost
+    return f"at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def _has_input(seconds: float) -> bool:
-    return bool(select.select([0], [], [], seconds)[0])
+def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
+    descriptor = peers.listener.fileno() if peers.listener else None
+    settings = {
+        "pid": os.getpid(),
+        "rank": peers.rank,
+        "patience_s": patience_s,
+        "error_file": os.environ.get(_REASON_FILE, ""),
+        "token": peers.token,
+        "places": peers.places,
+        "address": peers.address,
+        "listener": descriptor,
+        "speaks": peers.speaks,
+    }
+    process = subprocess.Popen(
+        # -S and -E: the program needs no site packages, and no variable of the rank may change it.
+        [sys.executable, "-S", "-E", watchdog_process.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env={},
+        pass_fds=() if descriptor is None else (descriptor,),
+    )
+    assert process.stdin is not None, "stdin is a pipe"
+    _write(process.stdin, json.dumps(settings))
+    if peers.listener:
+        peers.listener.close()
+    return process
 
 
-if __name__ == "__main__":
-    _watch(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+def _write(pipe: IO[bytes], line: str) -> None:
+    with suppress(OSError, ValueError):  # the watchdog has ended: `_follow` handles that
+        pipe.write(line.replace("\n", " ").encode() + b"\n")
+
+
+def _follow(lines: IO[bytes], ended: threading.Event) -> None:
+    """Do what the watchdog asks for: write the loss of a rank to the log, and exit."""
+    for line in lines:
+        kind, _, rest = line.decode(errors="replace").strip().partition(" ")
+        if kind == "lost":
+            _log(rest)
+        elif kind == "end":
+            _exit_now(rest)
+    if not ended.is_set():
+        # The other ranks take the end of the watchdog for the end of this rank.
+        _exit_now("the watchdog process of this rank was killed")
+
+
+def _log(message: str) -> None:
+    if _logger.handlers:  # without any, logging would print the message
+        _logger.error("%s", message)
+
+
+def _exit_now(reason: str) -> None:
+    """End this process although its main thread may be blocked, with the error that it was about to report, if any."""
+    error: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
+    reports = isinstance(error, FacetrainError) and not isinstance(error, LostRankError)
+    exit_code = error.exit_code if isinstance(error, FacetrainError) else LostRankError.exit_code
+
+    def write() -> None:
+        with suppress(OSError, ValueError):
+            if reports:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            _log(reason)
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    # In a thread: the main thread may hold the lock of the log while it waits for the disk.
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_FLUSH_S)
+    os._exit(exit_code)

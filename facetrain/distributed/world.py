@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import socket
-import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,15 +15,14 @@ import torch
 import torch.distributed as dist
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.distributed.heartbeat import Heartbeat
-from facetrain.distributed.process_lifetime import launched_by_torchrun
+from facetrain.distributed.process_lifetime import has_agent, launched_by_torchrun, request_exit_at_once
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
-from facetrain.distributed.rendezvous import find_ranks, register_rank
-from facetrain.distributed.watchdog import watchdog
+from facetrain.distributed.rendezvous import find_ranks, place_of, register_rank, watchdog_address
+from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
 
 _GRACE_S = 30
-"""Time for the other ranks to name a rank that hangs, after their collectives have timed out."""
+"""Time for the other ranks to name a rank that does not run, after their collectives have timed out."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +96,10 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = _use(pick_device(device, local_rank))
-    world = _form_group(chosen, local_rank, timeout_s)
+    world, peers = _form_group(chosen, local_rank, timeout_s)
     ended_well = False
     try:
-        with _watched(world, timeout_s) if world.size > world.local_size else nullcontext():
+        with watchdog(peers, timeout_s + _GRACE_S) if world.size > 1 else nullcontext():
             yield world
             # No rank leaves while another still communicates: gloo's threads abort if a peer closes early.
             dist.barrier()
@@ -110,15 +107,15 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
     finally:
         # Objects that hold the group (DDP's reducer, in reference cycles) must be freed before it.
         gc.collect()
+        if not ended_well and world.size > 1:
+            request_exit_at_once(in_any_program=chosen.type == "cuda")
+        # With a rank lost, NCCL would wait without end for the queued collectives: here, before the error is printed,
+        # and again when Python exits. So the process exits without NCCL's cleanup.
         if ended_well or chosen.type != "cuda":
             dist.destroy_process_group()
-        else:
-            # With a rank lost, NCCL would wait without end for the queued collectives: here, before the
-            # error is printed, and again when Python exits. So the process exits without NCCL's cleanup.
-            atexit.register(_exit_at_once, getattr(sys.exception(), "exit_code", 1))
 
 
-def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> World:
+def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tuple[World, Peers]:
     try:
         store, rank, size, rendezvous_id = find_ranks(timeout_s)
         dist.init_process_group(
@@ -129,12 +126,14 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> Worl
             timeout=timedelta(seconds=timeout_s),
         )
         store_host = register_rank(store, rank)
+        places = [place_of(store, other) for other in range(size)]
+        watchdog_at, listener = watchdog_address(store, rank)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
             f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}"
         ) from error
-    return World(
+    world = World(
         rank=rank,
         local_rank=local_rank,
         size=size,
@@ -145,20 +144,8 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> Worl
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         store_host=store_host,
     )
-
-
-def _exit_at_once(exit_code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
-
-
-def _watched(world: World, timeout_s: float) -> AbstractContextManager[None]:
-    patience_s = timeout_s + _GRACE_S
-    heartbeat = Heartbeat(
-        world.rendezvous_id, world.rank, world.size, patience_s=patience_s, grace_s=_GRACE_S
-    )
-    return watchdog(world.rank, patience_s, heartbeat.reason_to_end)
+    speaks = local_rank == 0 and not has_agent()
+    return world, Peers(rank, places, rendezvous_id, watchdog_at, listener, speaks)
 
 
 def _launcher_id() -> str:

@@ -2,31 +2,84 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from facetrain.distributed.watchdog import read_reason
 from tests.support.command import environment
-from tests.support.processes import descendants, wait_until_gone
+from tests.support.processes import descendants, kill, wait_until_gone
 
 PROGRAM = """
-import threading, time
-from pathlib import Path
-from facetrain.distributed.watchdog import watchdog
-with watchdog(3, {}, lambda: "is useless" if Path("enough").exists() else ""):
-    print("started", flush=True); {}
+import json, os, socket, sys, threading, time
+from facetrain.distributed import watchdog_process
+from facetrain.distributed.watchdog import Peers, watchdog
+from facetrain.errors import LostRankError, RankError, RunError
+rank, port, patience_s, work = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+listener = socket.create_server(("127.0.0.1", port)) if port and rank == 0 else None
+address = ("127.0.0.1", port) if port else None
+places = [f"host, process {number}" for number in range(3)]
+with watchdog(Peers(rank, places, "token", address, listener), patience_s):
+    print("started", flush=True)
+    exec(work)
 """
 BLOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=60)"
+QUICK = {"_STOPPED_S": 1.0, "_ENDED_S": 0.3, "_FAILED_S": 0.6, "_FLUSH_S": 0.5, "_UNREACHABLE_S": 15}
 
 
-def start(folder, patience_s, work):
-    """Start a program that does `work` under a watchdog."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(patience_s, work)], cwd=folder, text=True,
-        env=environment(TORCHELASTIC_ERROR_FILE="error.json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+@pytest.fixture
+def start(tmp_path):
+    """Start a program that does `work` on a rank, with a watchdog whose limits are short; return its process."""
+    package = tmp_path / "quick"
+    package.mkdir()
+    source = Path(read_reason.__code__.co_filename).with_name("watchdog_process.py").read_text()
+    for name, seconds in QUICK.items():
+        source, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {seconds}", source)
+        assert count == 1
+    (package / "watchdog_process.py").write_text(source)
+    quick = f"watchdog_process.__file__ = {str(package / 'watchdog_process.py')!r}\n"
+    processes = []
+
+    def run(work, rank=0, port=0, patience_s=60.0):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.replace("rank, port", quick + "rank, port", 1),
+             str(rank), str(port), str(patience_s), work],
+            cwd=tmp_path, text=True, env=environment(TORCHELASTIC_ERROR_FILE=f"error_{rank}.json"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        processes.append(process)
+        assert process.stdout.readline() == "started\n", process.communicate()
+        return process
+
+    yield run
+    for process in processes:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def has_connected(watchdog, links):
+    """Return whether a watchdog has so many connections to others."""
+    sockets = [os.readlink(entry) for entry in Path(f"/proc/{watchdog}/fd").iterdir() if entry.exists()]
+    return sum(name.startswith("socket:") for name in sockets) >= links
+
+
+def wait_for_links(process, links):
+    deadline = time.monotonic() + 20
+    while not (found := descendants(process.pid)) or not has_connected(found[0], links):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.2)  # the first message says which rank it is
 
 
 def ignores(pid, number):
@@ -34,9 +87,8 @@ def ignores(pid, number):
     return int(mask, 16) >> (number - 1) & 1
 
 
-def test_a_stopped_process_is_killed_and_a_running_one_is_not(tmp_path):
-    running, stopped = start(tmp_path, 1.0, "time.sleep(2)"), start(tmp_path, 1.0, BLOCK)
-    assert stopped.stdout.readline() == running.stdout.readline() == "started\n"
+def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
+    running, stopped = start("time.sleep(3)", 1), start(BLOCK)
     (watchdog,) = descendants(stopped.pid)
     while not ignores(watchdog, signal.SIGTERM):
         time.sleep(0.01)  # it has not set up its signals yet
@@ -44,32 +96,85 @@ def test_a_stopped_process_is_killed_and_a_running_one_is_not(tmp_path):
     os.kill(watchdog, signal.SIGTERM)  # as an agent does that ends its rank
     _, stderr = stopped.communicate(timeout=20)
     assert stopped.returncode == -signal.SIGKILL
-    message = f"rank 3 (process {stopped.pid}) has not run for 1 s and is ended"
-    assert stderr == f"error: {message}\n"
-    assert read_reason(tmp_path / "error.json") == message, "the agent reads it"
+    message = read_reason(tmp_path / "error_0.json", printed=True)
+    assert stderr == f"error: {message}\n", "the agent reads it"
+    assert message.startswith(f"rank 0 (process {stopped.pid}) was stopped (SIGSTOP, or Ctrl-Z) for 1 s")
     assert running.wait(20) == 0 and running.communicate() == ("", "")
     assert not wait_until_gone([watchdog], 5)
 
 
-def test_a_process_with_a_blocked_main_thread_is_killed_as_soon_as_there_is_a_reason(tmp_path):
-    blocked = start(tmp_path, 4.0, BLOCK)
-    assert blocked.stdout.readline() == "started\n"
-    time.sleep(0.5)
-    assert blocked.poll() is None, "a blocked thread alone is no reason: it looks like hard work"
-    (tmp_path / "enough").touch()
-    _, stderr = blocked.communicate(timeout=3)
-    assert blocked.returncode == -signal.SIGKILL
-    assert stderr == f"error: rank 3 (process {blocked.pid}) is useless and is ended\n"
+def test_a_process_that_holds_pythons_lock_for_too_long_is_killed(start):
+    # ctypes.PyDLL calls without releasing the lock, so no thread of the process can run.
+    held = start("import ctypes; ctypes.PyDLL(None).sleep(60)", patience_s=2.0)
+    _, stderr = held.communicate(timeout=20)
+    assert held.returncode == -signal.SIGKILL
+    assert stderr.startswith(f"error: rank 0 (process {held.pid}) has not run for 2 s")
 
 
-def test_a_watchdog_ends_with_its_process(tmp_path):
-    process = start(tmp_path, 1.0, BLOCK)
-    process.stdout.readline()
+def test_the_end_of_a_rank_ends_the_others_although_their_main_threads_are_blocked(start, port, tmp_path):
+    first = start(BLOCK, 0, port)
+    second, third = start(BLOCK, 1, port), start(BLOCK, 2, port)
+    wait_for_links(first, 3)
+    second.kill()
+    for rank, process in ((0, first), (2, third)):
+        _, stderr = process.communicate(timeout=20)
+        assert (process.returncode, stderr) == (3, ""), "the agent prints the reason"
+        lost = "rank 1 (host, process 1) has ended without a message"
+        assert read_reason(tmp_path / f"error_{rank}.json", printed=False) == lost
+
+
+def test_the_loss_of_rank_0_ends_the_others(start, port):
+    first, second = start(BLOCK, 0, port), start(BLOCK, 1, port)
+    wait_for_links(first, 2)
+    kill([first.pid, *descendants(first.pid)])  # with its watchdog, as when a container is killed
+    assert second.wait(20) == 3
+
+
+def test_a_rank_that_another_has_waited_for_in_vain_ends_and_reports_its_position(start, port):
+    hanging = start(BLOCK, 0, port)
+    waiting = start("time.sleep(1.5); raise RankError('rank 0 did not answer')", 1, port)
+    _, stderr = hanging.communicate(timeout=20)
+    assert re.search(
+        r"error: rank 0 \(process \d+\) still ran 1 s after rank 1 had waited for it in vain, at ", stderr
+    )
+    assert hanging.returncode == 3 and waiting.wait(20) == 1
+
+
+def test_a_rank_that_is_about_to_report_an_error_reports_it_when_it_is_ended(start, port):
+    unwinding = """
+try:
+    raise RunError("the disk is full")
+finally:
+    time.sleep(60)
+"""
+    first = start(unwinding, 0, port)
+    other = start("time.sleep(1.5); raise RunError('the disk is full')", 1, port)
+    _, stderr = first.communicate(timeout=20)
+    assert (first.returncode, stderr) == (1, "error: the disk is full\n")
+    assert other.wait(20) == 1
+
+
+def test_ranks_that_finish_one_after_the_other_do_not_end_each_other(start, port):
+    first, second = start("time.sleep(0.5)", 0, port), start("time.sleep(2)", 1, port)
+    assert first.wait(20) == second.wait(20) == 0
+    assert second.communicate() == ("", "")
+
+
+def test_a_stranger_that_connects_to_the_watchdog_cannot_end_the_run(start, port):
+    first = start("time.sleep(2)", 0, port)
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"hello wrong 1\nlost 1 ended\n" + b"x" * 100_000)
+        assert first.wait(20) == 0
+
+
+def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp_path):
+    process, orphaned = start(BLOCK), start(BLOCK, 1)
     (watchdog,) = descendants(process.pid)
     process.kill()
-    process.communicate()
     assert not wait_until_gone([watchdog], 5)
-    assert not read_reason(tmp_path / "error.json")
+    kill(descendants(orphaned.pid))
+    assert orphaned.wait(10) == 3
+    assert not read_reason(tmp_path / "error_0.json")
 
 
 def test_an_error_file_without_a_message_gives_no_reason(tmp_path):
@@ -77,3 +182,5 @@ def test_an_error_file_without_a_message_gives_no_reason(tmp_path):
     for content in ("", "{", json.dumps([1]), json.dumps({"message_": 1})):
         path.write_text(content)
         assert read_reason(path) == ""
+    path.write_text(json.dumps({"message": "stuck", "printed": False}))
+    assert (read_reason(path), read_reason(path, printed=True)) == ("stuck", "")

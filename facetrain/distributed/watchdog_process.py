@@ -1,0 +1,322 @@
+"""Watchdog of one rank, as a process of its own: it ends its rank, and informs the watchdogs of the others.
+
+`facetrain.distributed.watchdog` starts it. It imports neither torch nor facetrain: it must start in milliseconds
+and need little memory, and no lock of the rank (Python's, or one of a C library) may block it.
+
+Lines from the rank, on standard input:
+
+    {...}                   settings, as JSON; the first line
+    at POSITION             where the main thread is; once a second
+    done                    the rank has finished
+    failed MESSAGE          the rank has an error, and is about to exit
+    waited MESSAGE          the same, because another rank did not answer in time
+    followed MESSAGE        the same, because another rank is lost
+
+Lines to the rank, on standard output:
+
+    lost REASON             another rank is lost
+    end REASON              the rank has to exit at once
+
+Lines between watchdogs: `hello TOKEN RANK`, then `lost RANK KIND REASON`, and `bye` from a rank that has finished.
+They form a star around rank 0, which forwards what it receives. The kernel answers the keep-alives of the connections,
+so that a host that is down, or cut off, is found within `_UNREACHABLE_S`, and a process that is only slow never is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+_UNREACHABLE_S = 15
+_KEEP_ALIVES = 5
+_STOPPED_S = 15.0
+"""Seconds that a rank may be stopped (SIGSTOP). The time in which its watchdog does not run either does not count."""
+_ENDED_S = 8.0
+"""Seconds between the end of another rank and the end of this one, which mostly notices and exits by itself."""
+_FAILED_S = 18.0
+"""The same if the other rank has reported an error: this rank may be about to report the same one."""
+_FLUSH_S = 3.0
+"""Seconds for the rank to write its log before it is killed."""
+_POLL_S = 0.5
+_CONNECT_S = 10.0
+_MAX_LINE = 1 << 12
+
+
+class _Lines:
+    """Lines that arrive in pieces over a descriptor."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def split(self, received: bytes) -> list[str]:
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        self._rest = self._rest[:_MAX_LINE]
+        return [line[:_MAX_LINE].decode(errors="replace") for line in lines]
+
+
+class _Link:
+    """Connection to the watchdog of another rank."""
+
+    def __init__(self, connection: socket.socket, rank: int | None) -> None:
+        self.socket, self.rank, self.lines, self.has_finished = connection, rank, _Lines(), False
+
+    def send(self, line: str) -> None:
+        with suppress(OSError):
+            self.socket.sendall(line.encode(errors="replace")[: _MAX_LINE - 1] + b"\n")
+
+
+class Watchdog:
+    """Watchdog of one rank."""
+
+    def __init__(self, settings: dict[str, object], listener: socket.socket | None) -> None:
+        """Connect to rank 0, or listen for the other ranks on rank 0.
+
+        The settings are `pid`, `rank`, `patience_s`, `error_file`, `token`, `places` (host and process of each rank),
+        `address` (host and port of rank 0; null: no connection) and `speaks` (whether this rank prints why it ends
+        although another rank is the reason).
+        """
+        self._pid, self._rank = int(str(settings["pid"])), int(str(settings["rank"]))
+        self._patience_s = float(str(settings["patience_s"]))
+        self._error_file, self._token = str(settings["error_file"]), str(settings["token"])
+        self._places: list[str] = settings["places"]  # type: ignore[assignment]
+        self._speaks = bool(settings["speaks"])
+        self._selector, self._from_rank = selectors.DefaultSelector(), _Lines()
+        self._links: list[_Link] = []
+        self._position = ""
+        self._silent_s = self._stopped_s = 0.0
+        self._is_announced = self._knows_loss = False
+        self._deadline = float("inf")
+        self._reason = ""
+        self._is_printed = False
+        self._selector.register(0, selectors.EVENT_READ, self._read_rank)
+        if listener is not None:
+            self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        elif settings["address"]:
+            self._connect(*settings["address"])  # type: ignore[misc]
+
+    def run(self) -> None:
+        """Guard the rank until it has ended."""
+        before = time.monotonic()
+        while self._pid:
+            for ready, _ in self._selector.select(_POLL_S):
+                ready.data()
+            # A suspended machine, or a stopped watchdog, must not count as time of the rank.
+            passed_s, before = min(time.monotonic() - before, 2 * _POLL_S), time.monotonic()
+            self._check_rank(passed_s)
+
+    def _read_rank(self) -> None:
+        received = os.read(0, 1 << 16)
+        if not received:
+            self._announce("ended")
+            self._pid = 0
+        self._silent_s = 0.0
+        for line in self._from_rank.split(received):
+            kind, _, rest = line.partition(" ")
+            if kind == "at":
+                self._position = rest
+            elif kind == "done":
+                self._send("bye")
+                self._pid = 0
+            elif kind in ("failed", "waited", "followed"):
+                self._announce(line)
+                self._end_in(_FAILED_S, f"still ran {_FAILED_S:.0f} s after its error ({rest})", prints=False)
+
+    def _check_rank(self, passed_s: float) -> None:
+        """End the rank if it is stopped, has not run for too long, or has not ended after the loss of another one."""
+        if not self._pid:
+            return
+        self._silent_s += passed_s
+        self._stopped_s = self._stopped_s + passed_s if _is_stopped(self._pid) else 0.0
+        if self._stopped_s > _STOPPED_S:
+            self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
+        elif self._silent_s > self._patience_s:
+            self._end_in(0, f"has not run for {self._patience_s:.0f} s", prints=True)
+        if time.monotonic() >= self._deadline:
+            self._end()
+
+    def _end_in(self, seconds: float, reason: str, *, prints: bool) -> None:
+        """End the rank after so many seconds, unless it is to be ended earlier."""
+        if time.monotonic() + seconds < self._deadline:
+            self._deadline, self._reason, self._is_printed = time.monotonic() + seconds, reason, prints
+
+    def _end(self) -> None:
+        """Let the rank write its log and exit; kill it if it does not."""
+        message = f"rank {self._rank} (process {self._pid}) {self._reason}"
+        if self._position:
+            message += f", {self._position},"
+        message += " and is ended"
+        if self._is_printed:
+            _write_reason(self._error_file, message, printed=True)
+            with suppress(OSError):
+                print(f"error: {message}", file=sys.stderr, flush=True)
+        _write_to_rank(f"end {message}")
+        deadline = time.monotonic() + _FLUSH_S
+        while time.monotonic() < deadline and not _has_ended(self._pid):
+            time.sleep(0.05)
+            if _is_stopped(self._pid):
+                break
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        self._announce(f"ended {self._reason}" if self._is_printed else "ended")
+        self._pid = 0
+
+    def _announce(self, kind_and_reason: str) -> None:
+        """Send the other watchdogs the reason why they lose this rank, once."""
+        if not self._is_announced:
+            self._send(f"lost {self._rank} {kind_and_reason}")
+        self._is_announced = True
+
+    def _send(self, line: str, *, but: _Link | None = None) -> None:
+        for link in self._links:
+            if link is not but and link.rank is not None:
+                link.send(line)
+
+    def _learn(self, line: str, *, sender: _Link) -> None:
+        """Handle the loss of another rank; rank 0 forwards it to all others."""
+        _, number, kind, reason = (line + "   ").split(" ", 3)
+        if not number.isdigit() or int(number) >= len(self._places) or int(number) == self._rank:
+            return
+        self._send(line, but=sender)
+        self._lose(int(number), kind, reason.strip())
+
+    def _lose(self, rank: int, kind: str, reason: str) -> None:
+        who = f"rank {rank} ({self._places[rank]})"
+        lost = {
+            "failed": f"{who} failed: {reason}",
+            "waited": f"{who} failed: {reason}",
+            "unreachable": f"{who} cannot be reached for {_UNREACHABLE_S} s: its host or the network to it is down",
+        }.get(kind, f"{who} {reason or 'has ended without a message'}")
+        seconds = _ENDED_S if kind in ("ended", "unreachable") else _FAILED_S
+        if kind == "waited":
+            # The other rank names this one if it hangs; only this one knows where.
+            self._end_in(seconds, "", prints=True)
+            self._reason = f"still ran {seconds:.0f} s after rank {rank} had waited for it in vain"
+            self._is_printed = True
+            return
+        self._end_in(seconds, f"still ran {seconds:.0f} s after another was lost: {lost}", prints=False)
+        if kind == "followed" or self._knows_loss:
+            return
+        self._knows_loss = True
+        _write_to_rank(f"lost {lost}")
+        _write_reason(self._error_file, lost, printed=self._speaks)
+        if self._speaks:
+            with suppress(OSError):
+                print(f"error: {lost}", file=sys.stderr, flush=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            self._add_link(listener.accept()[0], None)
+
+    def _connect(self, host: str, port: int) -> None:
+        try:
+            connection = socket.create_connection((host, port), _CONNECT_S)
+        except OSError as error:
+            print(
+                f"warning: rank {self._rank} could not connect to rank 0 at {host}:{port} ({error.strerror or error}): "
+                "the loss of a host will be noticed only after train.timeout_s; open all ports between the hosts",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        self._add_link(connection, 0).send(f"hello {self._token} {self._rank}")
+
+    def _add_link(self, connection: socket.socket, rank: int | None) -> _Link:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        pause_s = _UNREACHABLE_S // _KEEP_ALIVES
+        for name, value in (
+            ("TCP_KEEPIDLE", pause_s),
+            ("TCP_KEEPINTVL", pause_s),
+            ("TCP_KEEPCNT", _KEEP_ALIVES - 1),
+            ("TCP_USER_TIMEOUT", _UNREACHABLE_S * 1000),
+        ):
+            if hasattr(socket, name):  # not on every system; the loss of a host is then noticed later
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        connection.settimeout(2.0)
+        link = _Link(connection, rank)
+        self._links.append(link)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_link(link))
+        return link
+
+    def _read_link(self, link: _Link) -> None:
+        kind = "ended"
+        try:
+            received = link.socket.recv(1 << 16)
+        except OSError as error:
+            received = b""
+            if not isinstance(error, ConnectionResetError):
+                kind = "unreachable"
+        for line in link.lines.split(received):
+            if link.rank is None and not self._greet(link, line):
+                received = b""
+            elif line == "bye":
+                link.has_finished = True
+            elif line.startswith("lost "):
+                link.has_finished |= line.startswith(f"lost {link.rank} ")
+                self._learn(line, sender=link)
+        if received:
+            return
+        self._selector.unregister(link.socket)
+        link.socket.close()
+        self._links.remove(link)
+        if link.rank is not None and not link.has_finished:
+            # Killed together with its rank, as a container is, or the host is gone.
+            self._learn(f"lost {link.rank} {kind}", sender=link)
+
+    def _greet(self, link: _Link, line: str) -> bool:
+        """Set the rank of a new link; return whether it belongs to this run."""
+        word, _, rest = line.partition(" ")
+        token, _, rank = rest.partition(" ")
+        if word != "hello" or token != self._token or not rank.isdigit() or int(rank) >= len(self._places):
+            return False
+        link.rank = int(rank)
+        return True
+
+
+def _write_reason(path: str, message: str, *, printed: bool) -> None:
+    """Leave a reason for the elastic agent, which may be torch's. The first one stays."""
+    if path and not os.path.exists(path):
+        with suppress(OSError):
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump({"message": message, "timestamp": int(time.time()), "printed": printed}, file)
+            os.rename(f"{path}.new", path)  # torch's agent fails if it reads half a file
+
+
+def _write_to_rank(line: str) -> None:
+    with suppress(OSError):
+        os.write(1, line.replace("\n", " ").encode(errors="replace")[: _MAX_LINE - 1] + b"\n")
+
+
+def _state_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_stopped(pid: int) -> bool:
+    return _state_of(pid) == "T"  # a debugger's stop is "t"
+
+
+def _has_ended(pid: int) -> bool:
+    return _state_of(pid) in ("Z", "X", "")
+
+
+def main() -> None:
+    """Guard the rank that has started this process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # meant for the rank: the agent signals the whole process group
+    with open(0, "rb", buffering=0, closefd=False) as lines:
+        settings = json.loads(lines.readline())
+    listener = socket.socket(fileno=settings["listener"]) if settings["listener"] is not None else None
+    Watchdog(settings, listener).run()
+
+
+if __name__ == "__main__":
+    main()
