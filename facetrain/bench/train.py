@@ -27,6 +27,7 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
 from facetrain.run.build import build_augment, build_state, count_workers, describe_model
+from facetrain.run.build_execution import build_execution
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.profile import RECORDED_STEPS, Profile, profiled
@@ -154,8 +155,9 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
+    execution = build_execution(config, world, state.network, schedule)
     network = wrap_in_ddp(
-        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+        execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     step = TrainStep(network, build_augment(config), max_skipped_steps=_ENDLESS)
     return BenchedRun(config, world, schedule, state, step)

@@ -107,7 +107,7 @@ def _report(
         "parts_bytes": needed.parts(),
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
-        "compiled": config.train.compile,
+        "compiled": config.train.compile == "on",
         "fused": runs_fused(config, cuda=cuda),
         "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,

@@ -8,11 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _switch_name(value: object) -> object:
+    """Return on or off for a truth value: YAML reads the words on and off as true and false."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 BackboneName = Literal[
     "r18", "r34", "r50", "r100", "r200", "r2060",
@@ -305,11 +313,15 @@ class TrainConfig(Section):
     """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Number format of the backbone. The last layer and the loss are always computed in float32."""
-    fused: Literal["auto", "on", "off"] = "auto"
+    fused: Switch = "auto"
     """Run batch norm, PReLU and residual addition of an IResNet as fused Triton kernels: less memory traffic, half of
     the activations. auto: on GPUs where the kernels agree with PyTorch at the start of the run."""
-    compile: bool = False
-    """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs."""
+    compile: Switch = "auto"
+    """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs. auto: on a
+    GPU, if the first hundred steps show that it is faster; on a CPU, off."""
+    cuda_graphs: Switch = "auto"
+    """Record the kernels of the backbone's forward and backward pass once, and replay them with one launch each. auto:
+    on a GPU with at most 128 images per rank, if the first hundred steps show that it is faster."""
     channels_last: bool = True
     """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"

@@ -85,7 +85,7 @@ def runs_fused(config: Config, *, cuda: bool = True) -> bool:
         and (model.backbone in LAYERS or model.backbone == "iresnet")
         and train.precision in ("bf16", "fp16")
         and train.channels_last
-        and not train.compile
+        and train.compile != "on"
         and not model.checkpoint_activations
         and can_count_fused()
     )

@@ -134,21 +134,20 @@ def build_state(
     backbone = _build_backbone(config, source)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
-    if _is_batch_norm_synced(config):
+    if is_batch_norm_synced(config):
         use_sync_batch_norm(backbone, world.device)
     network = InPrecision(
         backbone,
         config.train.precision,
         world.device,
         memory_format=memory_format,
-        compile=config.train.compile,
         fused_trunk=choose_trunk(
             backbone,
             config.train.fused,
             config.train.precision,
             world.device,
             memory_format=memory_format,
-            compile=config.train.compile,
+            compile=config.train.compile == "on",
             checkpoint_activations=config.model.checkpoint_activations,
         ),
     )
@@ -196,7 +195,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     weights = list(state.backbone.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     frozen = trained < _LEAST_TRAINED * sum(weight.numel() for weight in weights)
-    ranks = state.world.size if _is_batch_norm_synced(config) else 1
+    ranks = state.world.size if is_batch_norm_synced(config) else 1
     weight_norm = None
     if state.step == 0 and not config.model.init_from and config.optim.name == "sgd":
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
@@ -220,7 +219,8 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     )
 
 
-def _is_batch_norm_synced(config: Config) -> bool:
+def is_batch_norm_synced(config: Config) -> bool:
+    """Return whether batch norm uses the statistics of all ranks, if there are several."""
     if config.model.batch_norm == "auto":
         # A global batch size promises a result that does not depend on the number of ranks.
         return config.train.global_batch_size is not None

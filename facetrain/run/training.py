@@ -32,7 +32,7 @@ from facetrain.distributed.agreement import explain_failures, fail_together, onl
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import CheckpointError, DivergedError, SkippedError
+from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
 from facetrain.files import write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
@@ -44,6 +44,7 @@ from facetrain.run.build import (
     count_workers,
     describe_model,
 )
+from facetrain.run.build_execution import begin_trial, build_execution
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging, open_recorder
@@ -65,6 +66,7 @@ from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.recorder import Recorder
+from facetrain.training.execution import Execution
 from facetrain.training.loop import Callbacks, Intervals, fit
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 from facetrain.training.state import TrainState, averaged_state
@@ -118,6 +120,9 @@ class _Run:
     sets: list[PairSet]
     schedule: StepSchedule
     state: TrainState
+    execution: Execution
+    network: nn.Module
+    """Network for training steps, in DDP if there are several ranks."""
     workers: int
     """Reading processes of this rank."""
     resumed: bool
@@ -140,8 +145,9 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
             check_compatibility(checkpoint, config, schedule)
         state = build_state(config, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
+        execution = build_execution(config, world, state.network, schedule)
     network = wrap_in_ddp(
-        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+        execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     threads_before: int | None = None
     with fail_together(world):
@@ -157,8 +163,9 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
     try:
         resumed = checkpoint is not None
         run = _Run(
-            config, world, folder, source, sets, schedule, state, workers, resumed, started_at, profile
-        )
+            config, world, folder, source, sets, schedule, state, execution, network, workers, resumed,
+            started_at, profile,
+        )  # fmt: skip
         if threads_before not in (None, torch.get_num_threads()):
             logger.warning(
                 "this process computes with %d threads, and the run did with %d before: on a CPU its numbers may "
@@ -168,14 +175,14 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
                 threads_before,
             )
         if not world.is_leader:
-            return _train(run, network)
+            return _train(run)
         start = Start(step=state.step, ranks=world.size, device=world.device.type)
-        return train_recorded(folder, start, schedule.total_steps, lambda: _train(run, network))
+        return train_recorded(folder, start, schedule.total_steps, lambda: _train(run))
     finally:
         stop_logging(log)
 
 
-def _train(run: _Run, network: nn.Module) -> int:
+def _train(run: _Run) -> int:
     """Train, and write the results; return the exit code."""
     config, state, schedule = run.config, run.state, run.schedule
     first_step = state.step
@@ -184,12 +191,23 @@ def _train(run: _Run, network: nn.Module) -> int:
     print_message = (
         console.print if console else logger.info
     )  # the leader has a console, other ranks their log
+
+    def report(line: str) -> None:
+        """Write a line to the log, and on the leader to the console too."""
+        logger.info(line)
+        if console:
+            console.print(line)
+
     if console:
-        console.print(_opening_line(run))
-        logger.info(_opening_line(run))
+        report(_opening_line(run))
         _report_skipped_files(run, console.print)
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
-    step = TrainStep(network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
+    step = TrainStep(
+        run.network,
+        build_augment(config),
+        max_skipped_steps=config.train.max_skipped_steps,
+        trial=begin_trial(run.execution, state, schedule, report),
+    )
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, print_message)
         checkpointing = _build_checkpointing(run, recorder, print_message, loader.skipped)
@@ -219,7 +237,7 @@ def _train(run: _Run, network: nn.Module) -> int:
             checkpointing.finish()
             if state.step == schedule.total_steps and state.step > first_step:
                 checkpointing.require_saved(state)
-        except (CheckpointError, DivergedError, SkippedError) as error:
+        except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
             checkpointing.finish()
             _write_skipped_images(run, loader)

@@ -21,26 +21,35 @@ blocks have exactly that many."""
 _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {"fallback_random": True}
 
 
-def compile_regions(backbone: Backbone) -> None:
-    """Replace each region of a backbone by compiled code for training.
+class CompiledRegions:
+    """Regions of a backbone, replaced by compiled code for training.
 
     Regions of the same kind and shapes share their code, so a network of a hundred layers compiles as fast as one of
     eighteen. The first step of each region compiles it; a cache on disk keeps the code for the next run. In evaluation
     mode, and if the compiler fails, the regions run uncompiled.
     """
-    import torch.compiler.config
 
-    keep_compiled_code()
-    torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
-    for module, method in backbone.regions():
-        setattr(module, method, _Region(module, getattr(module, method)))
+    def __init__(self, backbone: Backbone) -> None:
+        """Replace the regions' methods."""
+        import torch.compiler.config
+
+        keep_compiled_code()
+        torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
+        self.enabled = True
+        """Whether training runs the compiled code."""
+        self.has_failed = False
+        """Whether the compiler has failed, so that a region runs uncompiled."""
+        for module, method in backbone.regions():
+            setattr(module, method, _Region(module, getattr(module, method), self))
 
 
 class _Region:
     """Method of a module, compiled for training."""
 
-    def __init__(self, module: nn.Module, method: Callable[[Tensor], Tensor]) -> None:
-        self._module, self._uncompiled = module, method
+    def __init__(
+        self, module: nn.Module, method: Callable[[Tensor], Tensor], regions: CompiledRegions
+    ) -> None:
+        self._module, self._uncompiled, self._regions = module, method, regions
         self._compiled: Callable[[Tensor], Tensor] | None = torch.compile(
             method, dynamic=False, options=_OPTIONS
         )
@@ -48,7 +57,8 @@ class _Region:
     def __call__(self, x: Tensor) -> Tensor:
         """Map (B, …) to (B, …)."""
         # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
-        if self._compiled is None or not (self._module.training and torch.is_grad_enabled()):
+        used = self._regions.enabled and self._module.training and torch.is_grad_enabled()
+        if self._compiled is None or not used:
             return self._uncompiled(x)
         try:
             return self._compiled(x)
@@ -57,6 +67,7 @@ class _Region:
         except RuntimeError as error:  # among them all errors of torch's compiler
             output = self._uncompiled(x)  # raises the same error if the network is at fault
             self._compiled = None
+            self._regions.has_failed = True
             first_line = str(error).strip().splitlines()[0]
             _warn_once(f"{type(error).__name__}: {first_line}")
             return output

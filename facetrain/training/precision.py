@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.training.compile import compile_regions
+from facetrain.training.compile import CompiledRegions
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,23 +58,46 @@ class InPrecision(nn.Module):
         device: torch.device,
         *,
         memory_format: torch.memory_format,
-        compile: bool,
+        compile: bool = False,
         fused_trunk: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Wrap a backbone. `fused_trunk` replaces its trunk in training and computes the same function."""
+        """Wrap a backbone.
+
+        Args:
+            backbone: network on its device.
+            precision: fp32, bf16 or fp16.
+            device: device of the backbone.
+            memory_format: layout of weights and images.
+            compile: whether training begins with compiled code.
+            fused_trunk: replaces the uncompiled trunk in training and computes the same function.
+        """
         super().__init__()
         self.backbone = backbone
         self._fused_trunk = fused_trunk
         self._autocast = autocast_for(precision, device)
         self._memory_format = memory_format
-        if compile:
-            compile_regions(backbone)
+        self._compiled: CompiledRegions | None = None
+        self.use_compiled_code(compile)
+
+    def use_compiled_code(self, use: bool) -> None:
+        """Train with compiled code from now on, or without it. The first step with it compiles."""
+        if self._compiled is None:
+            if not use:
+                return
+            self._compiled = CompiledRegions(self.backbone)
+        self._compiled.enabled = use
+
+    @property
+    def compilation_has_failed(self) -> bool:
+        """Whether the compiler has failed, so that a part of the backbone runs uncompiled."""
+        return self._compiled is not None and self._compiled.has_failed
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D), float32."""
         image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
         trunk: Callable[[Tensor], Tensor] = self.backbone.trunk
-        if self._fused_trunk is not None and self.training and torch.is_grad_enabled():
+        compiled = self._compiled is not None and self._compiled.enabled
+        if self._fused_trunk is not None and not compiled and self.training and torch.is_grad_enabled():
             trunk = self._fused_trunk
         with self._autocast():
             feature = trunk(image_BCHW)

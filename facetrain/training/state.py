@@ -42,6 +42,9 @@ class TrainState:
     """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
     skipped_images: set[str] = field(default_factory=set)
     """Messages about the images that a rank could not read so far, one for each image; the same on all ranks."""
+    execution_mode: str | None = None
+    """Execution mode that the first steps have chosen; None if they have not. A resumed run uses the same mode, because
+    another one may round differently."""
 
     @property
     def backbone(self) -> Backbone:
@@ -73,7 +76,7 @@ class TrainState:
             shard=(self.head.shard.start, self.head.shard.stop),
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
-            meta=meta | {"unverified": self.unverified},
+            meta=meta | {"unverified": self.unverified, "execution_mode": self.execution_mode},
             metrics=self.metrics,
             copy_rows=self.head.on_device,
         )
@@ -102,6 +105,8 @@ class TrainState:
             ) from error
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
         self.unverified = checkpoint.meta.get("unverified") is True
+        mode = checkpoint.meta.get("execution_mode")
+        self.execution_mode = mode if isinstance(mode, str) else None
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))

@@ -14,6 +14,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.stepper import StepResult
 from facetrain.profiling import profiler_range
+from facetrain.training.execution_trial import ExecutionTrial
 from facetrain.training.state import TrainState
 
 
@@ -25,10 +26,21 @@ class TrainStep:
     called only with the reports.
     """
 
-    def __init__(self, network: nn.Module, augment: Augment, *, max_skipped_steps: int) -> None:
-        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps."""
+    def __init__(
+        self,
+        network: nn.Module,
+        augment: Augment,
+        *,
+        max_skipped_steps: int,
+        trial: ExecutionTrial | None = None,
+    ) -> None:
+        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.
+
+        `trial` chooses the network's execution mode by measuring the first steps; None if there is nothing to choose.
+        """
         self._network, self._augment = network, augment
         self._max_skipped = max_skipped_steps
+        self._trial = trial
         self._consecutive_skips: Tensor | None = None
         self._loss: Tensor | float
         self._result: StepResult
@@ -39,6 +51,9 @@ class TrainStep:
         Raises:
             DivergedError: on a CPU, if the loss or the gradient was not finite in too many consecutive steps.
         """
+        if self._trial:
+            self._trial.begin_step()
+
         # Set the learning rates and draw the classes of the step (sampling), both from the step number alone, so
         # that a resumed run repeats them.
         lr = state.stepper.begin(state.step)
@@ -52,6 +67,9 @@ class TrainStep:
         # Clip, agree among the ranks that the gradient is finite, update backbone and class centers.
         with profiler_range("optimizer"):
             result = state.stepper.finish()
+
+        if self._trial and (mode := self._trial.end_step()):
+            state.execution_mode, self._trial = mode, None
 
         # Metrics: sums on the device, read by the host when a report is due.
         self._loss, self._result = loss, result

@@ -26,7 +26,7 @@ def test_for_a_run_that_does_not_fit_the_cheapest_change_is_printed():
 
 
 def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
-    sets = ("--set", "model.backbone=mbf", "--set", "head.sample_rate=0.01", "--set", "train.compile=true")
+    sets = ("--set", "model.backbone=mbf", "--set", "head.sample_rate=0.01", "--set", "train.compile=on")
     done = facetrain("plan", "--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
     assert done.returncode == 0, done.stderr
     assert "2 × cpu" in done.stdout and "saving" in done.stdout and "largest batch per process" in done.stdout

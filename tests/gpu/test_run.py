@@ -53,7 +53,7 @@ def test_losses_are_those_of_the_cpu(name, describe, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_losses_in_16_bits_are_near_those_in_32(precision, describe, tmp_path):  # noqa: F811
     expected = trained(describe(steps=4), tmp_path / "cpu")
-    changes = f"train.device={DEVICE}", "train.compile=true"
+    changes = f"train.device={DEVICE}", "train.compile=on"
     found = trained(describe(steps=4, precision=precision), tmp_path / "gpu", *changes)
     assert found[:2] == pytest.approx(expected[:2], rel=5e-2)
     assert all(map(math.isfinite, found))

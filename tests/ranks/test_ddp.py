@@ -8,12 +8,22 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
+from facetrain.training.cuda_graphs import GraphedNetwork
 from tests.support.ranks import run_ranks
+from tests.support.recorded_functions import FunctionRecorder
 
 CPU = torch.device("cpu")
 LOCAL, STEPS = 4, 3
-# (compress, accumulate, checkpoint_activations)
-OPTIONS = [("none", 1, False), ("none", 2, False), ("none", 1, True), ("bf16", 1, False), ("fp16", 2, True)]
+# (compress, accumulate, checkpoint_activations, recorded: on the stand-in for CUDA graphs, from the second step on)
+OPTIONS = [
+    ("none", 1, False, False),
+    ("none", 2, False, False),
+    ("none", 1, True, False),
+    ("bf16", 1, False, False),
+    ("fp16", 2, True, False),
+    ("none", 1, False, True),
+    ("none", 2, False, True),
+]
 
 
 def make_net(checkpoint_activations):
@@ -60,9 +70,14 @@ def train_with_each_option():
     world = World(rank=rank, local_rank=rank, size=world_size, local_size=world_size, device=CPU)
     local_batches = [batch[rank * LOCAL : (rank + 1) * LOCAL] for batch in batches(world_size)]
     found = []
-    for compress, accumulate, checkpoint_activations in OPTIONS:
-        network = wrap_in_ddp(make_net(checkpoint_activations), world, compress, accumulate=accumulate)
-        found.append(train(network, accumulate, local_batches))
+    for compress, accumulate, checkpoint_activations, recorded in OPTIONS:
+        graphed = GraphedNetwork(
+            make_net(checkpoint_activations), FunctionRecorder, accumulates=accumulate > 1, required=True
+        )
+        network = wrap_in_ddp(graphed, world, compress, accumulate=accumulate)
+        gradients = train(network, accumulate, local_batches[:1])
+        graphed.enabled = recorded
+        found.append(gradients + train(network, accumulate, local_batches[1:]))
     return found
 
 
@@ -70,7 +85,7 @@ def train_with_each_option():
 def test_ranks_have_the_gradients_of_one_process_with_each_option_of_the_exchange(world_size):
     expected = train(make_net(False), 1, batches(world_size))
     for found in run_ranks(world_size, train_with_each_option):
-        for (compress, _, _), gradients in zip(OPTIONS, found, strict=True):
+        for (compress, *_), gradients in zip(OPTIONS, found, strict=True):
             # Compressed gradients are rounded, and later steps start from weights that they have changed.
             rtol = 1e-4 if compress == "none" else 0.02
             for step, gradient in enumerate(gradients):

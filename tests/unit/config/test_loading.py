@@ -101,7 +101,8 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("optim: {schedule: cosine}", 'optim.schedule: "cosine" is invalid; use polynomial'),
         ("optim: 3", "optim: 3 is invalid; use a section of `key: value` lines"),
         ("train: {epochs: 1.5}", "train.epochs: 1.5 is invalid; use a whole number greater than 0"),
-        ("train: {compile: maybe}", 'train.compile: "maybe" is invalid; use true or false'),
+        ("train: {compile: maybe}", 'train.compile: "maybe" is invalid; use one of auto, on, off'),
+        ("train: {channels_last: maybe}", 'train.channels_last: "maybe" is invalid; use true or false'),
         ("model: {layers: [1, -1]}", "model.layers[1]: -1 is invalid; use a whole number greater than 0"),
         ("model: {lr_factors: {fc: -2}}", "model.lr_factors.fc: -2 is invalid; use a number of at least 0"),
         (
@@ -258,3 +259,11 @@ def test_any_values_give_a_config_or_an_error_of_one_line(values):
         assert "\n" not in str(error)
     else:
         assert build_config(yaml.parse(dump_config(config), "x"), "x") == config
+
+
+@pytest.mark.parametrize("key", ["fused", "compile", "cuda_graphs"])
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(key, word):
+    values = {"data": {"train": "x"}} | yaml.parse(f"train: {{{key}: {word}}}", "x")
+    assert getattr(build_config(values, "x").train, key) == word
+    assert getattr(build_config({"data": {"train": "x"}}, "x", [f"train.{key}={word}"]).train, key) == word

@@ -67,7 +67,7 @@ def state():
     torch.manual_seed(0)
     options = {"layers": (1, 1, 1, 1), "widths": (4, 4, 4, 4), "embedding_size": 8, "image_size": SIZE}
     backbone = build_backbone("iresnet", **options)
-    network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format, compile=False)
+    network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
     rules = {"momentum": 0.9, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
     head = MarginHead(
         head_settings(HeadConfig()),
@@ -186,6 +186,33 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     assert checkpointing.last_saved == 1 and not lines and not board.written
     checkpointing.require_saved(state)
     assert Checkpoint.open(tmp_path).step == 1
+
+
+class ChoiceAfterTwoSteps:
+    """Trial that chooses compiled code after its second step."""
+
+    steps = 0
+
+    def begin_step(self):
+        self.steps += 1
+
+    def end_step(self):
+        return "compiled" if self.steps == 2 else None
+
+
+def test_the_chosen_execution_mode_is_part_of_the_checkpoint(state, loader, tmp_path):
+    trial = ChoiceAfterTwoSteps()
+    step = TrainStep(state.network, Augment(0), max_skipped_steps=3, trial=trial)
+    for batches in loader:
+        step(state, batches)
+        state.step += 1
+    assert trial.steps == 2, "the trial ends with its choice"
+    checkpointing = checkpointing_of(tmp_path / "checkpoints", Board(), [])
+    checkpointing.save(state)
+    checkpointing.finish()
+    state.execution_mode = None
+    state.restore(Checkpoint.open(tmp_path / "checkpoints"))
+    assert state.execution_mode == "compiled"
 
 
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last_one(state, tmp_path):

@@ -77,6 +77,12 @@ def test_a_compiled_network_learns_what_the_plain_one_does_and_equal_blocks_shar
         other.backbone.state_dict(), network.backbone.state_dict(), rtol=1e-4, atol=1e-5
     )
     assert counters["stats"]["unique_graphs"] == 1
+    # Without compiled code, the network computes as one that never had any.
+    other.use_compiled_code(False)
+    torch.manual_seed(1)
+    image = torch.randn(5, 4, 6, 6)
+    network.backbone.load_state_dict(other.backbone.state_dict())
+    assert torch.equal(other(image), network(image))
     # Verification brings batches of other sizes, in another mode.
     network.eval(), other.eval()
     with torch.no_grad():
