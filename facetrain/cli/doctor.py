@@ -85,9 +85,9 @@ def _print(results: list[dict[str, Any]], failures: int, *, as_json: bool) -> No
     for result in results:
         status = f"{result['status']:8}", _COLORS[result["status"]]
         rank = f" (rank {result['rank']})" if result["rank"] else ""
-        terminal.print(
-            Text.assemble(status, f" {result['check']}{rank}: {result['message']}"), soft_wrap=True
-        )
+        certainty = f" ({result['certainty']})" if result["certainty"] else ""
+        line = f" {result['check']}{rank}: {result['message']}{certainty}"
+        terminal.print(Text.assemble(status, line), soft_wrap=True)
         if result["advice"]:
             typer.echo(f"{'':8} → {result['advice']}")
     warnings = sum(result["status"] == "warning" for result in results)

@@ -88,7 +88,7 @@ def jpeg_orientation(data: bytes) -> int:
             length = int.from_bytes(data[position + 2 : position + 4], "big")
             payload = data[position + 4 : position + 2 + length]
             if data[position + 1] == _EXIF_MARKER and payload.startswith(b"Exif\0\0"):
-                orientation = _tiff_tags(payload[6:]).get(_TIFF_ORIENTATION, 1)
+                orientation = tiff_tags(payload[6:]).get(_TIFF_ORIENTATION, 1)
                 return orientation if 1 <= orientation <= 8 else 1
             position += 2 + length
     except (struct.error, IndexError):
@@ -114,7 +114,7 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         found = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
         return found and (found[0], found[2], found[1])  # the box has the height first
     if data[:4] in (b"II*\x00", b"MM\x00*"):
-        tags = _tiff_tags(data)
+        tags = tiff_tags(data)
         known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags
         return ("TIFF", tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]) if known else None
     if data[:6] in (b"GIF87a", b"GIF89a"):
@@ -164,7 +164,7 @@ def _largest_box_size(name: str, data: bytes, box: bytes, skip: int) -> tuple[st
     return (name, *max(sizes, key=lambda size: size[0] * size[1])) if sizes else None
 
 
-def _tiff_tags(data: bytes) -> dict[int, int]:
+def tiff_tags(data: bytes) -> dict[int, int]:
     """Return the first value of each tag in the first directory of a TIFF, or of EXIF, which has the same layout."""
     order = "<" if data[:2] == b"II" else ">"
     (start,) = struct.unpack_from(order + "I", data, 4)

@@ -91,7 +91,9 @@ def check_counts(
         ("num_images", num_images, dataset.num_images),
     ):
         if expected is not None and expected != found:
+            first = int(dataset.labels.min())
+            labels = f" (its labels begin at {first}, not at 0)" if first and key == "num_classes" else ""
             raise DataError(
-                f"data.{key} is {expected:,}, but {folder} contains {found:,}; correct or remove the key, or "
+                f"data.{key} is {expected:,}, but {folder} contains {found:,}{labels}; correct or remove the key, or "
                 "check that this is the right dataset"
             )

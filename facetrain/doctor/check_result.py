@@ -9,6 +9,7 @@ from typing import Any
 from facetrain.errors import FacetrainError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class CheckResult:
     """What was measured or found."""
     advice: str = ""
     """What to do about a warning or a failure."""
+    certainty: str = ""
+    """certain, likely or possible, for a conclusion from the data; empty for a measurement."""
 
 
 def passed(check: str, message: str) -> CheckResult:
@@ -30,9 +33,9 @@ def passed(check: str, message: str) -> CheckResult:
     return CheckResult(check, OK, message)
 
 
-def warning(check: str, message: str, advice: str) -> CheckResult:
+def warning(check: str, message: str, advice: str, certainty: str = "") -> CheckResult:
     """Return the result of a check after which training works, but may cost time or accuracy."""
-    return CheckResult(check, WARNING, message, advice)
+    return CheckResult(check, WARNING, message, advice, certainty)
 
 
 def failed(check: str, message: str, advice: str) -> CheckResult:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import decode_rgb
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset
-from facetrain.doctor.check_result import CheckResult, failed, passed, warning
+from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning
 from facetrain.errors import DataError
 
 _SAMPLES = 32
@@ -35,12 +37,43 @@ def check_dataset(
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
         f"{counts.min():,} to {counts.max():,} of each"
     )
-    results = [passed("dataset", message), _check_identities(counts), _check_images(source, image_size)]
+    results = [passed("dataset", message), *_check_labels(source, counts), _check_images(source, image_size)]
     return results, source
+
+
+def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
+    """Return the datasets of a mixture with their names, or the dataset itself: an error may be in one of them."""
+    if isinstance(source, MixtureDataset):
+        return [(f"{name}, dataset {number}", one) for number, one in enumerate(source.datasets, start=1)]
+    return [(name, source)]
+
+
+def _check_labels(source: FaceDataset, counts: np.ndarray) -> list[CheckResult]:
+    if not isinstance(source, MixtureDataset):
+        return [_check_identities(counts)]
+    results = [
+        _check_identities(np.bincount(one.labels, minlength=one.num_classes)) for one in source.datasets
+    ]
+    found = [
+        replace(result, message=f"dataset {number} of the mixture: {result.message}")
+        for number, result in enumerate(results, start=1)
+        if result.status != OK
+    ]
+    return found or [passed("identities", f"every label from 0 to {len(counts) - 1:,} has an image")]
 
 
 def _check_identities(counts: np.ndarray) -> CheckResult:
     missing, single = int((counts == 0).sum()), int((counts == 1).sum())
+    if missing and not counts[0]:
+        first = int(np.flatnonzero(counts)[0])
+        is_shifted = first == missing
+        labels = f"every label from {first} to {len(counts) - 1:,} has an image" if is_shifted else ""
+        return warning(
+            "identities",
+            f"no image has the label 0{', but ' + labels if labels else ''}: the labels begin at {first}",
+            f"subtract {first} from all labels: labels must begin at 0, and the center of an empty class only repels",
+            CERTAIN if is_shifted and first == 1 else LIKELY if is_shifted else POSSIBLE,
+        )
     if missing:
         return warning(
             "identities",

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.config.schema import Config
+from facetrain.data.augment import normalize
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
 from facetrain.doctor.check_result import CheckResult, count_text, passed, run_check
-from facetrain.doctor.dataset import check_dataset
+from facetrain.doctor.dataset import check_dataset, parts_of
 from facetrain.doctor.disk import check_disk
+from facetrain.doctor.image_sample import draw_sample
+from facetrain.doctor.input_normalization import check_normalization
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
-from facetrain.models.initialize_from import check_backbone_weights, check_center_count, read_centers
+from facetrain.doctor.silent_errors import check_alignment, check_images
+from facetrain.models.initialize_from import (
+    check_backbone_weights,
+    check_center_count,
+    initialize_backbone,
+    read_centers,
+)
 from facetrain.plan.forecast import forecast
 from facetrain.run.build import describe_model
 from facetrain.run.step_schedule import schedule_steps
-from facetrain.verify.pair_set import load_pair_sets
+from facetrain.verify.pair_set import PairSet, load_pair_sets
+
+_NORMALIZATION_IMAGES = 64
 
 
 def examine(
@@ -62,26 +78,34 @@ def _examine_run(config: Config, world: World, run_dir: Path | None, *, ranks: i
     folder = run_dir or Path(config.run.dir) / config.run.name
     synthetic = config.data.synthetic
     # Images and classes, once they are known: from the generator, the dataset or the config.
-    counts: list[tuple[int, int]] = []
+    counts: tuple[int, int] | None = None
+    sources: list[FaceDataset] = []
     if synthetic and not Path(config.data.train).exists():
         results = [passed("dataset", f"{config.data.train} is generated at the first start")]
-        counts.append((synthetic.identities * synthetic.images_per_identity, synthetic.identities))
+        counts = synthetic.identities * synthetic.images_per_identity, synthetic.identities
     else:
-        results = run_check("dataset", _examine_dataset, config, counts)
-        results += run_check("verification sets", _examine_verification_sets, config)
-    if not counts and config.data.num_images and config.data.num_classes:
-        counts.append((config.data.num_images, config.data.num_classes))
+        sets: list[PairSet] = []
+        results = run_check("dataset", _examine_dataset, config, sources)
+        results += run_check("verification sets", _examine_verification_sets, config, sets)
+        results += run_check("images", _examine_images, config, sources, sets)
+    if sources:
+        counts = sources[0].num_images, sources[0].num_classes
+    elif not counts and config.data.num_images and config.data.num_classes:
+        counts = config.data.num_images, config.data.num_classes
     if config.model.init_from:
-        known_classes = counts[0][1] if counts else None
+        known_classes = counts[1] if counts else None
         results += run_check("initial weights", _examine_initial_weights, config, known_classes)
-    for num_images, num_classes in counts:
+        for source in sources:
+            results += run_check("initial normalization", _examine_normalization, config, source)
+    if counts:
+        num_images, num_classes = counts
         results += run_check("batch", _examine_batch, config, ranks, num_images)
         results += run_check("sizes", _examine_sizes, config, world, ranks, num_classes, folder)
     return results
 
 
-def _examine_dataset(config: Config, counts: list[tuple[int, int]]) -> list[CheckResult]:
-    """Check the dataset, and append its numbers of images and classes to `counts`."""
+def _examine_dataset(config: Config, sources: list[FaceDataset]) -> list[CheckResult]:
+    """Check the dataset, and append it to `sources`."""
     results, source = check_dataset(
         Path(config.data.train),
         image_size=config.data.image_size,
@@ -89,14 +113,48 @@ def _examine_dataset(config: Config, counts: list[tuple[int, int]]) -> list[Chec
         num_images=config.data.num_images,
         min_images_per_identity=config.data.min_images_per_identity,
     )
-    counts.append((source.num_images, source.num_classes))
+    sources.append(source)
     return results
 
 
-def _examine_verification_sets(config: Config) -> list[CheckResult]:
-    sets = load_pair_sets(config.eval.targets, Path(config.eval_dir))
+def _examine_verification_sets(config: Config, sets: list[PairSet]) -> list[CheckResult]:
+    """Read the verification sets, and append them to `sets`."""
+    sets += load_pair_sets(config.eval.targets, Path(config.eval_dir))
     names = ", ".join(f"{pairs.name} ({len(pairs.same):,} pairs)" for pairs in sets)
     return [passed("verification sets", names or "none")]
+
+
+def _examine_images(config: Config, sources: list[FaceDataset], sets: list[PairSet]) -> list[CheckResult]:
+    """Examine a sample of the images of the dataset and of each verification set for silent errors."""
+    samples = [
+        (name, draw_sample(part.num_images, part.read))
+        for source in sources
+        for name, part in parts_of(source, config.data.train)
+    ]
+    num_trained = len(samples)
+    samples += [(pairs.name, draw_sample(len(pairs.images), pairs.images.__getitem__)) for pairs in sets]
+    results: list[CheckResult] = []
+    for number, (name, sample) in enumerate(samples):
+        results += check_images(name, sample)
+        if number and num_trained:
+            results += check_alignment(name, sample, *samples[0])
+    return results
+
+
+def _examine_normalization(config: Config, source: FaceDataset) -> list[CheckResult]:
+    """Compare the input that the initial weights were trained on with that of this run."""
+    path = Path(str(config.model.init_from))
+    network = build_backbone(**describe_model(config)["backbone"])
+    index = np.linspace(0, source.num_images - 1, _NORMALIZATION_IMAGES).astype(np.int64).tolist()
+    image_BHWC = np.stack(
+        [
+            resize_square(decode_rgb(source.read(i), location=source.location(i)), config.data.image_size)
+            for i in index
+        ]
+    )
+    images = partial(normalize, torch.from_numpy(image_BHWC))
+    merged = initialize_backbone(network, path, images)
+    return check_normalization(str(path), network, image_BHWC, merged)
 
 
 def _examine_initial_weights(config: Config, num_classes: int | None) -> list[CheckResult]:
@@ -122,8 +180,14 @@ def _examine_batch(config: Config, ranks: int, num_images: int) -> list[CheckRes
         f"{schedule.global_batch_size:,} per step; {schedule.steps_per_epoch:,} steps per epoch, "
         f"{schedule.total_steps:,} in total"
     )
+    if config.data.synthetic:
+        # Published rates are for photos of many identities; generated faces are for demonstrations.
+        return [passed("batch", message)]
     learning_rate = check_learning_rate(
-        config.optim.name, config.optim.lr, schedule.global_batch_size, warmup=schedule.warmup_steps > 0
+        config.optim.name,
+        config.optim.lr,
+        schedule.global_batch_size,
+        has_initial_weights=bool(config.model.init_from),
     )
     return [passed("batch", message), *learning_rate]
 

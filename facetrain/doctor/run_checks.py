@@ -6,7 +6,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.commit import LATEST, complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warning
+from facetrain.doctor.check_result import LIKELY, POSSIBLE, CheckResult, count_text, failed, passed, warning
 from facetrain.errors import CheckpointError
 from facetrain.plan.device import GIB
 from facetrain.plan.forecast import Forecast
@@ -14,29 +14,40 @@ from facetrain.plan.limits import USABLE
 
 # arcface_torch's configs: SGD 0.1 for 8 × 128 images, 0.4 for 4,096, 0.02 for 128; AdamW 0.001 for ViTs.
 _SGD_LR_PER_IMAGE = 0.1 / 1024
-_FACTOR = 4
-"""A rate this many times higher or lower than the published one is worth a warning."""
-_FACTOR_WITH_WARMUP = 10
+_POSSIBLE_FACTOR, _LIKELY_FACTOR = 3.0, 6.0
+"""Factors between the rate and the published one for the batch. Published configs are within a factor of 2."""
 _HIGHEST_ADAMW_LR = 4e-3
 
 
 def check_learning_rate(
-    optimizer: str, lr: float, global_batch_size: int, *, warmup: bool
+    optimizer: str, lr: float, global_batch_size: int, *, has_initial_weights: bool = False
 ) -> list[CheckResult]:
-    """Compare the learning rate with the published ones, which for SGD are proportional to the global batch."""
+    """Compare the learning rate with the published ones, which for SGD are proportional to the global batch.
+
+    Args:
+        optimizer: name of the optimizer.
+        lr: learning rate of the config.
+        global_batch_size: images per step of all ranks and micro-batches.
+        has_initial_weights: the run starts from trained weights, for which lower rates are usual.
+    """
     message = f"{optimizer}, lr {lr:g} with {global_batch_size:,} images per step"
     if optimizer == "adamw":
         if lr > _HIGHEST_ADAMW_LR:
             advice = "published AdamW recipes use 0.001: lower optim.lr"
-            return [warning("learning rate", message, advice)]
+            return [warning("learning rate", message, advice, LIKELY)]
         return [passed("learning rate", message)]
     published = _SGD_LR_PER_IMAGE * global_batch_size
-    advice = f"published recipes use about {published:.2g} with this batch: "
-    if lr > published * (_FACTOR_WITH_WARMUP if warmup else _FACTOR):
-        return [warning("learning rate", message, advice + "lower optim.lr, or set optim.warmup_epochs")]
-    if lr < published / _FACTOR:
-        return [warning("learning rate", message, advice + "raise optim.lr, or train for more epochs")]
-    return [passed("learning rate", message)]
+    factor = max(lr / published, published / lr)
+    if factor < _POSSIBLE_FACTOR or (lr < published and has_initial_weights):
+        return [passed("learning rate", message)]
+    message += f"; published recipes use {lr:g} with about {lr / _SGD_LR_PER_IMAGE:,.0f}"
+    change = "lower optim.lr" if lr > published else "raise optim.lr"
+    advice = (
+        f"they use about {published:.2g} with this batch: {change}, or change the batch "
+        "(train.batch_size × ranks × optim.accumulate)"
+    )
+    certainty = LIKELY if factor >= _LIKELY_FACTOR else POSSIBLE
+    return [warning("learning rate", message, advice, certainty)]
 
 
 def checkpoint_bytes(needed: Forecast, world_size: int) -> int:

@@ -50,7 +50,7 @@ class SavedCenters:
     """Returns the centers of classes [start, stop): (stop - start, D), float32."""
 
 
-def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Tensor]) -> None:
+def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Tensor]) -> list[str]:
     """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts.
 
     Args:
@@ -59,17 +59,21 @@ def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Ten
         images: Returns normalized training images (B, 3, H, W). It is called only for a file whose batch
             norms were merged into other layers: the statistics are then measured on these images.
 
+    Returns:
+        Names of the batch norms whose statistics were measured.
+
     Raises:
         ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     if path.is_dir() or path.suffix not in _GRAPH_READERS:
         load_weights_into(backbone, read_backbone_weights(path), str(path))
-        return
+        return []
     matched = match_weights(_GRAPH_READERS[path.suffix](path), backbone)
     load_weights_into(backbone, matched.weights, str(path))
     if matched.merged_norms:
         calibrate_norms(backbone, matched.merged_norms, images())
+    return matched.merged_norms
 
 
 def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:

@@ -1,0 +1,237 @@
+"""Checks of images for errors that stop no run, but cost accuracy: each result states how certain it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from facetrain.doctor.check_result import CERTAIN, LIKELY, POSSIBLE, CheckResult, passed, warning
+from facetrain.doctor.face_pattern import Registration, correlation, orientation_correlations, register
+from facetrain.doctor.image_sample import ImageSample
+
+_FEWEST_IMAGES = 30
+"""Statistics of fewer images are left out."""
+_BLOCK = 50
+"""Images of a part of the sample that is examined by itself: an error may be in one part of a dataset only."""
+_BLUE = -5.0
+"""Faces whose middle has less red minus blue than this: 0.4 % or fewer of three real datasets."""
+_SKIN = 15.0
+_MANY_BLUE = 0.05
+_TURN_MARGIN = 0.2
+"""Correlation by which another orientation must beat all others: 0.6 % or fewer of the images of real datasets."""
+_MANY_TURNED = 0.02
+_MANY_GRAY = 0.05
+_NARROW_RANGE, _VERY_NARROW_RANGE = 170, 150
+"""Range of the middle 99.8 % of the values; 250 or more in real datasets."""
+_MANY_SATURATED = 0.4
+"""Share of the values 0 and 255; 1.3 % or less in real datasets."""
+_CLEAR_FACE = 0.6
+"""Correlation of the average faces of both halves of a sample, above which it has a face at one place."""
+_LARGEST_SCALE, _LARGEST_SHIFT = 1.12, 7.0
+"""Differences in size (factor) and place (pixels of 112) which training data and evaluation sets may have."""
+_CLEAR_GAIN = 0.1
+
+
+class Finding(NamedTuple):
+    """An error of the images of one set."""
+
+    certainty: str
+    message: str
+    advice: str
+
+
+def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
+    """Check a sample of one dataset or verification set: colors, storage, rotation and pixel values.
+
+    Args:
+        name: name of the set, for the results.
+        sample: images of the set.
+
+    Returns:
+        A warning for each error; a single passed result if there is none.
+    """
+    found = [
+        warning(f"images of {name}", finding.message, finding.advice, finding.certainty)
+        for finding in (*_find_storage(sample), *_find_in_statistics(sample))
+    ]
+    if found:
+        return found
+    gray = int(sample.is_gray_N.sum())
+    kinds = "storage, colors, rotation and pixel values" if len(sample) >= _FEWEST_IMAGES else "storage"
+    suffix = f", {gray:,} of them gray" if gray else ""
+    message = f"{len(sample):,} of {sample.total:,} examined{suffix}: no error of {kinds} found"
+    return [passed(f"images of {name}", message)]
+
+
+def _find_storage(sample: ImageSample) -> Iterator[Finding]:
+    """Report what the headers of the images state; these results are certain."""
+    colors, count = sample.colors, len(sample)
+    cmyk = sum(number for color, number in colors.items() if color.model == "CMYK")
+    deep = sum(number for color, number in colors.items() if color.bits > 8)
+    alpha = sum(number for color, number in colors.items() if color.has_alpha)
+    if sample.num_rotated_tags:
+        yield Finding(
+            CERTAIN,
+            f"{sample.num_rotated_tags:,} of {count:,} images have an EXIF rotation",
+            "facetrain turns them as the tag says, other programs do not: if faces were aligned before, the tag is "
+            "wrong now; store upright images without the tag",
+        )
+    if cmyk:
+        advice = "colors of print are converted without their color profile: store these images as RGB"
+        yield Finding(CERTAIN, f"{cmyk:,} of {count:,} images are CMYK", advice)
+    if deep:
+        advice = "the low bits are dropped: scale them to 8 bits by their real range, and store them so"
+        yield Finding(CERTAIN, f"{deep:,} of {count:,} images have more than 8 bits per channel", advice)
+    if alpha:
+        advice = "transparency is dropped, and hidden colors appear: store images without it"
+        yield Finding(CERTAIN, f"{alpha:,} of {count:,} images have transparency", advice)
+    gray = int(sample.is_gray_N.sum())
+    if _at_least(gray, count) > _MANY_GRAY:
+        advice = (
+            "use the color images if they exist; otherwise make training and evaluation agree (augment.gray)"
+        )
+        yield Finding(CERTAIN, f"{gray:,} of {count:,} images are gray", advice)
+
+
+def _find_in_statistics(sample: ImageSample) -> Iterator[Finding]:
+    if len(sample) >= _FEWEST_IMAGES:
+        yield from _find_swapped_channels(sample)
+        yield from _find_rotation(sample)
+        yield from _find_stored_normalized(sample)
+
+
+def _find_swapped_channels(sample: ImageSample) -> Iterator[Finding]:
+    advice = (
+        "skin has more red than blue: red and blue are probably swapped; swap them when the images are packed"
+    )
+    redness = sample.redness_N[~sample.is_gray_N]
+    if len(redness) < _FEWEST_IMAGES:
+        return
+    is_blue = redness < _BLUE
+    share = is_blue.mean()
+    if share > 0.5 and np.median(redness) < 2 * _BLUE:
+        certainty = LIKELY if share > 0.8 else POSSIBLE
+        yield Finding(certainty, f"{share:.0%} of the color images have more blue than red", advice)
+    elif _at_least(int(is_blue.sum()), len(redness)) > _MANY_BLUE and np.median(redness[~is_blue]) > _SKIN:
+        certainty, place = _certainty_of_part(sample, is_blue)
+        yield Finding(
+            certainty,
+            f"{share:.0%} of the color images have more blue than red{place}, unlike the others",
+            advice,
+        )
+
+
+def _find_rotation(sample: ImageSample) -> Iterator[Finding]:
+    correlations = orientation_correlations(sample.patterns_NSS)
+    average = orientation_correlations(sample.patterns_NSS.mean(0)[None])[0]
+    advice = "a rotation tag was probably lost before it was applied: turn these images upright"
+    turns = int(average.argmax())
+    others = np.delete(average, turns).max()
+    if turns and average[turns] > 0.4 and average[turns] - others > _TURN_MARGIN:
+        angle = {1: "a quarter turn to the right", 2: "half a turn", 3: "a quarter turn to the left"}[turns]
+        certainty = LIKELY if average[turns] > 0.5 else POSSIBLE
+        yield Finding(certainty, f"the average face is rotated by {angle}", advice)
+        return
+    is_upright = correlations[:, 0] - correlations[:, 1:].max(1) > _TURN_MARGIN
+    has_faces = is_upright.mean() > 0.3 and average.max() > 0.3
+    for turns in (1, 2, 3):
+        others = np.delete(correlations, turns, axis=1).max(1)
+        is_turned = correlations[:, turns] - others > _TURN_MARGIN
+        if has_faces and _at_least(int(is_turned.sum()), len(sample)) > _MANY_TURNED:
+            certainty = LIKELY if is_turned.mean() > 0.1 else POSSIBLE
+            angle = {1: "to the right", 2: "upside down", 3: "to the left"}[turns]
+            message = f"about {is_turned.mean():.0%} of the faces are turned {angle}, the others are upright"
+            yield Finding(certainty, message, advice)
+
+
+def _find_stored_normalized(sample: ImageSample) -> Iterator[Finding]:
+    counts = sample.pixel_counts
+    cumulative = np.cumsum(counts) / counts.sum()
+    low, high = (int(np.searchsorted(cumulative, quantile)) for quantile in (0.001, 0.999))
+    saturated = (counts[0] + counts[255]) / counts.sum()
+    advice = (
+        "the images were probably normalized before they were stored, and training normalizes again: store pixels "
+        "from 0 to 255"
+    )
+    if high - low < _NARROW_RANGE:
+        certainty = LIKELY if high - low < _VERY_NARROW_RANGE else POSSIBLE
+        yield Finding(certainty, f"99.8 % of all values are between {low} and {high}", advice)
+    elif saturated > _MANY_SATURATED:
+        yield Finding(LIKELY, f"{saturated:.0%} of all values are 0 or 255", advice)
+
+
+def check_alignment(
+    name: str, sample: ImageSample, reference_name: str, reference: ImageSample
+) -> list[CheckResult]:
+    """Compare size and place of the faces of a verification set with those of the training data.
+
+    Returns:
+        One result; none if one of the two has too few images, or the training data has no face at one place.
+    """
+    if min(len(sample), len(reference)) < _FEWEST_IMAGES or _clearness(reference) < _CLEAR_FACE:
+        return []
+    check = f"alignment of {name}"
+    found = register(reference.patterns_NSS.mean(0), sample.patterns_NSS.mean(0))
+    advice = (
+        f"embed and train on one alignment: align {name} as {reference_name} was (`facetrain data align`)"
+    )
+    if found.similarity < _CLEAR_FACE:
+        if len(sample) < 2 * _FEWEST_IMAGES:
+            return []
+        message = f"the average face does not resemble that of {reference_name} (correlation {found.similarity:.2f})"
+        return [warning(check, message, advice, POSSIBLE)]
+    if not _is_moved(found):
+        return [passed(check, f"as {reference_name} (correlation {found.similarity_in_place:.2f})")]
+    gain = found.similarity - found.similarity_in_place
+    certainty = LIKELY if gain > _CLEAR_GAIN and found.similarity > 0.7 else POSSIBLE
+    message = (
+        f"faces have {found.scale:.2f} times the size of those in {reference_name}, {_shift_text(found)}: "
+        f"correlation {found.similarity_in_place:.2f} in place, {found.similarity:.2f} after both changes"
+    )
+    return [warning(check, message, advice, certainty)]
+
+
+def _is_moved(found: Registration) -> bool:
+    size = max(found.scale, 1 / found.scale)
+    return size > _LARGEST_SCALE or max(abs(found.right), abs(found.down)) > _LARGEST_SHIFT
+
+
+def _shift_text(found: Registration) -> str:
+    shifts = [
+        f"{abs(shift):.0f} pixels {(after if shift > 0 else before)}"
+        for shift, before, after in ((found.right, "left", "right"), (found.down, "up", "down"))
+        if abs(shift) >= 1
+    ]
+    return f"and are {' and '.join(shifts)} (of 112)" if shifts else "at the same place"
+
+
+def _clearness(sample: ImageSample) -> float:
+    """Return the correlation of the average faces of the even and the odd images."""
+    even, odd = sample.patterns_NSS[::2].mean(0), sample.patterns_NSS[1::2].mean(0)
+    return float(correlation(even[None], odd)[0])
+
+
+def _certainty_of_part(sample: ImageSample, is_blue: np.ndarray) -> tuple[str, str]:
+    """Return the certainty of an error in a part of the images, and the place where most of them are."""
+    index = np.flatnonzero(~sample.is_gray_N)
+    shares = [
+        is_blue[(index >= start) & (index < start + _BLOCK)].mean()
+        for start in range(0, len(sample) - _BLOCK + 1, _BLOCK)
+    ]
+    if shares and max(shares) > 0.5:
+        part = int(np.argmax(shares)) * _BLOCK / len(sample)
+        return LIKELY, f", most of them around {part + _BLOCK / len(sample) / 2:.0%} of the dataset"
+    return (LIKELY if is_blue.mean() > 0.2 else POSSIBLE), ""
+
+
+def _at_least(count: int, total: int) -> float:
+    """Return the lower bound of a share at 97.5 % confidence (Wilson, "Probable inference", 1927)."""
+    if not total:
+        return 0.0
+    z = 1.96
+    share = count / total
+    center = share + z * z / (2 * total)
+    spread = z * np.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return float((center - spread) / (1 + z * z / total))

@@ -1,0 +1,204 @@
+"""Errors that stop no run are found in the images and the config, and correct data gives no warning."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.data.dataset import image_name
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.image_color import encoded_color
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.synthetic.render import render_jpeg
+from facetrain.doctor import input_normalization
+from facetrain.doctor.dataset import check_dataset
+from facetrain.doctor.image_sample import draw_sample
+from facetrain.doctor.input_normalization import check_normalization
+from facetrain.doctor.run_checks import check_learning_rate
+from facetrain.doctor.silent_errors import check_alignment, check_images
+from facetrain.models.initialize_from import initialize_backbone
+from tests.support.command import facetrain
+from tests.support.datasets import write_records
+from tests.support.planted_errors import ALIGNMENT_ERRORS, IMAGE_ERRORS, jpeg, plant
+from tests.support.shared import shared_path
+
+TOO_RARE_IN_DRAWN_FACES = {"a quarter turn, 10 %"}
+
+
+def sample_of(images):
+    return draw_sample(len(images), images.__getitem__)
+
+
+def decoded(dataset, count):
+    chosen = np.linspace(0, dataset.num_images - 1, count).astype(int).tolist()
+    return [decode_rgb(dataset.read(index), location=image_name(dataset, index)) for index in chosen]
+
+
+@pytest.fixture(scope="module")
+def drawn_faces():
+    return [decode_rgb(render_jpeg(0, number, 0, 112), location="") for number in range(100)]
+
+
+@pytest.fixture(scope="module")
+def drawn_sample(drawn_faces):
+    return sample_of([jpeg(image) for image in drawn_faces])
+
+
+@pytest.fixture(scope="module", params=["lfw_train", "faces_train"])
+def real_faces(request):
+    return decoded(open_dataset(shared_path(f"real/{request.param}")), 500)
+
+
+def found_in(images, error, share):
+    if error is IMAGE_ERRORS["CMYK, 2 %"][0]:
+        pytest.importorskip("PIL")
+    return [
+        result for result in check_images("x", sample_of(plant(images, error, share))) if result.certainty
+    ]
+
+
+@pytest.mark.parametrize("name", IMAGE_ERRORS.keys() - TOO_RARE_IN_DRAWN_FACES)
+def test_an_error_planted_into_drawn_faces_is_found(name, drawn_faces):
+    error, share, words = IMAGE_ERRORS[name]
+    found = found_in(drawn_faces, error, share)
+    assert any(words in result.message + result.advice for result in found), found
+
+
+@pytest.mark.parametrize("name", ALIGNMENT_ERRORS)
+def test_drawn_faces_of_another_alignment_are_found(name, drawn_faces, drawn_sample):
+    moved = sample_of(plant(drawn_faces, ALIGNMENT_ERRORS[name], 1.0))
+    (result,) = check_alignment("lfw", moved, "train", drawn_sample)
+    assert result.status == "warning" and result.certainty in ("likely", "possible"), result
+
+
+def test_drawn_faces_without_an_error_give_no_warning(drawn_sample):
+    results = check_images("x", drawn_sample) + check_alignment("x", drawn_sample, "train", drawn_sample)
+    assert [result.status for result in results] == ["ok", "ok"], results
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", IMAGE_ERRORS)
+def test_an_error_planted_into_real_faces_is_found(name, real_faces):
+    error, share, words = IMAGE_ERRORS[name]
+    found = found_in(real_faces, error, share)
+    assert any(words in result.message + result.advice for result in found), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALIGNMENT_ERRORS)
+def test_real_faces_of_another_alignment_are_found(name, real_faces):
+    reference = sample_of([jpeg(image) for image in real_faces])
+    (result,) = check_alignment(
+        "lfw", sample_of(plant(real_faces, ALIGNMENT_ERRORS[name], 1.0)), "train", reference
+    )
+    assert result.certainty == "likely", result
+
+
+def test_real_faces_without_an_error_give_no_warning():
+    folders = [shared_path(f"real/{name}") for name in ("lfw_train", "faces_train", "recordio/im2rec_8faces")]
+    names = (
+        "lfw_verification/lfw_folds1-2",
+        "lfw_verification/py2_style_120pairs",
+        "insightface_small/small_lfw",
+    )
+    samples = {folder.name: draw_sample((d := open_dataset(folder)).num_images, d.read) for folder in folders}
+    samples |= {name: sample_of(read_bin(shared_path(f"real/{name}.bin"))[0]) for name in names}
+    results = [result for name, sample in samples.items() for result in check_images(name, sample)]
+    for reference in ("lfw_train", "faces_train"):
+        for name, sample in samples.items():
+            results += check_alignment(name, sample, reference, samples[reference])
+    assert len(results) > len(samples) + 6
+    assert [result for result in results if result.status != "ok"] == []
+
+
+def test_colors_are_read_from_the_headers_of_every_format(drawn_faces):
+    import cv2
+
+    image = drawn_faces[0][:, :, ::-1].copy()
+    gray, deep, alpha = image[:, :, 0], image.astype(np.uint16), np.dstack([image, image[:, :, 0]])
+    stored = {
+        "gray.png": gray, "deep.png": deep, "alpha.png": alpha, "gray.jpg": gray, "color.jpg": image,
+        "gray.pgm": gray, "deep.ppm": deep, "gray.tif": gray, "deep.tif": deep, "alpha.webp": alpha,
+        "color.webp": image, "gray.jp2": gray, "deep.jp2": deep, "color.bmp": image,
+    }  # fmt: skip
+    for name, pixels in stored.items():
+        kind, _, suffix = name.partition(".")
+        if not cv2.haveImageWriter(f".{suffix}"):
+            continue
+        model, bits, has_alpha = encoded_color(bytes(cv2.imencode(f".{suffix}", pixels)[1]))
+        expected = ("gray" if kind == "gray" else "RGB", 16 if kind == "deep" else 8, kind == "alpha")
+        assert (model, bits, has_alpha) == expected, name
+
+
+@pytest.mark.parametrize(
+    ("labels", "status", "certainty"),
+    [([0, 1, 1], "ok", ""), ([1, 2, 2], "warning", "certain"), ([5, 6, 6], "warning", "likely"),
+     ([1, 3, 3], "warning", "possible")],
+)  # fmt: skip
+def test_labels_that_begin_at_one_are_found(labels, status, certainty, tmp_path):
+    results, _ = check_dataset(write_records(tmp_path, labels), image_size=16)
+    assert (results[1].check, results[1].status, results[1].certainty) == ("identities", status, certainty)
+
+
+def test_labels_that_begin_at_one_in_one_dataset_of_a_mixture_are_found(tmp_path):
+    write_records(tmp_path / "a", [0, 1, 1])
+    write_records(tmp_path / "b", [1, 1, 2])
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: a}, {path: b}]")
+    results, _ = check_dataset(tmp_path / "mix.yaml", image_size=16)
+    assert results[1].certainty == "certain" and results[1].message.startswith("dataset 2 of the mixture: ")
+
+
+@pytest.mark.parametrize("backbone", ["iresnet", "mbf_small"])
+def test_weights_that_were_trained_on_another_input_are_found(backbone, drawn_faces):
+    seen, others = np.stack(drawn_faces[:16]), np.stack(drawn_faces[16:32])
+    pixels = torch.from_numpy(seen).permute(0, 3, 1, 2).float()
+    torch.manual_seed(0)
+    sizes = {"layers": (1, 1, 1, 1), "widths": (16, 4, 4, 4)} if backbone == "iresnet" else {}
+    network = build_backbone(backbone, embedding_size=16, **sizes)
+    for name, image in input_normalization._inputs(pixels).items():
+        reached = input_normalization._first_norm_input(network, image)
+        values = reached.x.transpose(0, 1).flatten(1)
+        reached.norm.running_mean.copy_(values.mean(1))
+        reached.norm.running_var.copy_(values.var(1))
+        (result,) = check_normalization("model.pt", network, others)
+        # Drawn faces have less color than real ones: swapped channels are not found in them.
+        if not name.endswith("127.5, BGR"):
+            assert result.status == ("ok" if name == input_normalization._EXPECTED else "warning"), name
+            assert name in result.message
+
+
+def test_published_weights_fit_the_input_of_facetrain():
+    path = shared_path("real/y1/model-symbol.json")
+    images = np.stack(decoded(open_dataset(shared_path("real/lfw_train")), 32))
+    network = build_backbone("mbf_small", embedding_size=128)
+    merged = initialize_backbone(network, path, lambda: pytest.fail("the file has statistics"))
+    (result,) = check_normalization(str(path), network, images, merged)
+    assert result.status == "ok" and "fit (pixels − 127.5) / 127.5, RGB" in result.message
+
+
+@pytest.mark.parametrize(("ranks_of_recipe", "ranks"), [(8, 1), (8, 2), (1, 8), (4, 1), (32, 1), (1, 4)])
+def test_a_learning_rate_for_another_number_of_ranks_is_found(ranks_of_recipe, ranks):
+    (result,) = check_learning_rate("sgd", 0.1 / 8 * ranks_of_recipe, 128 * ranks)
+    factor = max(ranks_of_recipe, ranks) / min(ranks_of_recipe, ranks)
+    assert result.certainty == ("likely" if factor >= 6 else "possible")
+    assert f"with about {128 * ranks_of_recipe:,}" in result.message
+
+
+def test_the_doctor_reports_swapped_colors_of_a_run_with_its_certainty(tmp_path, drawn_faces):
+    from tests.support.planted_errors import swapped
+
+    for number, image in enumerate(drawn_faces[:64]):
+        folder = tmp_path / "data" / f"{number // 4:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(swapped(image))
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{train: {tmp_path}/data}}\nmodel: {{backbone: mbf}}\neval: {{targets: []}}\n"
+        f"run: {{dir: {tmp_path}/runs, name: x}}\n"
+    )
+    process = facetrain("doctor", "--config", tmp_path / "run.yaml", "--json")
+    results = json.loads(process.stdout)["results"]
+    (found,) = (result for result in results if result["check"].startswith("images of "))
+    assert found["certainty"] == "likely" and "more blue than red" in found["message"]
