@@ -50,6 +50,11 @@ class RowTable:
         scale = self.scale.fetch(rows)
         return (values.view(*scale.shape, -1) * scale[..., None]).flatten(1)
 
+    def read(self, rows: Rows) -> Tensor:
+        """Return a contiguous copy of rows (S, X) on the device, which must be another one than the table's."""
+        selected = self.data[rows] if isinstance(rows, slice) else self.data[rows.to(self.data.device)]
+        return selected.to(self._device, non_blocking=True).contiguous()
+
     def store(self, rows: Rows, values: Tensor, noise: Noise | None = None) -> None:
         """Write rows back. With `noise`, conversion to bfloat16 or int8 rounds at random and without bias."""
         if self.scale is not None and noise is not None:

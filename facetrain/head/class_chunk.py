@@ -13,6 +13,7 @@ from torch import Tensor
 
 from facetrain.head.losses import Loss, Softmax
 from facetrain.head.margins import Margin
+from facetrain.head.row_optimizer import UnfinishedGradient
 from facetrain.head.target import TargetClass
 
 
@@ -23,6 +24,24 @@ class BackwardInputs(NamedTuple):
     """Unit embeddings times the derivative of the step's loss by each sample's loss, times the scale; product dtype."""
     target_grad_GD: Tensor
     """Contribution of each sample to the gradient of its target center."""
+    target_order: TargetOrder | None = None
+    """For `Chunk.unfinished_gradients`."""
+
+
+class TargetOrder(NamedTuple):
+    """Samples in the order of their target centers, so that the samples of a center are neighbors."""
+
+    center_G: Tensor
+    """Target centers, ascending, counted over all centers of the step; negative for those on other ranks. int64."""
+    sample_G: Tensor
+    """The samples that have them. int64."""
+
+
+def order_targets(target: TargetClass, sub_centers: int) -> TargetOrder:
+    """Return the samples in the order of their target centers."""
+    # Stable, so that samples of one center are always added in the same order.
+    center_G, sample_G = (target.position_G * sub_centers + target.nearest_G).sort(stable=True)
+    return TargetOrder(center_G, sample_G)
 
 
 class Chunk:
@@ -40,14 +59,22 @@ class Chunk:
         margin: Margin,
         start: int,
         dominant_C: Tensor | None,
+        inverse_norm_R: Tensor | None = None,
     ) -> None:
-        """Take unit embeddings in the product dtype, and centers (C, N·D); `start` is the chunk's first position."""
+        """Take unit embeddings in the product dtype, and centers (C, N·D); `start` is the chunk's first position.
+
+        `inverse_norm_R` is that of an earlier chunk of the same centers; None: it is computed.
+        """
+        self._start = start
         self._target, self._margin, self._unit_GD = target, margin, unit_GD
         self._num_classes, self._dominant_C = len(weight_CX), dominant_C
         self._weight_RD = weight_CX.reshape(-1, unit_GD.shape[1])
         self._factor_RD = self._weight_RD.to(unit_GD.dtype)
-        norm_R = torch.linalg.vector_norm(self._weight_RD, dim=1, dtype=target.cos_G.dtype)
-        self._inverse_norm_R = norm_R.clamp_min_(1e-12).reciprocal_()
+        if inverse_norm_R is None:
+            norm_R = torch.linalg.vector_norm(self._weight_RD, dim=1, dtype=target.cos_G.dtype)
+            inverse_norm_R = norm_R.clamp_min_(1e-12).reciprocal_()
+        self.inverse_norm_R = inverse_norm_R
+        """1 / |w| of each center."""
         self._inside_G, self._column_G = target.columns(start, start + self._num_classes)
 
     def add_to(self, statistics_PG: Tensor, loss: Loss) -> Tensor:
@@ -64,7 +91,7 @@ class Chunk:
         if factor_GC is not None:
             slope_GC.mul_(factor_GC)
         slope_GR = self._spread(slope_GC, nearest_GC1)
-        return slope_GR.mul_(self._inverse_norm_R).to(self._unit_GD.dtype)
+        return slope_GR.mul_(self.inverse_norm_R).to(self._unit_GD.dtype)
 
     def gradients(self, slope_GR: Tensor, inputs: BackwardInputs) -> tuple[Tensor, Tensor]:
         """Return this chunk's part of the embeddings' gradient (G, D), and the centers' gradient (C, N·D).
@@ -72,20 +99,33 @@ class Chunk:
         The former still lacks a factor per sample, which is the same for all chunks.
         """
         grad_GD = slope_GR @ self._factor_RD
-        grad_RD = (slope_GR.T @ inputs.weighted_GD).to(self._inverse_norm_R.dtype)
+        grad_RD = (slope_GR.T @ inputs.weighted_GD).to(self.inverse_norm_R.dtype)
         # Samples whose target class is not in this chunk add 0 to an arbitrary row.
         row_G = self._column_G * (len(grad_RD) // self._num_classes) + self._target.nearest_G
         grad_RD.index_add_(0, row_G, torch.where(self._inside_G[:, None], inputs.target_grad_GD, 0))
         # cos = e·w/|w| does not depend on |w|: remove the gradient's component along w.
         weight_RD = self._weight_RD.to(grad_RD.dtype)
         along_R = torch.linalg.vecdot(grad_RD, weight_RD)
-        grad_RD.addcmul_(weight_RD, (along_R * self._inverse_norm_R**2)[:, None], value=-1)
+        grad_RD.addcmul_(weight_RD, (along_R * self.inverse_norm_R**2)[:, None], value=-1)
         return grad_GD, grad_RD.view(self._num_classes, -1)
+
+    def unfinished_gradients(
+        self, slope_GR: Tensor, inputs: BackwardInputs
+    ) -> tuple[Tensor, UnfinishedGradient]:
+        """Return what `gradients` returns, but leave the rest of the centers' gradient to the update in one pass."""
+        assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
+        grad_GD = slope_GR @ self._factor_RD
+        product_RD = slope_GR.T @ inputs.weighted_GD
+        first = self._start * (len(product_RD) // self._num_classes)
+        centers_R1 = torch.arange(first, first + len(product_RD) + 1, device=product_RD.device)
+        first_R1 = torch.searchsorted(inputs.target_order.center_G, centers_R1, out_int32=True)
+        rest = inputs.target_grad_GD, inputs.target_order.sample_G, first_R1
+        return grad_GD, UnfinishedGradient(product_RD, *rest)
 
     def _logits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the negatives' logits (−∞ for targets), the margin's factor on their derivatives, and sub-centers."""
-        logit_GR = (self._unit_GD @ self._factor_RD.T).to(self._inverse_norm_R.dtype)
-        logit_GC, nearest_GC1 = self._nearest(logit_GR.mul_(self._inverse_norm_R * self._margin.scale))
+        logit_GR = (self._unit_GD @ self._factor_RD.T).to(self.inverse_norm_R.dtype)
+        logit_GC, nearest_GC1 = self._nearest(logit_GR.mul_(self.inverse_norm_R * self._margin.scale))
         factor_GC = self._margin.change_negatives_(logit_GC, self._target.cos_G)
         # Write one column of every sample, with the value it has if the target is not here. To select only the samples
         # whose target is here, the host would have to wait for the GPU to count them.
@@ -136,7 +176,7 @@ class FusedChunk(Chunk):
 
     def _kernel_options(self) -> dict[str, Any]:
         return {
-            "inverse_norm_C": self._inverse_norm_R,
+            "inverse_norm_C": self.inverse_norm_R,
             "target_G": torch.where(self._inside_G, self._column_G, -1),
             "scale": self._margin.scale,
             "threshold": self._margin.filter_threshold,

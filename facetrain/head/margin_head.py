@@ -26,7 +26,9 @@ from facetrain.head.row_optimizer import (
     AccumulatedGradient,
     RowOptimizer,
     RowOptimizerSettings,
+    UnfinishedGradient,
     moment_layout,
+    one_pass_available,
 )
 from facetrain.head.sampling import ClassSampler
 from facetrain.head.sharded_softmax import ClassSweep, sharded_cross_entropy
@@ -112,7 +114,15 @@ class MarginHead:
         draw_centers(self.weight.data, self.shard, seed)
         self._step_tables = self._tables
         """Tables with the rows of the current step: `_tables`, or prefetched copies of some rows."""
-        self._optimizer = RowOptimizer(optimizer, self._device, seed=key_of(seed, 1))
+        self._optimizer = RowOptimizer(
+            optimizer,
+            self._device,
+            seed=key_of(seed, 1),
+            one_pass=one_pass_available(
+                optimizer, self._device, embedding_size, settings.sub_centers, settings.momentum_dtype
+            ),
+            sub_centers=settings.sub_centers,
+        )
         self._gradient = AccumulatedGradient()
         self._sampler = ClassSampler(
             self._tables,
@@ -188,6 +198,8 @@ class MarginHead:
             dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
             least_cos=self._sub_centers.least_cos,
             loss_scale=self.loss_scale if self.update_in_backward else None,
+            one_pass=self._optimizer.one_pass and self.update_in_backward,
+            sub_centers=self._settings.sub_centers,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
 
@@ -290,7 +302,7 @@ class MarginHead:
             global_batch * sub_centers, self.embedding_size * sub_centers, self._device.type
         )
 
-    def _update_chunk(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
+    def _update_chunk(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
         self._optimizer.update(self._step_tables.by_name, rows, gradient, self.lr, finite)
 
     def _finish_backward(self, class_S: Tensor | None, target: TargetClass, finite: Tensor) -> None:

@@ -4,11 +4,13 @@ The center of a class outside the sample is neither updated nor decayed, and its
 first version of Partial FC.
 """
 
-# S rows of a step   D columns of a row
+# S rows of a step   D columns of a row   R centers: S times the sub-centers   G gathered batch
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +36,22 @@ class RowOptimizerSettings:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+
+
+class UnfinishedGradient(NamedTuple):
+    """Gradient of a chunk's centers as the matrix product returns it.
+
+    The update in one pass adds the contributions of the target classes and removes the component along each center.
+    """
+
+    product_RD: Tensor
+    """In float32 or bfloat16."""
+    target_grad_GD: Tensor
+    """Contribution of each sample to the gradient of its target center; float32."""
+    sample_G: Tensor
+    """Samples in the order of their target centers, int64."""
+    first_R1: Tensor
+    """Samples `sample_G[first_R1[r] : first_R1[r + 1]]` have the target center r; int32 (R + 1,)."""
 
 
 def moment_layout(settings: RowOptimizerSettings, columns: int, dtype: torch.dtype) -> Layout:
@@ -64,8 +82,18 @@ def moment_layout(settings: RowOptimizerSettings, columns: int, dtype: torch.dty
 class RowOptimizer:
     """SGD with momentum, or AdamW, over selected rows of a table."""
 
-    def __init__(self, settings: RowOptimizerSettings, device: torch.device, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        settings: RowOptimizerSettings,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        one_pass: bool = False,
+        sub_centers: int = 1,
+    ) -> None:
+        """Take the settings; `one_pass`: update by the kernel that `one_pass_available` has checked."""
         self._settings, self._device, self._seed = settings, device, seed
+        self.one_pass, self._sub_centers = one_pass, sub_centers
         self._noise = Noise(seed, device)
 
     def begin_step(self, step: int, rank: int) -> None:
@@ -73,13 +101,22 @@ class RowOptimizer:
         self._noise = Noise(key_of(self._seed, step, rank), self._device)
 
     def update(
-        self, tables: dict[str, RowTable], rows: Rows, gradient: Tensor, lr: float, valid: Tensor
+        self,
+        tables: dict[str, RowTable],
+        rows: Rows,
+        gradient: Tensor | UnfinishedGradient,
+        lr: float,
+        valid: Tensor,
     ) -> None:
         """Update rows of `tables` (the weight and the tables of `moment_layout`) by their gradient (S, D).
 
-        The gradient is overwritten. If the bool scalar `valid` is false, nothing changes. On a GPU it is never read
-        by the host, which would wait for the device.
+        The gradient is overwritten; with `one_pass` it may be unfinished. If the bool scalar `valid` is false, nothing
+        changes. On a GPU it is never read by the host, which would wait for the device.
         """
+        if self.one_pass:
+            self._update_in_one_pass(tables, rows, gradient, lr, valid)
+            return
+        assert isinstance(gradient, Tensor), "only the update in one pass finishes a gradient"
         if valid.device.type == "cpu" and not valid:
             return
         # Rows of a row file are not contiguous, as the fused kernel requires.
@@ -87,6 +124,33 @@ class RowOptimizer:
         step = self._adamw_step if self._settings.name == "adamw" else self._sgd_step
         step(tables, rows, weight, gradient, lr, valid)
         tables["weight"].store(rows, weight, self._noise)
+
+    def _update_in_one_pass(
+        self,
+        tables: dict[str, RowTable],
+        rows: Rows,
+        gradient: Tensor | UnfinishedGradient,
+        lr: float,
+        valid: Tensor,
+    ) -> None:
+        from facetrain.head.kernels.center_update import update_centers
+
+        copied = tables["weight"].data.device != self._device
+        # Rows that are on the device are updated in place, others in a copy.
+        values = {name: table.read(rows) if copied else table.data for name, table in tables.items()}
+        update_centers(
+            values,
+            slice(0, len(values["weight"])) if copied else rows,
+            gradient,
+            valid,
+            self._settings,
+            lr,
+            self._noise,
+            sub_centers=self._sub_centers,
+        )
+        if copied:
+            for name, table in tables.items():
+                table.store(rows, values[name])
 
     def _sgd_step(
         self,
@@ -155,14 +219,34 @@ class RowOptimizer:
             table.store(rows, values, self._noise)
 
 
+def one_pass_available(
+    settings: RowOptimizerSettings,
+    device: torch.device,
+    embedding_size: int,
+    sub_centers: int,
+    momentum_dtype: torch.dtype,
+) -> bool:
+    """Return whether the Triton kernel can update these centers: SGD on a GPU of compute capability 8.0 or higher."""
+    # A scale of int8 momentum that spans several centers would be computed by several programs.
+    shared_scale = momentum_dtype == torch.int8 and sub_centers > 1 and embedding_size % INT8_BLOCK != 0
+    if device.type != "cuda" or settings.name != "sgd" or shared_scale:
+        return False
+    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    from facetrain.head.kernels.center_update import LARGEST_SIZE, can_launch
+
+    return embedding_size <= LARGEST_SIZE and can_launch(device)
+
+
 class AccumulatedGradient:
     """Gradient of rows, summed over micro-batches whose samples may differ."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[Rows, Tensor]] = []
 
-    def add(self, rows: Rows, gradient: Tensor, finite: Tensor) -> None:
+    def add(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
         """Add a chunk's gradient (S, D), which may be changed later. `finite` is ignored: `step` checks all at once."""
+        assert isinstance(gradient, Tensor), "only finished gradients can be accumulated"
         for number, (others, total) in enumerate(self._chunks):
             if _equal(rows, others):
                 self._chunks[number] = (others, total.add_(gradient))

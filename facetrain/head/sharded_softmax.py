@@ -26,14 +26,18 @@ from torch import Tensor
 
 from facetrain.distributed import collectives
 from facetrain.head.class_centers import Rows, RowTable
-from facetrain.head.class_chunk import BackwardInputs, Chunk
+from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
 from facetrain.head.losses import Loss
 from facetrain.head.margins import Margin
+from facetrain.head.row_optimizer import UnfinishedGradient
 from facetrain.head.target import TargetClass, find_target
 from facetrain.profiling import profiler_range
 
-TakeGradient = Callable[[Rows, Tensor, Tensor], None]
-"""Called in the backward pass with a chunk's rows, their gradient (C, N·D), and whether the loss is finite."""
+TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
+"""Called in the backward pass with a chunk's rows, their gradient, and whether the loss is finite.
+
+The gradient is (C, N·D), or with `ClassSweep.one_pass` what the update in one pass makes it from.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,38 @@ class ClassSweep:
     """Samples with a smaller target cosine count as label noise and are left out of the loss."""
     loss_scale: Tensor | None = None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
+    one_pass: bool = False
+    """Whether `take_gradient` finishes the gradient itself."""
+    sub_centers: int = 1
 
     @property
     def size(self) -> int:
         """Number of classes of this rank that take part, S."""
         return len(self.weight.data) if self.index_S is None else len(self.index_S)
 
-    def chunks(self, unit_GD: Tensor, target: TargetClass) -> Iterator[tuple[Rows, Chunk]]:
-        """Yield each chunk with its rows of the table."""
-        for start in range(0, self.size, self.chunk_size):
+    def chunks(
+        self, unit_GD: Tensor, target: TargetClass, inverse_norms: list[Tensor]
+    ) -> Iterator[tuple[Rows, Chunk]]:
+        """Yield each chunk with its rows of the table.
+
+        `inverse_norms` has 1 / |w| of each chunk's centers, or is empty.
+        """
+        for number, start in enumerate(range(0, self.size, self.chunk_size)):
             stop = min(start + self.chunk_size, self.size)
             rows: Rows = slice(start, stop) if self.index_S is None else self.index_S[start:stop]
             dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
             yield (
                 rows,
-                self.chunk_type(unit_GD, self.weight.fetch(rows), target, self.margin, start, dominant_C),
+                self.chunk_type(
+                    unit_GD,
+                    self.weight.fetch(rows),
+                    target,
+                    self.margin,
+                    start,
+                    dominant_C,
+                    inverse_norms[number] if inverse_norms else None,
+                ),
             )
 
 
@@ -101,8 +121,10 @@ class _CrossEntropy(torch.autograd.Function):
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
         statistics_PG = sweep.loss.begin(logit_G)
-        for _, chunk in sweep.chunks(factor_GD, target):
+        inverse_norms: list[Tensor] = []
+        for _, chunk in sweep.chunks(factor_GD, target, []):
             statistics_PG = chunk.add_to(statistics_PG, sweep.loss)
+            inverse_norms.append(chunk.inverse_norm_R)
             del chunk  # or its memory would be held while the next chunk is made
         kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
         logit_G, statistics_WPG, kept_G = _exchange(statistics_PG, logit_G, kept_G)
@@ -117,7 +139,7 @@ class _CrossEntropy(torch.autograd.Function):
         if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):
             loss += penalty[0].mean()
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, torch.isfinite(loss))
-        ctx.sweep, ctx.target = sweep, target
+        ctx.sweep, ctx.target, ctx.inverse_norms = sweep, target, inverse_norms
         return loss
 
     @staticmethod
@@ -138,12 +160,14 @@ class _CrossEntropy(torch.autograd.Function):
         inputs = BackwardInputs(
             weighted_GD=(unit_GD * by_cos_G[:, None]).to(factor_GD.dtype),
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
+            target_order=order_targets(target, sweep.sub_centers) if sweep.one_pass else None,
         )
         grad_GD = torch.zeros_like(unit_GD)
-        for rows, chunk in sweep.chunks(factor_GD, target):
-            added_GD, grad_CX = chunk.gradients(chunk.slopes(sweep.loss, joined_G), inputs)
+        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norms):
+            gradients = chunk.unfinished_gradients if sweep.one_pass else chunk.gradients
+            added_GD, grad_CX = gradients(chunk.slopes(sweep.loss, joined_G), inputs)
             grad_GD += added_GD
-            del chunk, added_GD  # or their memory would be held while the next chunk is made
+            del chunk, gradients, added_GD  # or their memory would be held while the next chunk is made
             sweep.take_gradient(rows, grad_CX, finite)
             del grad_CX
         grad_GD.mul_(by_cos_G[:, None]).add_(target.center_GD * by_target_G[:, None])

@@ -47,13 +47,13 @@ class _BlockingCopies(TorchDispatchMode):
 
 
 @contextmanager
-def fake_cuda(patch: Any) -> Iterator[list[str]]:
+def fake_cuda(patch: Any, capability: tuple[int, int] = (7, 0)) -> Iterator[list[str]]:
     """Allow tensors on GPU inside the block; yield the list of copies that have blocked the host.
 
     `patch` is pytest's monkeypatch: it replaces the fused optimizer kernels, which reject tensors without content, and
-    sets a compute capability for which the Triton kernels are not used.
+    sets a compute capability, by default one for which the Triton kernels are not used.
     """
-    patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for name in ("_fused_sgd_", "_fused_adamw_"):
         patch.setattr(torch, name, _check_fused_arguments)
     with FakeTensorMode(allow_non_fake_inputs=True), _BlockingCopies() as copies:

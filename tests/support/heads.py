@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from facetrain.config.schema import HeadConfig, MarginConfig, OptimConfig
+from facetrain.head import sharded_softmax
 from facetrain.head.margin_head import HeadSettings, MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
 from facetrain.run.build_head import head_settings, optimizer_settings
+from tests.support.fake_cuda import GPU, Context
 
 
 def make_margin(type: str = "arcface", *, seed: int = 0, **given: Any) -> Margin:
@@ -35,3 +40,20 @@ def head_arguments(
 def make_head(**options: Any) -> MarginHead:
     """Build a head from the options of `head_arguments`."""
     return MarginHead(**head_arguments(**options))
+
+
+def head_step(head: MarginHead, number: int, patch: Any, *, batch: int = 16) -> tuple[Tensor, Tensor]:
+    """Run one forward and backward pass on a fake GPU, and the update; return loss and gradient of the embeddings."""
+    context = Context()
+    function = sharded_softmax._CrossEntropy
+    patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))
+    head.begin_step(number)
+    embedding, label = (
+        torch.empty(batch, head.embedding_size, device=GPU),
+        torch.empty(batch, device=GPU).long(),
+    )
+    loss = head(embedding, label)
+    gradient = function.backward(context, torch.empty((), device=GPU))[0]
+    if not head.update_in_backward:
+        head.step(torch.full((), 2.0, device=GPU), torch.full((), 0.0, device=GPU))
+    return loss, gradient

@@ -6,9 +6,18 @@ import math
 import torch
 import torch.nn.functional as F
 
+from facetrain.head.class_centers import RowTables, allocate_tables
 from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.head.kernels.center_update import update_centers
 from facetrain.head.kernels.margin_softmax import add_statistics, slopes
 from facetrain.head.margins import CombinedMargin
+from facetrain.head.row_optimizer import (
+    RowOptimizer,
+    RowOptimizerSettings,
+    UnfinishedGradient,
+    moment_layout,
+)
+from facetrain.head.stochastic_rounding import Noise
 from tests.support.dense_head import MARGINS
 from tests.support.heads import make_head
 
@@ -50,7 +59,7 @@ def kernel_errors(rows, classes, size, dtype, scale, threshold):
 
 
 def head_errors(margin, rate):
-    """Return the largest relative differences between training with the kernels and without, in float32."""
+    """Return the largest relative differences between training with all kernels and with none, in float32."""
     results = []
     for fused in (False, True):
         head = make_head(
@@ -58,6 +67,7 @@ def head_errors(margin, rate):
             chunk_size=70, weight_decay=0.01, device=DEVICE,
         )  # fmt: skip
         head.chunk_type = FusedChunk if fused else Chunk
+        head._optimizer.one_pass = fused
         head.lr = 0.1
         generator = torch.Generator().manual_seed(0)
         losses, gradients = [], []
@@ -74,6 +84,89 @@ def head_errors(margin, rate):
     return {
         name: ((a - b).abs().max() / a.abs().max()).item() for name, (a, b) in zip(names, pairs, strict=True)
     }
+
+
+UPDATES = {
+    "float32": {},
+    "float32, sampled": {"sampled": True},
+    "float32, complete gradient": {"finished": True},
+    "float32, no momentum": {"momentum": 0.0},
+    "float32, sub-centers": {"sub_centers": 3, "sampled": True, "size": 40},
+    "bfloat16": {"dtypes": (torch.bfloat16, torch.bfloat16), "product": torch.bfloat16, "size": 512},
+    "bfloat16, sampled": {"dtypes": (torch.bfloat16, torch.bfloat16), "sampled": True},
+    "float32 and bfloat16": {"dtypes": (torch.float32, torch.bfloat16), "product": torch.bfloat16},
+    "bfloat16 and int8": {"dtypes": (torch.bfloat16, torch.int8), "size": 384, "sampled": True},
+    "float32 and int8 in one block": {"dtypes": (torch.float32, torch.int8), "size": 24},
+}
+"""Name of a case -> the options of `update_errors` that differ from their defaults."""
+
+
+def update_errors(
+    *, dtypes=(torch.float32, torch.float32), product=torch.float32, size=24, sub_centers=1, momentum=0.9,
+    sampled=False, finished=False,
+):  # fmt: skip
+    """Update centers by the kernel, by PyTorch's operations and in float64, and return the differences."""
+    generator = torch.Generator().manual_seed(size)
+    total, samples, width = 41, 9, sub_centers * size
+    settings = RowOptimizerSettings(
+        name="sgd", momentum=momentum, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
+    )
+    layout = {"weight": (width, dtypes[0]), **moment_layout(settings, width, dtypes[1])}
+    tables = allocate_tables(layout, total, DEVICE)
+    for name, table in tables.by_name.items():
+        drawn = torch.randn(table.data.shape, generator=generator)
+        drawn = drawn.abs() * 0.01 if name == "momentum_scale" else drawn * (40 if table.scale else 0.3)
+        table.data.copy_(drawn.clamp(-127, 127))
+    rows = torch.tensor([0, 2, 3, 7, 11, 12, 30, 40]) if sampled else slice(5, 36)
+    index = rows if sampled else torch.arange(5, 36)
+    centers = len(index) * sub_centers
+    raw = torch.randn(centers, size, generator=generator).to(product)
+    target_grad = torch.randn(samples, size, generator=generator)
+    # Some samples share a center, some have theirs in another chunk or on another rank.
+    target = torch.tensor([3, 1, 3, -1, centers, 3, centers - 1, 1, 0])[:samples]
+    center, order = target.sort(stable=True)
+    first = torch.searchsorted(center, torch.arange(centers + 1), out_int32=True)
+
+    def as_centers(name):
+        return tables.by_name[name].fetch(index.to(DEVICE)).cpu().double().view(centers, size)
+
+    before = {name: table.data.clone() for name, table in tables.by_name.items()}
+    w, g = as_centers("weight"), raw.double()
+    inside = (target >= 0) & (target < centers)
+    g = g.index_add(0, target[inside], target_grad[inside].double())
+    g -= w * ((g * w).sum(1) / w.square().sum(1))[:, None]
+    complete = g.float().view(len(index), width)
+    g += 0.01 * w
+    if momentum:
+        g += momentum * as_centers("momentum")
+    expected = {"weight": w - 0.1 * g} | ({"momentum": g} if momentum else {})
+    gradient = UnfinishedGradient(*on_device(raw, target_grad, order, first))
+    given = complete.to(DEVICE) if finished else gradient
+    by_torch = RowTables({name: table.clone() for name, table in before.items()}, DEVICE)
+    on = rows.to(DEVICE) if sampled else rows
+    yes = torch.tensor(True, device=DEVICE)
+    plain = RowOptimizer(settings, DEVICE, seed=3)
+    plain._noise = Noise(5, DEVICE)
+    plain.update(by_torch.by_name, on, complete.to(DEVICE), 0.1, yes)
+    data = {name: table.data for name, table in tables.by_name.items()}
+    update_centers(data, on, given, ~yes, settings, 0.1, Noise(5, DEVICE), sub_centers=sub_centers)
+    is_skipped = all(torch.equal(table, before[name]) for name, table in data.items())
+    update_centers(data, on, given, yes, settings, 0.1, Noise(5, DEVICE), sub_centers=sub_centers)
+    others = torch.ones(total, dtype=torch.bool)
+    others[index] = False
+    found = {
+        "skipped": is_skipped,
+        "others": all(torch.equal(data[n][others], before[n][others]) for n in data),
+    }
+    for name, true in expected.items():
+        error = (as_centers(name) - true).abs() / true.abs().mean()
+        pair = data[name], by_torch.by_name[name].data
+        found[name] = {
+            "error": error.max().item(),
+            "bias": ((as_centers(name) - true).mean() / true.abs().mean()).abs().item(),
+            "different": (pair[0] != pair[1]).float().mean().item(),
+        }
+    return found
 
 
 def at_the_end(cosine, scale):
@@ -108,7 +201,8 @@ def main() -> None:
     ends = {
         f"{cosine} {scale}": at_the_end(cosine, scale) for cosine in (-1.0, 1.0) for scale in (64.0, 128.0)
     }
-    print(json.dumps({"kernels": kernels, "head": head, "ends": ends}))
+    updates = {name: update_errors(**options) for name, options in UPDATES.items()}
+    print(json.dumps({"kernels": kernels, "head": head, "ends": ends, "updates": updates}))
 
 
 if __name__ == "__main__":

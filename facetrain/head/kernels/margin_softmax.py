@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facetrain.head.kernels.launches import launch
+
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""
 _WARPS, _STAGES = 8, 3
@@ -64,7 +66,9 @@ def add_statistics(
     tiles = triton.cdiv(len(factor_CD), tile["BC"])
     splits = min(tiles, _splits(factor_GD.device, triton.cdiv(len(factor_GD), _ROWS)))
     splits_P2G = factor_GD.new_empty((splits, 2, len(factor_GD)), dtype=torch.float32)
-    _statistics[(triton.cdiv(len(factor_GD), _ROWS), splits)](
+    launch(
+        _statistics,
+        (triton.cdiv(len(factor_GD), _ROWS), splits),
         splits_P2G,
         *_inputs(factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold),
         triton.cdiv(tiles, splits),
@@ -90,7 +94,9 @@ def slopes(
     """Return exp(logit − log_total)/|w| of each pair, 0 for target and filtered classes; (G, C), factors' dtype."""
     slope_GC = factor_GD.new_empty((len(factor_GD), len(factor_CD)))
     tile = _tile(factor_GD, threshold)
-    _slopes[triton.cdiv(len(factor_GD), _ROWS), triton.cdiv(len(factor_CD), tile["BC"])](
+    launch(
+        _slopes,
+        (triton.cdiv(len(factor_GD), _ROWS), triton.cdiv(len(factor_CD), tile["BC"])),
         slope_GC,
         log_total_G,
         *_inputs(factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold),
@@ -114,8 +120,9 @@ def _inputs(
 
 def _tile(factor_GD: Tensor, threshold: float) -> dict[str, Any]:
     device = factor_GD.device
-    # On Hopper and later, four warps together multiply a tile of twice the width (wgmma).
-    wide = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    # On Hopper, four warps together multiply a tile of twice the width (wgmma). On Blackwell that width needs more
+    # registers than there are: Triton 3.7 keeps the sums in the tensor memory, but copies all of them out at once.
+    wide = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     # Tensor cores need products of at least 16 numbers.
     depth = min(_DEPTH, max(triton.next_power_of_2(factor_GD.shape[1]), 16))
     return {

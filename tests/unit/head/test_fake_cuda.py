@@ -6,11 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
-from facetrain.head import sharded_softmax as softmax
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.run.build_head import build_head
-from tests.support.fake_cuda import GPU, Context, fake_cuda
-from tests.support.heads import make_head, make_margin
+from tests.support.fake_cuda import GPU, fake_cuda
+from tests.support.heads import head_step, make_head, make_margin
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
 OPTIONS = {
@@ -26,20 +25,6 @@ OPTIONS = {
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
 
 
-def step(head, number, patch, columns=32):
-    """Run one forward and backward pass, and the update."""
-    context = Context()
-    patch.setattr(
-        softmax._CrossEntropy, "apply", lambda *arguments: softmax._CrossEntropy.forward(context, *arguments)
-    )
-    head.begin_step(number)
-    loss = head(torch.empty(16, columns, device=GPU), torch.empty(16, dtype=torch.int64, device=GPU))
-    gradient = softmax._CrossEntropy.backward(context, torch.empty((), device=GPU))[0]
-    if not head.update_in_backward:
-        head.step(torch.full((), 2.0, device=GPU), torch.full((), 0.0, device=GPU))
-    return loss, gradient
-
-
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # only compared, in RowTable.store
 @pytest.mark.parametrize(("name", "margin"), CASES)
 def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeypatch):
@@ -48,9 +33,9 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeyp
             embedding_size=32, num_classes=500, margin=make_margin(margin), weight_decay=1e-4, device=GPU,
             chunk_size=128, **OPTIONS[name],
         )  # fmt: skip
-        step(head, 0, monkeypatch)  # the first step moves running averages to the device
+        head_step(head, 0, monkeypatch)  # the first step moves running averages to the device
         blocking.clear()
-        loss, gradient = step(head, 1, monkeypatch)
+        loss, gradient = head_step(head, 1, monkeypatch)
     assert loss.device == gradient.device == GPU
     assert not blocking
 
@@ -82,6 +67,7 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     precision, capability, dtype, monkeypatch, tmp_path
 ):
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
+    launches = pytest.importorskip("facetrain.head.kernels.launches")
     products, found = Products(), []
 
     def statistics(statistics_2G, factor_GD, factor_CD, **_):
@@ -98,14 +84,14 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
         ("can_launch", lambda *_: True),
     ):
         monkeypatch.setattr(kernels, name, replacement)
+    monkeypatch.setattr("facetrain.head.kernels.center_update.can_launch", lambda *_: True)
     config = Config.model_validate({"data": {"train": "unused"}, "train": {"precision": precision}})
     world = World(0, 0, 1, 1, GPU)
-    with fake_cuda(monkeypatch) as blocking, products:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with fake_cuda(monkeypatch, capability) as blocking, products, launches.shapes_only():
         head = build_head(config, world, 500, tmp_path, update_in_backward=True, steps_per_epoch=10)
         head.loss_scale = torch.empty((), device=GPU)
         blocking.clear()
-        step(head, 0, monkeypatch, columns=512)
+        head_step(head, 0, monkeypatch)
     assert products.dtypes + found == [(dtype, dtype)] * 4
     assert head.chunk_type is (FusedChunk if dtype == torch.bfloat16 else Chunk)
     assert not head._gradient.take() and not blocking, "the gradient of all centers is never collected"

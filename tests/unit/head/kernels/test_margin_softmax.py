@@ -1,28 +1,8 @@
 """Kernels of the head under Triton's interpreter, which runs them on the CPU, in a separate process."""
 
-import json
-import subprocess
-import sys
-
-import numpy as np
 import pytest
 import torch
-
-from tests.support.command import ROOT, environment
-
-
-@pytest.fixture(scope="module")
-def found():
-    """Output of tests.support.interpret_kernels: name of a case -> largest errors."""
-    triton = pytest.importorskip("triton", reason="needs Triton")
-    if triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("the interpreter of Triton 3.6 does not run on NumPy 2.4")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpret_kernels"],
-        env=environment(TRITON_INTERPRET="1"), cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def test_statistics_and_slopes_equal_a_float64_reference(found):
@@ -41,16 +21,21 @@ def test_nothing_overflows_if_all_cosines_are_1_or_minus_1(found):
         assert log_total == pytest.approx(expected, rel=1e-6), name
 
 
-def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_and_h100():
-    pytest.importorskip("triton", reason="needs Triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.compile_kernels"],
-        env=environment(), cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for name, found in json.loads(done.stdout).items():
-        assert found["tensor_core_instructions"] > 0 and found["local_memory"] == 0, name
+def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_h100_and_b200(compiled):
+    assert len(compiled["softmax"]) == 6
+    for name, found in compiled["softmax"].items():
+        assert found["tensor_core_instructions"] > 0 and found["spilled_bytes"] == 0, name
         assert found["shared_bytes"] <= found["shared_bytes_of_the_device"], name
+
+
+@pytest.mark.parametrize(
+    ("capability", "columns"), [((8, 0), 128), ((9, 0), 256), ((10, 0), 128), ((12, 0), 128)]
+)
+def test_the_compiled_tiles_are_those_of_each_generation_of_gpus(capability, columns, monkeypatch):
+    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert kernels._tile(torch.empty(4, 512, device="cuda:0"), 0.0)["BC"] == columns
 
 
 def test_if_the_kernels_cannot_be_launched_a_warning_gives_the_reason():

@@ -1,0 +1,46 @@
+"""Counter of the launches of the head's Triton kernels, and of the bytes that they move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+
+class LaunchCounter:
+    """Launches of the kernels, and the bytes of the tensors that they read and write, each of them once."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.bytes = 0
+
+
+_counter: LaunchCounter | None = None
+
+
+@contextmanager
+def shapes_only() -> Iterator[LaunchCounter]:
+    """Allocate results without launching a kernel, and count what would be launched; for runs on fake tensors."""
+    global _counter
+    before, _counter = _counter, LaunchCounter()
+    try:
+        yield _counter
+    finally:
+        _counter = before
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, moved: int | None = None, **options: Any
+) -> None:
+    """Launch a kernel on a grid of programs, or count it.
+
+    `moved` is the number of bytes that the kernel reads and writes; None: those of all its tensors.
+    """
+    if _counter is None:
+        kernel[grid](*arguments, **options)
+        return
+    _counter.launches += 1
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    _counter.bytes += sum(tensor.nbytes for tensor in tensors) if moved is None else moved
