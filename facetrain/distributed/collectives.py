@@ -143,6 +143,24 @@ def _all_reduce_(x: Tensor, op: Any) -> Tensor:
     return x
 
 
+class PendingMax:
+    """Asynchronous element-wise maximum over the ranks of a tensor on the host."""
+
+    def __init__(self, x: Tensor) -> None:
+        """Start the reduction in place. Collective."""
+        self._x, self._work = x, None
+        if world_size() > 1:
+            _record("all_reduce", x)
+            self._work = dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True)
+
+    def wait(self) -> Tensor:
+        """Wait for the maximum and return it."""
+        if self._work is not None:
+            with profiler_range("collectives"):
+                self._work.wait()
+        return self._x
+
+
 def mean_all_(tensors: Iterable[Tensor]) -> None:
     """Average each floating-point tensor over the ranks in place, with one all-reduce per dtype."""
     if world_size() == 1:

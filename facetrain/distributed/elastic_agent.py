@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from facetrain.distributed.topology import Topology
+from facetrain.distributed.wait_for_nodes import reported_wait
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError
 from facetrain.files import error_reason
@@ -39,7 +40,8 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
     with agent_folder() as log_dir:
         signal.signal(signal.SIGINT, partial(_on_first_interrupt, log_dir))
         try:
-            elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
+            with reported_wait(where, run_id, log_dir):
+                elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
         except ChildFailedError as error:
             return _exit_code(error)
         except SignalException as error:

@@ -28,6 +28,18 @@ class Stopped(Exception):
     """Raised on all ranks together to leave a long operation, because a rank has received a signal."""
 
 
+class PendingAnswer:
+    """Answer of all ranks to `StopRequest.ask`, which arrives while this rank works."""
+
+    def __init__(self, both: collectives.PendingMax) -> None:
+        self._both = both
+
+    def wait(self) -> tuple[int, bool]:
+        """Return the signal that any rank has received (0: none), and whether `also` was set on any rank."""
+        signal, also = self._both.wait().tolist()
+        return signal, bool(also)
+
+
 class StopRequest:
     """Signal handlers that record a signal; the ranks then agree to stop at the same step.
 
@@ -52,10 +64,9 @@ class StopRequest:
         for number in list(self._before):
             signal.signal(number, self._before.pop(number))
 
-    def requested(self, also: bool = False) -> tuple[int, bool]:
-        """Return the signal that any rank has received (0: none), and whether `also` is set on any rank. Collective."""
-        both = collectives.max_(torch.tensor([self.signal, also], dtype=torch.int32))
-        return int(both[0]), bool(both[1])
+    def ask(self, also: bool = False) -> PendingAnswer:
+        """Start to ask all ranks for the signals that they have received until now, and for `also`. Collective."""
+        return PendingAnswer(collectives.PendingMax(torch.tensor([self.signal, also], dtype=torch.int32)))
 
     def raise_if_requested(self) -> None:
         """Leave a long operation if any rank has received a signal. Collective.
@@ -63,7 +74,7 @@ class StopRequest:
         Raises:
             Stopped: on all ranks.
         """
-        if self.requested()[0]:
+        if self.ask().wait()[0]:
             raise Stopped
 
     def _record(self, number: int, frame: FrameType | None) -> None:

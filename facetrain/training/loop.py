@@ -56,8 +56,11 @@ class Checkpointing(Protocol):
 class Stopping(Protocol):
     """Agreement of the ranks on ending the run early."""
 
-    def agree(self, state: TrainState, *, save: bool) -> Agreement:
-        """Return what the ranks decide together; `save` is this rank's wish for a checkpoint. Collective."""
+    def begin(self, *, save: bool) -> None:
+        """Send this rank's signal, and its wish for a checkpoint, to the others; do not wait. Collective."""
+
+    def agree(self, state: TrainState) -> Agreement:
+        """Return what the ranks decide together, by what each of them knew at the last `begin`. Collective."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,10 @@ def fit(
         return
 
     for micro_batches in batches:
+        # Signals and clocks differ between ranks, and all ranks must take the same branches below. The ranks exchange
+        # them during the step: with many ranks a reduction over gloo takes milliseconds.
+        stopping.begin(save=checkpoints.is_overdue())
+
         step(state, micro_batches)
         state.step += 1
         is_last = state.step == every.total_steps
@@ -123,9 +130,7 @@ def fit(
         # Here and not after the first verification, so that the first step does not wait for matplotlib.
         evaluation.draw(state)
 
-        # One reduction per step. Signals and clocks differ between ranks, and all ranks must take the
-        # same branch below.
-        agreed = stopping.agree(state, save=checkpoints.is_overdue())
+        agreed = stopping.agree(state)
         if is_last or due(state.step, every.save) or agreed.save or agreed.stop:
             log.report_spikes(state)  # a run that resumes from this checkpoint does not have them anymore
             checkpoints.save(state)
@@ -139,7 +144,7 @@ def _verify_first(state: TrainState, callbacks: Callbacks, *, resumed: bool) -> 
     """Verify the network before the first step; return whether the ranks agreed to stop. Collective."""
     callbacks.evaluation.verify(state)
     if state.unverified:  # a signal interrupted the verification
-        agreed = callbacks.stopping.agree(state, save=False)
+        agreed = callbacks.stopping.agree(state)
         callbacks.checkpointing.save(state)
         return agreed.stop
     if resumed:

@@ -1,6 +1,12 @@
+import signal
+import time
+from types import SimpleNamespace
+
 import torch
 
 from facetrain.distributed import collectives
+from facetrain.distributed.stop_request import StopRequest
+from facetrain.run.callbacks.checkpointing import Stopping
 from tests.support.ranks import run_ranks
 
 
@@ -34,3 +40,27 @@ def test_collectives_return_the_values_of_all_ranks():
         assert result["broadcast"] == {"from": 1}
         assert result["max"].tolist() == [2, 0]
     assert len(results) == 3
+
+
+def stop_in_step_3():
+    """Take steps until the ranks agree to stop; return the number of steps and the seconds spent in `begin`."""
+    rank, waited_s = collectives.rank(), 0.0
+    with StopRequest() as request:
+        stopping = Stopping(request, lambda line: None)
+        for step in range(1, 9):
+            if rank == 1 and step == 2:
+                time.sleep(1.0)
+            since = time.monotonic()
+            stopping.begin(save=False)
+            waited_s += time.monotonic() - since
+            if rank == 1 and step == 3:
+                signal.raise_signal(signal.SIGTERM)  # received by one rank, after the exchange of this step
+            if stopping.agree(SimpleNamespace(step=step, unverified=False)).stop:
+                return [step, waited_s]
+    return None
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_rank_waits_for_the_exchange():
+    (first, waited_s), (second, _) = run_ranks(2, stop_in_step_3)
+    assert first == second == 4
+    assert waited_s < 0.5, "rank 0 must not wait for rank 1, which is a second late, before its step"

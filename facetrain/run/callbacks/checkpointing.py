@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
-from facetrain.distributed.stop_request import StopRequest, grace_s
+from facetrain.distributed.stop_request import PendingAnswer, StopRequest, grace_s
 from facetrain.errors import CheckpointError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
@@ -101,13 +101,23 @@ class Stopping:
         self._request, self._print = request, print_message
         self.signal = 0
         """Signal that the ranks have agreed to stop for; 0 as long as there is none."""
+        self._pending: PendingAnswer | None = None
 
-    def agree(self, state: TrainState, *, save: bool) -> Agreement:
-        """Return what the ranks decide together; `save` is this rank's wish for a checkpoint. Collective.
+    def begin(self, *, save: bool) -> None:
+        """Send this rank's signal, and its wish for a checkpoint, to the others; do not wait. Collective.
 
-        Both decisions share one reduction, because this is called after every step.
+        Both share one reduction, because this is called before every step. A signal that arrives during the step is
+        sent before the next one.
         """
-        self.signal, save = self._request.requested(save)
+        self._pending = self._request.ask(save)
+
+    def agree(self, state: TrainState) -> Agreement:
+        """Return what the ranks decide together, by what each of them knew at the last `begin`. Collective."""
+        pending, self._pending = self._pending, None
+        if pending is None or state.unverified:
+            # A signal has interrupted the verification after `begin`: the run stops after this step.
+            pending = self._request.ask()
+        self.signal, save = pending.wait()
         if self.signal:
             self._print(
                 f"{signal.Signals(self.signal).name} received: saving step {state.step} and stopping, within "

@@ -240,13 +240,26 @@ def test_a_signal_is_agreed_on_and_shown_with_the_step(state):
     lines = []
     with StopRequest() as request:
         stopping = Stopping(request, lines.append)
-        assert stopping.agree(state, save=True) == Agreement(stop=False, save=True)
-        assert stopping.signal == 0 and not lines
+        stopping.begin(save=True)
         signal.raise_signal(signal.SIGTERM)
+        assert stopping.agree(state) == Agreement(stop=False, save=True), (
+            "what was known before the step counts"
+        )
+        assert stopping.signal == 0 and not lines
+        stopping.begin(save=False)
         state.step, state.unverified = 7, True
-        assert stopping.agree(state, save=False) == Agreement(stop=True, save=False)
+        assert stopping.agree(state) == Agreement(stop=True, save=False)
     assert stopping.signal == signal.SIGTERM
     assert "SIGTERM received: saving step 7" in lines[0] and "`facetrain resume` will verify it" in lines[0]
+
+
+def test_a_signal_that_interrupts_the_verification_after_a_step_stops_the_run_there(state):
+    with StopRequest() as request:
+        stopping = Stopping(request, [].append)
+        stopping.begin(save=False)
+        signal.raise_signal(signal.SIGTERM)
+        state.unverified = True
+        assert stopping.agree(state).stop
 
 
 def logging_of(step, loader, board, spikes, lines, max_skipped=None):
@@ -300,7 +313,7 @@ class Recording:
 
     def __init__(self, state, stop_at=None, interrupted=False, overdue_at=None):
         self.calls, self._state, self._stop_at = [], state, stop_at
-        self._interrupted, self._overdue_at = interrupted, overdue_at
+        self._interrupted, self._overdue_at, self._save = interrupted, overdue_at, False
 
     def report(self, state, batches):
         self.calls.append(f"report {state.step}")
@@ -324,7 +337,11 @@ class Recording:
     def poll(self, state):
         self.calls.append(f"poll {state.step}")
 
-    def agree(self, state, *, save):
+    def begin(self, *, save):
+        self._save = save
+
+    def agree(self, state):
+        save, self._save = self._save, False
         return Agreement(stop=state.step == self._stop_at or self._interrupted, save=save)
 
 
@@ -349,8 +366,8 @@ def test_the_loop_saves_and_ends_after_the_step_of_a_signal(state, loader, step)
     assert calls_of(state, loader, step, stop_at=1) == ["verify 0", "spikes 1", "save 1"]
 
 
-def test_the_loop_saves_when_the_clock_of_a_rank_asks_for_it(state, loader, step):
-    assert calls_of(state, loader, step, overdue_at=3)[4:8] == ["save 2", "verify 3", "spikes 3", "save 3"]
+def test_the_loop_saves_after_the_step_before_which_the_clock_of_a_rank_asks_for_it(state, loader, step):
+    assert calls_of(state, loader, step, overdue_at=2)[4:8] == ["save 2", "verify 3", "spikes 3", "save 3"]
 
 
 def test_a_resumed_run_verifies_first_only_if_a_signal_interrupted_the_verification(state, loader, step):
