@@ -24,12 +24,14 @@ from facetrain.data.loader import Batch, Loader, LoaderSettings
 from facetrain.data.sampler import build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
 from facetrain.run.build import build_augment, build_state, count_workers, describe_model
 from facetrain.run.build_execution import build_execution
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
+from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.profile import RECORDED_STEPS, Profile, profiled
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -125,8 +127,11 @@ def measure_training(
         baseline: also measure the step of arcface_torch, with the same backbone, batch and precision.
     """
     config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
+    if config.train.deterministic:
+        fix_cublas_workspace()
     with (
         join(config.train.device, timeout_s=config.train.timeout_s) as world,
+        deterministic_algorithms(config.train.deterministic),
         tempfile.TemporaryDirectory() as scratch,
         open_or_generate(folder, image_size=config.data.image_size) as source,
     ):

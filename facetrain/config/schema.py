@@ -322,6 +322,9 @@ class TrainConfig(Section):
     cuda_graphs: Switch = "auto"
     """Record the kernels of the backbone's forward and backward pass once, and replay them with one launch each. auto:
     on a GPU with at most 128 images per rank, if the first hundred steps show that it is faster."""
+    deterministic: bool = False
+    """Use only algorithms whose results are equal bit for bit in every run, also on a GPU. Slower, because fewer
+    algorithms are left; `compile` and `cuda_graphs` are off if they are auto."""
     channels_last: bool = True
     """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"
@@ -343,6 +346,15 @@ class TrainConfig(Section):
         if self.batch_size and self.global_batch_size:
             raise ValueError(
                 "give either batch_size (per rank) or global_batch_size (of all ranks), not both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_deterministic(self) -> Self:
+        if self.deterministic and self.compile == "on":
+            raise ValueError(
+                "deterministic: true cannot be combined with compile: on, because the compiler may choose other code "
+                "for the same network in each process"
             )
         return self
 
@@ -416,6 +428,15 @@ class Config(Section):
         if self.head.init_from != "reinit" and self.model.init_from is None:
             raise ValueError(
                 f"head.init_from: {self.head.init_from} needs model.init_from, the model that has the centers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_deterministic_decoder(self) -> Self:
+        if self.train.deterministic and self.data.decode != "cpu":
+            raise ValueError(
+                f"train.deterministic: true cannot be combined with data.decode: {self.data.decode}, because nvJPEG "
+                "does not promise the same pixels in every run"
             )
         return self
 

@@ -28,6 +28,7 @@ def build_execution(config: Config, world: World, network: InPrecision, schedule
         device=world.device,
         batch_size=schedule.local_batch_size,
         accumulate=config.optim.accumulate,
+        deterministic=config.train.deterministic,
         checkpoint_activations=config.model.checkpoint_activations,
         synchronized=is_batch_norm_synced(config) and collectives.world_size() > 1,
     )

@@ -30,6 +30,7 @@ from facetrain.data.sampler import epoch_size
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.distributed.agreement import explain_failures, fail_together, only_leader_reports
 from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
@@ -66,6 +67,7 @@ from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.recorder import Recorder
+from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.execution import Execution
 from facetrain.training.loop import Callbacks, Intervals, fit
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
@@ -104,8 +106,11 @@ def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: b
 def _joined_world(config: Config) -> Iterator[World]:
     """Join the process group for the duration of the context."""
     timeout_s = config.train.timeout_s
+    deterministic = config.train.deterministic
+    if deterministic:
+        fix_cublas_workspace()
     joining = join(config.train.device, timeout_s=timeout_s, keep_freed=config.train.keep_freed_memory)
-    with joining as world, explain_failures(world, timeout_s):
+    with joining as world, explain_failures(world, timeout_s), deterministic_algorithms(deterministic):
         yield world
 
 

@@ -42,6 +42,7 @@ class ExecutionSettings:
     """Images per rank and micro-batch."""
     accumulate: int = 1
     """Micro-batches per step."""
+    deterministic: bool = False
     checkpoint_activations: bool = False
     synchronized: bool = False
     """Whether batch norm exchanges statistics between ranks."""
@@ -62,6 +63,11 @@ def possible_modes(settings: ExecutionSettings) -> tuple[Mode, ...]:
         return ("compiled",)
     modes: list[Mode] = ["eager"]
     if settings.device.type != "cuda":
+        return tuple(modes)
+    if settings.deterministic:
+        logger.info(
+            "train.compile, train.cuda_graphs: auto is off: train.deterministic excludes a choice by time"
+        )
         return tuple(modes)
     if settings.compile == "auto":
         if settings.fused == "on":

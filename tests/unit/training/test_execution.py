@@ -30,6 +30,8 @@ SETTINGS = ExecutionSettings(compile="auto", cuda_graphs="auto", fused="auto", d
         ({"fused": "on"}, ("eager", "graphs")),
         ({"checkpoint_activations": True}, ("eager", "compiled")),
         ({"synchronized": True}, ("eager", "compiled")),
+        ({"deterministic": True}, ("eager",)),
+        ({"deterministic": True, "cuda_graphs": "on"}, ("graphs",)),
     ],
 )
 def test_the_config_and_the_machine_decide_which_modes_are_tried(changes, modes):
