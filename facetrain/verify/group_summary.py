@@ -5,10 +5,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 RATES = ("accuracy", "fmr", "fnmr")
+"""Rates of a group that the summary is made of."""
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """Spread of the error rates over the groups of one column, see `summarize_groups`."""
+
+    column: str
+    metrics: dict[str, float | None]
+    """`accuracy_mean`, `accuracy_std` and ratios of the highest rate; None if the lowest rate is 0."""
+    interval: dict[str, tuple[float, float]]
+    """95 % interval of each metric."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the metrics at the top level and the intervals under `intervals`."""
+        return {"column": self.column, **self.metrics, "intervals": self.interval}
 
 
 def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

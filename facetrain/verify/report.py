@@ -19,10 +19,11 @@ from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import result_figures
 from facetrain.verify.formatting import format_counts, format_interval, format_number, headline_first
+from facetrain.verify.group_summary import GroupSummary
 from facetrain.verify.html import details_table, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
-from facetrain.verify.result import Group, GroupSummary, HardPair, Result
+from facetrain.verify.result import Group, HardPair, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

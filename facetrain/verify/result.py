@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
+from facetrain.verify.group_summary import GroupSummary
 from facetrain.verify.roc import Roc
 from facetrain.verify.score_scale import COSINE, ScoreScale
 
@@ -68,21 +69,6 @@ class Group:
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level and the intervals under `intervals`."""
         return {"column": self.column, "value": self.value, **self.metrics, "intervals": self.interval}
-
-
-@dataclass(frozen=True)
-class GroupSummary:
-    """Spread of the error rates over the groups of one column, see `group_summary.summarize_groups`."""
-
-    column: str
-    metrics: dict[str, float | None]
-    """`accuracy_mean`, `accuracy_std` and ratios of the highest rate; None if the lowest rate is 0."""
-    interval: dict[str, Interval]
-    """95 % interval of each metric."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the metrics at the top level and the intervals under `intervals`."""
-        return {"column": self.column, **self.metrics, "intervals": self.interval}
 
 
 @dataclass

@@ -19,9 +19,9 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 from facetrain.verify import bootstrap
-from facetrain.verify.group_summary import RATES, summarize_groups
+from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
-from facetrain.verify.result import Group, GroupSummary
+from facetrain.verify.result import Group
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
 from facetrain.verify.subjects import dense_ids
 
