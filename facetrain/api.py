@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -267,11 +267,21 @@ def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None,
     built = _build_config(config, overrides)
     folder = Path(run_dir) if run_dir is not None else Path(built.run.dir) / built.run.name
     _require_main_thread()
-    return _finished(folder, training.train(built, None if run_dir is None else folder))
+    set_keys = _keys_of(overrides)
+    return _finished(folder, training.train(built, None if run_dir is None else folder, set_keys=set_keys))
 
 
-def resume(run_dir: PathLike, checkpoint: int | None = None, **overrides: Any) -> Run:
+def resume(
+    run_dir: PathLike,
+    checkpoint: int | Literal["newest-sound"] | None = None,
+    *,
+    adopt: bool = False,
+    **overrides: Any,
+) -> Run:
     """Continue a run from a checkpoint, by default the newest, and return the run.
+
+    `checkpoint` is a step, or "newest-sound": the newest one whose files all have their checksums. `adopt` accepts
+    a checkpoint of another run, or one whose folder was renamed.
 
     Examples:
         >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
@@ -287,7 +297,8 @@ def resume(run_dir: PathLike, checkpoint: int | None = None, **overrides: Any) -
         raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
     built = _build_config(folder / "config.yaml", overrides)
     _require_main_thread()
-    return _finished(folder, training.resume(built, folder, checkpoint))
+    set_keys = _keys_of(overrides)
+    return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys, adopt=adopt))
 
 
 def evaluate(
@@ -343,6 +354,15 @@ def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, 
         path = find_config(Path(config))
         values, where = read_merged(path), str(path)
     return build_config(override_values(_plain(values), _plain(overrides)), where)
+
+
+def _keys_of(overrides: Mapping[str, Any]) -> frozenset[str]:
+    """Return the dotted config keys that overrides set."""
+    return frozenset(
+        f"{key}.{name}" if name else key
+        for key, value in overrides.items()
+        for name in (value if isinstance(value, Mapping) and value else ("",))
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,9 @@
     │   └── ModelError                2   weights, name of a backbone, model file
     └── RunError                      1   failure with valid input
         ├── CheckpointError           1   failed save, or incomplete checkpoint
-        │   └── NoCheckpointError     2   no checkpoint at the given path
+        │   ├── NoCheckpointError     2   no checkpoint at the given path
+        │   ├── DamagedCheckpointError 1  a file of a checkpoint is missing or changed
+        │   └── ForeignCheckpointError 1  checkpoint of another run or of another step
         ├── DivergedError             1   loss or gradients not finite for several steps
         ├── SkippedError              1   more unreadable images than the config allows
         ├── RankError                 1   another rank does not answer
@@ -70,6 +72,14 @@ class NoCheckpointError(CheckpointError):
     """Missing checkpoint: there is none at the given path."""
 
     exit_code = 2
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Damaged checkpoint: a file is missing, changed, or not a regular file."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """Checkpoint below a run folder that another run wrote, or that has the name of another step."""
 
 
 class DivergedError(RunError):

@@ -18,12 +18,15 @@ import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
-from facetrain.checkpoint.manifest import MANIFEST, read_manifest
+from facetrain.checkpoint.manifest import read_manifest
 from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder, write_atomically
 
+CHECKPOINTS = "checkpoints"
+"""Name of the folder of checkpoints in a run folder."""
 LATEST = "latest"
 STEP_NAME = re.compile(r"step_(\d{8,18})")
 _REPLACED = ".replaced"
@@ -49,11 +52,15 @@ def make_scratch_folder(folder: Path, step: int) -> Path:
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Return the steps that have a complete checkpoint, in ascending order."""
+    """Return the steps that have a checkpoint, in ascending order.
+
+    The name alone counts, because a folder gets it when it is complete: one whose manifest is missing now is
+    damaged, and not absent. So no command silently uses an older one.
+    """
     if not folder.is_dir():
         return []
     matches = [STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
-    return sorted(int(match[1]) for match in matches if match and (folder / match[0] / MANIFEST).exists())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -71,7 +78,7 @@ def remove_unfinished(folder: Path) -> None:
             # The process ended between the two renames of `publish`.
             os.rename(entry, target)
         else:
-            shutil.rmtree(entry, ignore_errors=True)
+            _remove(entry)
 
 
 def publish(scratch: Path, target: Path) -> None:
@@ -84,7 +91,7 @@ def publish(scratch: Path, target: Path) -> None:
     """
     # The names in the folder must be on the disk before the folder counts as complete.
     sync_folder(scratch)
-    replaced, exists = _hidden(target, _REPLACED), target.exists()
+    replaced, exists = _hidden(target, _REPLACED), os.path.lexists(target)
     if exists:
         # A run that resumed from an earlier step saves this step again. Removing the old checkpoint
         # first would leave none if the process ended here.
@@ -101,7 +108,7 @@ def publish(scratch: Path, target: Path) -> None:
 
 def remove_replaced(target: Path) -> None:
     """Remove the previous checkpoint that `publish` replaced."""
-    shutil.rmtree(_hidden(target, _REPLACED), ignore_errors=True)
+    _remove(_hidden(target, _REPLACED))
 
 
 def point_latest(folder: Path) -> None:
@@ -113,6 +120,19 @@ def point_latest(folder: Path) -> None:
     steps = complete_steps(folder)
     if steps:
         _write_latest(step_folder(folder, steps[-1]))
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a checkpoint to `left_step_…`, so that it is kept but no longer counts; return its new path.
+
+    Raises:
+        OSError: the checkpoint cannot be renamed.
+    """
+    target, number = path.with_name(f"left_{path.name}"), 2
+    while os.path.lexists(target):
+        target = path.with_name(f"left_{path.name}_{number}")
+        number += 1
+    return path.rename(target)
 
 
 def remove_surplus(folder: Path, *, keep: int, best_metric: str | None) -> None:
@@ -145,9 +165,18 @@ def _best_step(folder: Path, steps: list[int], metric: str) -> int | None:
 def _remove_checkpoint(target: Path) -> None:
     # The rename comes first, so that no reader finds a checkpoint with some of its files missing.
     removed = _hidden(target, _REMOVED)
-    shutil.rmtree(removed, ignore_errors=True)
+    _remove(removed)
     os.rename(target, removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    _remove(removed)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or whatever has taken its name, as far as the operating system permits it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _write_latest(target: Path) -> None:

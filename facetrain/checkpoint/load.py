@@ -8,15 +8,19 @@ the checksum there before a tensor is read from it.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from facetrain.checkpoint.commit import LATEST, STEP_NAME, complete_steps, step_folder
+from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, STEP_NAME, complete_steps, step_folder
+from facetrain.checkpoint.identity import check_identity
 from facetrain.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
@@ -27,10 +31,15 @@ from facetrain.checkpoint.manifest import (
 )
 from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
-from facetrain.errors import CheckpointError, NoCheckpointError
+from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
+from facetrain.files import os_errors_as
+from facetrain.telemetry.log import warn
 
 _HASHING_THREADS = 4
-_ADVICE = "the checkpoint is damaged; resume from an older one: facetrain resume RUN_DIR --checkpoint STEP"
+NEWEST_SOUND: Literal["newest-sound"] = "newest-sound"
+"""Choice of the newest checkpoint whose files all have their checksums."""
+CheckpointChoice = int | Literal["newest-sound"] | None
+"""Step of a checkpoint, the newest sound one, or None for the newest."""
 
 
 class Checkpoint:
@@ -53,30 +62,55 @@ class Checkpoint:
         self._verified: set[str] = set()
 
     @classmethod
-    def open(cls, path: Path, step: int | None = None) -> Checkpoint:
+    def open(cls, path: Path, step: CheckpointChoice = None, *, adopt: bool = False) -> Checkpoint:
         """Open the checkpoint in a run folder, a checkpoints folder, its `latest` file, or a checkpoint folder.
 
-        From a folder with several checkpoints, open the one of `step`, by default the newest. The newest
-        is found by its folder's name and not by `latest`, which a crash can leave one checkpoint behind.
+        From a folder with several checkpoints, open the one of a step, the newest sound one, or by default the
+        newest. The newest is found by its folder's name and not by `latest`, which a crash can leave one checkpoint
+        behind. A checkpoint that is found in a folder must have been written by its run, at the step in its name,
+        unless `adopt` is set. One that is given by its path may be of any run.
 
         Raises:
-            NoCheckpointError: there is no checkpoint, or none of this step.
-            CheckpointError: the manifest is damaged, or `latest` names no checkpoint.
+            NoCheckpointError: there is no checkpoint, none of this step, or no sound one.
+            DamagedCheckpointError: the manifest is damaged. The message names the newest sound checkpoint.
+            ForeignCheckpointError: the checkpoint is one of another run or of another step.
+            CheckpointError: `latest` names no checkpoint.
         """
         path = Path(path)
         if path.name == LATEST and is_regular_file(path):
-            return cls(path.parent / _read_latest(path))
-        if (path / MANIFEST).exists():
-            return cls(path)
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+            return cls._open_member(path.parent / _read_latest(path), adopt)
+        if (path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir()):
+            with _next_step_named(path):
+                return cls(path)
+        folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
         steps = complete_steps(folder)
         if not steps:
             raise NoCheckpointError(f"{path}: contains no checkpoint")
+        if step == NEWEST_SOUND:
+            return cls._open_newest_sound(folder, adopt)
         if step is not None and step not in steps:
             raise NoCheckpointError(
                 f"{path}: no checkpoint of step {step}; choose one of {', '.join(map(str, steps))}"
             )
-        return cls(step_folder(folder, step if step is not None else steps[-1]))
+        return cls._open_member(step_folder(folder, step if step is not None else steps[-1]), adopt)
+
+    @classmethod
+    def _open_member(cls, folder: Path, adopt: bool) -> Checkpoint:
+        """Open a checkpoint of a run."""
+        with _next_step_named(folder):
+            checkpoint = cls(folder)
+        if not adopt:
+            check_identity(folder, checkpoint.manifest)
+        return checkpoint
+
+    @classmethod
+    def _open_newest_sound(cls, folder: Path, adopt: bool) -> Checkpoint:
+        """Open the newest checkpoint of a run whose files are sound, with a warning for each newer one."""
+        for found in _verified(folder, adopt=adopt):
+            if isinstance(found, Checkpoint):
+                return found
+            warn(f"{found}; looking for an older checkpoint")
+        raise NoCheckpointError(f"{folder}: no checkpoint is sound; start a new run")
 
     @property
     def step(self) -> int:
@@ -131,7 +165,7 @@ class Checkpoint:
         """Compare every file with its size and checksum.
 
         Raises:
-            CheckpointError: a file is missing, truncated, changed, or a link.
+            DamagedCheckpointError: a file is missing, truncated, changed, or a link.
         """
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
             list(threads.map(self._verify_file, self.manifest.files))
@@ -149,7 +183,8 @@ class Checkpoint:
         entry = next((entry for entry in self.manifest.files if entry.name == name), None)
         if entry is None:
             raise CheckpointError(f"{self.folder}: {MANIFEST} does not list {name}")
-        self._verify_file(entry)
+        with _next_step_named(self.folder):
+            self._verify_file(entry)
         try:
             return safe_open(str(self.folder / name), framework="pt")
         except (SafetensorError, OSError) as error:
@@ -160,16 +195,24 @@ class Checkpoint:
             return
         path = self.folder / entry.name
         if not is_regular_file(path):
-            raise CheckpointError(f"{path}: missing or not a regular file; {_ADVICE}")
-        size = path.stat().st_size
-        if size != entry.size:
-            raise CheckpointError(f"{path}: has {size:,} bytes, expected {entry.size:,}; {_ADVICE}")
-        if sha256_of(path) != entry.sha256:
-            raise CheckpointError(f"{path}: checksum differs from the one in {MANIFEST}; {_ADVICE}")
+            raise DamagedCheckpointError(f"{path}: missing or not a regular file; the checkpoint is damaged")
+        with os_errors_as(DamagedCheckpointError, path):
+            size = path.stat().st_size
+            digest = sha256_of(path) if size == entry.size else None
+        if digest is None:
+            raise DamagedCheckpointError(
+                f"{path}: has {size:,} bytes, expected {entry.size:,}; the checkpoint is damaged"
+            )
+        if digest != entry.sha256:
+            raise DamagedCheckpointError(
+                f"{path}: checksum differs from the one in {MANIFEST}; the checkpoint is damaged"
+            )
         self._verified.add(entry.name)
 
 
-def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Checkpoint:
+def open_on_all_ranks(
+    world: World, path: Path, step: CheckpointChoice = None, *, adopt: bool = False
+) -> Checkpoint:
     """Open the checkpoint that the leader finds, on every rank. Collective.
 
     The leader decides, because the ranks may see different checkpoints: machines do not see changes of
@@ -180,7 +223,7 @@ def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Chec
     """
 
     def open_on_leader() -> list[str]:
-        checkpoint = Checkpoint.open(path, step)
+        checkpoint = Checkpoint.open(path, step, adopt=adopt)
         return [str(checkpoint.folder), checkpoint.manifest.dump()]
 
     folder, manifest = decide_on_leader(world, open_on_leader)
@@ -192,6 +235,49 @@ def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Chec
                 "use a folder that all machines of the run share"
             )
     return checkpoint
+
+
+def _verified(
+    folder: Path, *, adopt: bool = False, without: str = ""
+) -> Iterator[Checkpoint | CheckpointError]:
+    """Yield the checkpoints of a folder from the newest on, each verified, or the error of one that is not sound."""
+    for step in reversed(complete_steps(folder)):
+        path = step_folder(folder, step)
+        if path.name == without:
+            continue
+        try:
+            checkpoint = Checkpoint(path)
+            if not adopt:
+                check_identity(path, checkpoint.manifest)
+            checkpoint.verify()
+        except CheckpointError as error:
+            yield error
+        else:
+            yield checkpoint
+
+
+@contextmanager
+def _next_step_named(folder: Path) -> Iterator[None]:
+    """Add the newest sound checkpoint, and the command that continues from it, to the error of a damaged one.
+
+    The search reads whole checkpoints, so it takes seconds: only a command that fails anyway does it.
+    """
+    try:
+        yield
+    except DamagedCheckpointError as error:
+        if not STEP_NAME.fullmatch(folder.name):
+            raise DamagedCheckpointError(f"{error}; copy it again from its run") from error
+        run_folder = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder.parent
+        found = _verified(folder.parent, without=folder.name)
+        sound = next((each for each in found if isinstance(each, Checkpoint)), None)
+        advice = "no other checkpoint of the run is sound: start a new run"
+        if sound is not None:
+            command = f"facetrain resume {shlex.quote(str(run_folder))} --checkpoint {sound.step}"
+            advice = (
+                f"the newest sound checkpoint is that of step {sound.step}: continue from it with `{command}`, or "
+                f"evaluate {sound.folder}"
+            )
+        raise DamagedCheckpointError(f"{error}; {advice}") from error
 
 
 def _read_latest(latest: Path) -> str:

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, DamagedCheckpointError
+from facetrain.files import error_reason
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -79,13 +81,13 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint folder.
 
     Raises:
-        CheckpointError: the manifest is missing, damaged, of another format version, or names files
-            outside its folder.
+        DamagedCheckpointError: the manifest is missing, damaged, or names files outside its folder.
+        CheckpointError: the manifest is of another format version.
     """
     path = folder / MANIFEST
     value = _read_json(path)
     if not isinstance(value, dict) or "format" not in value:
-        raise CheckpointError(f"{path}: not the manifest of a checkpoint")
+        raise DamagedCheckpointError(f"{path}: not the manifest of a checkpoint")
     if value.pop("format") != FORMAT:
         raise CheckpointError(
             f"{path}: written by another version of facetrain, in a format that this version cannot read; "
@@ -93,14 +95,16 @@ def read_manifest(folder: Path) -> Manifest:
         )
     expected = value.pop("sha256", None)
     if value.keys() != _TYPES.keys() or any(type(value[key]) is not kind for key, kind in _TYPES.items()):
-        raise CheckpointError(f"{path}: not the manifest of a checkpoint: wrong fields")
+        raise DamagedCheckpointError(f"{path}: not the manifest of a checkpoint: wrong fields")
     if checksum(value) != expected:
-        raise CheckpointError(f"{path}: wrong checksum of the manifest itself; the checkpoint is damaged")
+        raise DamagedCheckpointError(
+            f"{path}: wrong checksum of the manifest itself; the checkpoint is damaged"
+        )
     files = tuple(_checked_entry(entry, value["num_classes"], path) for entry in value.pop("files"))
     if len({file.name for file in files}) < len(files):
-        raise CheckpointError(f"{path}: lists a file twice")
+        raise DamagedCheckpointError(f"{path}: lists a file twice")
     if not all(isinstance(number, int | float) for number in value["metrics"].values()):
-        raise CheckpointError(f"{path}: has metrics that are not numbers")
+        raise DamagedCheckpointError(f"{path}: has metrics that are not numbers")
     return Manifest(files=files, **value)
 
 
@@ -125,26 +129,30 @@ def is_regular_file(path: Path) -> bool:
 
 def _read_json(path: Path) -> Any:
     if not is_regular_file(path):
-        raise CheckpointError(
-            f"{path.parent}: not a checkpoint ({MANIFEST} is missing or not a regular file)"
-        )
+        state = "not a regular file" if os.path.lexists(path) else "missing"
+        raise DamagedCheckpointError(f"{path.parent}: {MANIFEST} is {state}; the checkpoint is damaged")
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{path}: {path.stat().st_size:,} bytes, more than the {_MAX_BYTES:,} that a manifest may have"
             )
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path}: cannot be read: {error_reason(error)}") from error
+    except (ValueError, RecursionError) as error:
+        # Without the parser's message: it speaks of a file that a person has written.
+        raise DamagedCheckpointError(f"{path}: cannot be read as JSON; the checkpoint is damaged") from error
 
 
 def _checked_entry(value: Any, num_classes: int, path: Path) -> FileEntry:
     try:
         entry = FileEntry(**value)
     except TypeError as error:
-        raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
+        raise DamagedCheckpointError(
+            f"{path}: not the manifest of a checkpoint: an entry of `files` has wrong fields"
+        ) from error
     if not (isinstance(entry.name, str) and _FILE_NAME.fullmatch(entry.name)):
-        raise CheckpointError(f"{path}: invalid file name {entry.name!r}")
+        raise DamagedCheckpointError(f"{path}: invalid file name {entry.name!r}")
     # Only row files have start and stop; one without the other is invalid.
     start, stop = (0, 0) if entry.start is None and entry.stop is None else (entry.start, entry.stop)
     if not (
@@ -153,5 +161,5 @@ def _checked_entry(value: Any, num_classes: int, path: Path) -> FileEntry:
         and 0 <= entry.size < _MAX_NUMBER
         and 0 <= (start or 0) <= (stop or 0) <= num_classes < _MAX_NUMBER
     ):
-        raise CheckpointError(f"{path}: invalid entry of the file {entry.name}")
+        raise DamagedCheckpointError(f"{path}: invalid entry of the file {entry.name}")
     return entry

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import require_writable, write_text
 from facetrain.verify.formatting import format_evaluation
@@ -64,6 +65,7 @@ def evaluate(
             "the current folder if MODEL is not a run."
         ),
     ] = None,
+    checkpoint: CheckpointOption = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -125,6 +127,7 @@ def evaluate(
 
     targets = target or []
     system = _only_system(model, scores, embeddings, pairs, targets)
+    opened = model and _find_checkpoint(model, checkpoint)
     json_only = str(json_file) == "-"
     # Check all outputs before the evaluation, which may take hours.
     require_writable(None if json_only else json_file)
@@ -133,12 +136,12 @@ def evaluate(
 
         require_report(report)
     options = Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr)
-    if model is None:
+    if model is None or opened is None:
         evaluation = evaluate_scores(system, pair_list=pairs, against=against, options=options)
     else:
         with progress_bar("embedding") as progress:
             evaluation = evaluate_model(
-                model,
+                opened,
                 targets,
                 data_dir or eval_dir_of_run(model),
                 against=against,
@@ -156,13 +159,16 @@ def evaluate(
         from facetrain.verify.report import write_report
 
         page = write_report(
-            report, evaluation, model=str(system), details=_report_details(evaluation.sets, data_dir, against)
+            report,
+            evaluation,
+            model=str(opened or system),
+            details=_report_details(evaluation.sets, data_dir, against),
         )
-    content = json.dumps({"model": str(system)} | evaluation.as_json(), indent=1)
+    content = json.dumps({"model": str(opened or system)} | evaluation.as_json(), indent=1)
     if json_only:
         typer.echo(content)
         return
-    network = f"{model}: {evaluation.description}, in {evaluation.precision}"
+    network = f"{opened}: {evaluation.description}, in {evaluation.precision}"
     typer.echo(evaluation.description if model is None else network)
     for line in format_evaluation(evaluation):
         typer.echo(line)
@@ -268,6 +274,15 @@ def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | 
         **({"compared with": str(against)} if against else {}),
         "command": shlex.join(["facetrain", *sys.argv[1:]]),
     }
+
+
+def _find_checkpoint(model: Path, checkpoint: str | None) -> Path:
+    """Return the folder of a checkpoint of a run; the model itself without `--checkpoint`."""
+    if checkpoint is None:
+        return model
+    from facetrain.checkpoint.load import Checkpoint
+
+    return Checkpoint.open(model, parse_checkpoint(checkpoint)).folder
 
 
 def _slice_tables(slices: list[str], targets: list[str]) -> dict[str, Path]:

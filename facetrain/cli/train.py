@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
+
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
 
@@ -60,24 +62,29 @@ def train(
     profile: Profile = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
-    from facetrain.config.loading import load_config
+    from facetrain.config.loading import load_config, override_keys
 
-    loaded = load_config(config, set_ or ())
+    loaded, set_keys = load_config(config, set_ or ()), override_keys(set_ or ())
 
     def start() -> int:
         from facetrain.run import training
 
-        return training.train(loaded, run_dir, profile=profile)
+        return training.train(loaded, run_dir, profile=profile, set_keys=set_keys)
 
     _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 
 
 def resume(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    checkpoint: Annotated[
-        int | None,
-        typer.Option(metavar="STEP", help="Step of the checkpoint to continue from. Default: the newest."),
-    ] = None,
+    checkpoint: CheckpointOption = None,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="Make a checkpoint of another run, or one whose folder was renamed, a checkpoint of this run. "
+            "Without the option such a checkpoint is refused.",
+        ),
+    ] = False,
     set_: Set = None,
     nproc_per_node: Processes = "auto",
     nnodes: Nodes = "1",
@@ -86,17 +93,18 @@ def resume(
     profile: Profile = False,
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
-    from facetrain.config.loading import load_config
+    from facetrain.config.loading import load_config, override_keys
     from facetrain.errors import UsageError
 
+    choice = parse_checkpoint(checkpoint)
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir}: not the folder of a run (it has no config.yaml)")
-    loaded = load_config(run_dir / "config.yaml", set_ or ())
+    loaded, set_keys = load_config(run_dir / "config.yaml", set_ or ()), override_keys(set_ or ())
 
     def start() -> int:
         from facetrain.run import training
 
-        return training.resume(loaded, run_dir, checkpoint, profile=profile)
+        return training.resume(loaded, run_dir, choice, profile=profile, set_keys=set_keys, adopt=adopt)
 
     _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 

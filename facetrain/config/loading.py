@@ -136,6 +136,11 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return base
 
 
+def override_keys(overrides: Iterable[str]) -> frozenset[str]:
+    """Return the dotted keys that overrides (KEY=VALUE) set."""
+    return frozenset(override.partition("=")[0].strip() for override in overrides)
+
+
 def override_values(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge overrides into the values of a config: sections as nested mappings, or single values by dotted keys."""
     for key, value in overrides.items():

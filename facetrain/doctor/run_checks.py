@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from facetrain.checkpoint.commit import LATEST, complete_steps, step_folder
+from facetrain.checkpoint.identity import check_identity
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.doctor.check_result import LIKELY, POSSIBLE, CheckResult, count_text, failed, passed, warning
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, ForeignCheckpointError
 from facetrain.plan.device import GIB
 from facetrain.plan.forecast import Forecast
 from facetrain.plan.limits import USABLE
@@ -82,7 +83,10 @@ def check_checkpoints(run_dir: Path) -> list[CheckResult]:
 def _verify_checkpoint(folder: Path) -> CheckResult:
     try:
         checkpoint = Checkpoint(folder)
+        check_identity(folder, checkpoint.manifest)
         checkpoint.verify()
+    except ForeignCheckpointError as error:
+        return failed("checkpoint", str(error), "no run resumes from it without --adopt")
     except (CheckpointError, OSError) as error:
         return failed("checkpoint", str(error), "remove this checkpoint: no run can resume from it")
     manifest = checkpoint.manifest

@@ -1,15 +1,24 @@
-"""Compatibility check of a config with a checkpoint, made before anything is built."""
+"""Comparison of the config of a resumed run with the one in its checkpoint, made before anything is built."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Set
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import plain_config
+from facetrain.config import strict_yaml as yaml
+from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
 from facetrain.errors import ConfigError
 from facetrain.run.step_schedule import StepSchedule
+from facetrain.telemetry.mlflow import flatten
 
 _SHAPING_KEYS = (
     "data.image_size",
@@ -22,6 +31,78 @@ _SHAPING_KEYS = (
     "optim.name",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
+_MEANING_KEYS = ("seed", "head.loss", "head.margin")
+"""Config keys and sections without which a run is another one: they change only with --set."""
+_CHUNK_IMAGES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """Config key whose value is not that of the checkpoint."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {json.dumps(self.before)} → {json.dumps(self.now)}"
+
+
+def digest_labels(source: FaceDataset) -> str:
+    """Return a digest of a dataset: number and order of its images, and the identity of each.
+
+    The images themselves are not read: that would take hours.
+    """
+    digest = hashlib.sha256(f"{source.num_images} {source.num_classes}".encode())
+    for start in range(0, source.num_images, _CHUNK_IMAGES):
+        digest.update(source.labels[start : start + _CHUNK_IMAGES].astype(np.int64).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigChange]:
+    """Return the config keys whose values are not those with which the checkpoint was trained, in their order."""
+    saved, current = _saved_config(checkpoint), dict(flatten(plain_config(config)))
+    keys = dict.fromkeys([*current, *saved])
+    return [
+        ConfigChange(key, saved.get(key), current.get(key))
+        for key in keys
+        if saved and saved.get(key) != current.get(key)
+    ]
+
+
+def check_meaning(
+    checkpoint: Checkpoint, changes: list[ConfigChange], digest: str, num_classes: int, set_keys: Set[str]
+) -> None:
+    """Check that a config that was edited still describes the same run.
+
+    Args:
+        checkpoint: the checkpoint that the run continues from.
+        changes: the keys whose values differ.
+        digest: `digest_labels` of the training data.
+        num_classes: number of identities of the training data.
+        set_keys: keys and sections that the command line sets: they change on purpose.
+
+    Raises:
+        ConfigError: the seed, the margin, the loss or the dataset is another one, and not by `--set`.
+    """
+    for change in changes:
+        is_meaning = any(_is_within(change.key, key) for key in _MEANING_KEYS)
+        if is_meaning and not any(_is_within(change.key, key) for key in set_keys):
+            before, now = json.dumps(change.before), json.dumps(change.now)
+            raise ConfigError(
+                f"{change.key}: {checkpoint.folder} was trained with {before}, but the config has {now}; restore "
+                f"{before} in the config, or change it on purpose with --set {change.key}={now}"
+            )
+    trained_on = checkpoint.meta.get("dataset")
+    # Another number of identities has a message of its own, when the centers are loaded.
+    if trained_on in (None, digest) or num_classes != checkpoint.manifest.num_classes:
+        return
+    if not any(_is_within(key, "data") for key in set_keys):
+        raise ConfigError(
+            f"data.train: {checkpoint.folder} was trained on a dataset with digest {trained_on}, but this one has "
+            f"{digest}: other images, or another order of them; restore the dataset, or change it on purpose with "
+            "--set data.train=PATH"
+        )
 
 
 def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
@@ -53,6 +134,24 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
             f"train.epochs, train.max_steps and the global batch of {schedule.global_batch_size:,}; raise them, or "
             "continue from an earlier step with --checkpoint"
         )
+
+
+def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the config in a checkpoint by dotted keys; empty if it has none that can be read."""
+    text = checkpoint.meta.get("config")
+    try:
+        values = yaml.parse(text, "config") if isinstance(text, str) else {}
+        if not isinstance(values, dict):
+            return {}
+        # Keys that this version has added get their defaults.
+        return dict(flatten(plain_config(build_config(values, "config"))))
+    except ConfigError:
+        return {}
+
+
+def _is_within(key: str, section: str) -> bool:
+    """Return whether a dotted key is a section or inside it."""
+    return key == section or key.startswith(f"{section}.")
 
 
 def _lookup(config: Any, key: str) -> Any:

@@ -14,11 +14,16 @@ from typing import Any
 import torch
 
 from facetrain.checkpoint.commit import (
+    CHECKPOINTS,
+    LATEST,
+    STEP_NAME,
     complete_steps,
     point_latest,
+    put_aside,
     remove_unfinished,
     step_folder,
 )
+from facetrain.checkpoint.identity import RUN_ID_FILE
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
@@ -59,15 +64,16 @@ def is_restart(folder: Path, world: World) -> bool:
     return bool(collectives.broadcast_json(_was_used_by(folder, _launchers_of(world))))
 
 
-def write_run_files(folder: Path, world: World, config_text: str) -> None:
-    """Write the config and a description of the environment. To be called by the leader only.
+def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -> None:
+    """Write the run id, the config and a description of the environment. To be called by the leader only.
 
     Raises:
         RunError: the folder cannot be written to.
     """
     with os_errors_as(RunError, folder):
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        remove_unfinished(folder / "checkpoints")
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder / CHECKPOINTS)
+        write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", config_text)
         write_atomically(
             folder / "environment.json", json.dumps(_environment(folder, world), indent=1) + "\n"
@@ -83,30 +89,35 @@ def recorded_threads(folder: Path) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def rename_later_checkpoints(folder: Path, step: int) -> None:
-    """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step.
+def rename_later_checkpoints(folder: Path, step: int) -> list[str]:
+    """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step; return the new names.
 
     They belong to a course of training that the run leaves. They are kept, but no longer count as its checkpoints.
     """
-    for later in complete_steps(folder / "checkpoints"):
-        if later > step:
-            path = step_folder(folder / "checkpoints", later)
-            target = path.with_name(f"left_{path.name}")
-            number = 2
-            while target.exists():
-                target = path.with_name(f"left_{path.name}_{number}")
-                number += 1
-            path.rename(target)
-    point_latest(folder / "checkpoints")
+    checkpoints = folder / CHECKPOINTS
+    later = [each for each in complete_steps(checkpoints) if each > step]
+    names = [put_aside(step_folder(checkpoints, each)).name for each in later]
+    point_latest(checkpoints)
+    return names
+
+
+def missing_newest(folder: Path) -> str | None:
+    """Return the name of the checkpoint that `latest` names, if it is newer than all others and does not exist."""
+    checkpoints = folder / CHECKPOINTS
+    try:
+        named = STEP_NAME.fullmatch((checkpoints / LATEST).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return None
+    return named[0] if named and int(named[1]) > max(complete_steps(checkpoints), default=0) else None
 
 
 def _create(world: World, launchers: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
     _check_creatable(given or default)
     folder = given or _create_default(default, launchers, world.restarts)
-    has_run = bool(complete_steps(folder / "checkpoints"))
+    has_run = bool(complete_steps(folder / CHECKPOINTS))
     restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
     if given and has_run and not restarted:
-        steps = complete_steps(folder / "checkpoints")
+        steps = complete_steps(folder / CHECKPOINTS)
         raise UsageError(
             f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {folder}`, or "
             "give another --run-dir"
@@ -134,7 +145,7 @@ def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
         # Workers that were killed before they wrote anything have left it empty.
         if restarts and not any(folder.iterdir()):
             return folder
-        steps = complete_steps(folder / "checkpoints")
+        steps = complete_steps(folder / CHECKPOINTS)
         choices = [f"continue it with `facetrain resume {folder}`"] if steps else []
         choices.append("start another run with --set run.name=NAME or --run-dir FOLDER")
         state = (

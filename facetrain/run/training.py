@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from facetrain.checkpoint.load import Checkpoint, open_on_all_ranks
+from facetrain.checkpoint.identity import adopt_checkpoint, new_run_id, read_run_id, run_id_of
+from facetrain.checkpoint.load import Checkpoint, CheckpointChoice, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import (
     describe_changed_paths,
@@ -33,8 +34,8 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
-from facetrain.files import write_atomically
+from facetrain.errors import CheckpointError, ConfigError, DivergedError, RunError, SkippedError
+from facetrain.files import os_errors_as, write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
     build_augment,
@@ -49,11 +50,18 @@ from facetrain.run.build_execution import begin_trial, build_execution
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging, open_recorder
-from facetrain.run.compatibility import check_compatibility
+from facetrain.run.compatibility import (
+    ConfigChange,
+    check_compatibility,
+    check_meaning,
+    digest_labels,
+    find_config_changes,
+)
 from facetrain.run.curves import plot_curves
 from facetrain.run.folder import (
     create_run_folder,
     is_restart,
+    missing_newest,
     recorded_threads,
     remove_if_empty,
     rename_later_checkpoints,
@@ -65,7 +73,7 @@ from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
-from facetrain.telemetry.log import log_to, logger, stop_logging
+from facetrain.telemetry.log import log_to, logger, stop_logging, warn
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.execution import Execution
@@ -77,29 +85,48 @@ from facetrain.verify.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 
 
-def train(config: Config, run_dir: Path | None = None, *, profile: bool = False) -> int:
+def train(
+    config: Config,
+    run_dir: Path | None = None,
+    *,
+    profile: bool = False,
+    set_keys: Set[str] = frozenset(),
+) -> int:
     """Train a new run on this rank; return the exit code. Collective.
 
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint. `profile`
-    records a few steps in the run folder.
+    records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
         folder, restarted = create_run_folder(world, given=run_dir, default=default)
         try:
             checkpoint = open_on_all_ranks(world, folder) if restarted else None
-            return _run(config, world, folder, checkpoint, profile)
+            return _run(config, world, folder, checkpoint, profile=profile, set_keys=set_keys)
         finally:
             if run_dir is None:
                 remove_if_empty(folder, world)
 
 
-def resume(config: Config, run_dir: Path, step: int | None = None, *, profile: bool = False) -> int:
-    """Continue a run from the checkpoint of a step, by default the newest; return the exit code. Collective."""
+def resume(
+    config: Config,
+    run_dir: Path,
+    step: CheckpointChoice = None,
+    *,
+    profile: bool = False,
+    set_keys: Set[str] = frozenset(),
+    adopt: bool = False,
+) -> int:
+    """Continue a run from the checkpoint of a step, by default the newest; return the exit code. Collective.
+
+    `adopt` accepts a checkpoint of another run, or one that was renamed, as one of this run. The other options are
+    those of `train`.
+    """
     with _joined_world(config) as world:
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
-        return _run(config, world, run_dir, open_on_all_ranks(world, run_dir, requested), profile)
+        checkpoint = open_on_all_ranks(world, run_dir, requested, adopt=adopt)
+        return _run(config, world, run_dir, checkpoint, profile=profile, set_keys=set_keys, adopt=adopt)
 
 
 @contextmanager
@@ -136,9 +163,24 @@ class _Run:
     """Start of the command, by time.perf_counter."""
     profile: bool
     """Whether to record a few steps."""
+    run_id: str
+    """Random id of the run; only the leader has it."""
+    dataset: str
+    """Digest of the training data; only the leader has it."""
+    changes: list[ConfigChange]
+    """Config keys whose values differ from those in the checkpoint."""
 
 
-def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | None, profile: bool) -> int:
+def _run(
+    config: Config,
+    world: World,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    *,
+    profile: bool,
+    set_keys: Set[str],
+    adopt: bool = False,
+) -> int:
     started_at = time.perf_counter()
     given, config = config, with_absolute_paths(config)
     workers = count_workers(config, world)
@@ -146,8 +188,13 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         check_decoder(config, world)
         source, sets = open_data(config, workers=workers)
         schedule = schedule_steps(config, epoch_size(source), world.size)
+        dataset = digest_labels(source) if world.is_leader else ""
+        run_id = _run_id(folder, checkpoint) if world.is_leader else ""
+        changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
         if checkpoint is not None:
             check_compatibility(checkpoint, config, schedule)
+            if world.is_leader:
+                check_meaning(checkpoint, changes, dataset, source.num_classes, set_keys)
         state = build_state(config, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
         execution = build_execution(config, world, state.network, schedule)
@@ -155,6 +202,8 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     threads_before: int | None = None
+    left: list[str] = []
+    missing: str | None = None
     with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
@@ -162,15 +211,25 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
             # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
                 threads_before = recorded_threads(folder)
-                rename_later_checkpoints(folder, checkpoint.step)
-            write_run_files(folder, world, describe_changed_paths(given, config) + dump_config(config))
+                with os_errors_as(RunError, folder):
+                    missing = missing_newest(folder)
+                    if adopt:
+                        adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
+                    left = rename_later_checkpoints(folder, checkpoint.step)
+            write_run_files(
+                folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
+            )
     log = log_to(folder / "log.txt", world.rank)
     try:
         resumed = checkpoint is not None
         run = _Run(
             config, world, folder, source, sets, schedule, state, execution, network, workers, resumed,
-            started_at, profile,
+            started_at, profile, run_id, dataset, changes,
         )  # fmt: skip
+        if missing is not None:
+            warn(f"going back to step {state.step}: {missing}, the newest checkpoint, is missing")
+        if left:
+            warn(f"going back to step {state.step}: the newer checkpoints are kept as {', '.join(left)}")
         if threads_before not in (None, torch.get_num_threads()):
             logger.warning(
                 "this process computes with %d threads, and the run did with %d before: on a CPU its numbers may "
@@ -185,6 +244,13 @@ def _run(config: Config, world: World, folder: Path, checkpoint: Checkpoint | No
         return train_recorded(folder, start, schedule.total_steps, lambda: _train(run))
     finally:
         stop_logging(log)
+
+
+def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
+    """Return the id of a run: of the folder, else of the checkpoint that it continues from, else a new one."""
+    if checkpoint is None:
+        return new_run_id()
+    return read_run_id(folder) or run_id_of(checkpoint.manifest) or new_run_id()
 
 
 def _train(run: _Run) -> int:
@@ -205,6 +271,7 @@ def _train(run: _Run) -> int:
 
     if console:
         report(_opening_line(run))
+        _report_config_changes(run, recorder, report)
         _report_skipped_files(run, console.print)
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
     step = TrainStep(
@@ -263,6 +330,14 @@ def _train(run: _Run) -> int:
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
     _write_results(run, skipped)
     return 0
+
+
+def _report_config_changes(run: _Run, recorder: Recorder, report: Callable[[str], None]) -> None:
+    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
+    for change in run.changes:
+        line = f"config changed since the checkpoint of step {run.state.step}: {change}"
+        report(line)
+        recorder.note(run.state.step, {"config_key": change.key, "before": change.before, "now": change.now})
 
 
 def _report_skipped_files(run: _Run, print_message: Callable[[str], None]) -> None:
@@ -360,6 +435,8 @@ def _build_checkpointing(
         "model": describe_model(config),
         "config": dump_config(config),
         "schedule": vars(run.schedule),
+        "run_id": run.run_id,
+        "dataset": run.dataset,
     }
     return Checkpointing(
         writer,
@@ -377,7 +454,8 @@ def _open_recorder(run: _Run) -> tuple[Recorder, Console | None]:
         return Recorder(), None
     console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
     resume_at = run.state.step if run.resumed else None
-    return open_recorder(run.config, run.folder, console, resume_at=resume_at), console
+    recorder = open_recorder(run.config, run.folder, console, run_id=run.run_id, resume_at=resume_at)
+    return recorder, console
 
 
 def _open_spike_recorder(run: _Run) -> Recorder:

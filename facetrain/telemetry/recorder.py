@@ -36,9 +36,12 @@ class Board(Sink, Protocol):
 class Recorder:
     """Sends each report to all sinks. On ranks other than the leader there are none."""
 
-    def __init__(self, sinks: Iterable[Sink] = (), board: Board | None = None) -> None:
-        """Take the sinks of numbers, and the board, which gets numbers and images."""
-        self._sinks, self._board = [*sinks, *([board] if board else [])], board
+    def __init__(
+        self, sinks: Iterable[Sink] = (), board: Board | None = None, journal: Sink | None = None
+    ) -> None:
+        """Take the sinks of numbers, the board, which gets numbers and images, and the file of all records."""
+        self._sinks = [sink for sink in (journal, *sinks, board) if sink is not None]
+        self._board, self._journal = board, journal
 
     @property
     def has_board(self) -> bool:
@@ -49,6 +52,11 @@ class Recorder:
         """Write the values of a step to all sinks."""
         for sink in self._sinks:
             sink.write(step, values)
+
+    def note(self, step: int, values: dict[str, Any]) -> None:
+        """Write values that are not all numbers to the file of all records only."""
+        if self._journal:
+            self._journal.write(step, values)
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
         """Show images of a step by name, uint8 (H, W, 3) in RGB, on the board if there is one."""

@@ -21,7 +21,7 @@ from tests.support.command import facetrain, start, torchrun
 from tests.support.events import read_events
 from tests.support.mxnet_files import randomize
 
-CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib"}
+CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib", "run_id"}
 
 
 def metrics(folder):

@@ -111,18 +111,22 @@ def _global_batch_size(state: TrainState, batches: tuple[Batch, ...]) -> int:
     return sum(len(batch.label_B) for batch in batches) * state.world.size
 
 
-def open_recorder(config: Config, folder: Path, console: Console, *, resume_at: int | None) -> Recorder:
+def open_recorder(
+    config: Config, folder: Path, console: Console, *, run_id: str, resume_at: int | None
+) -> Recorder:
     """Open metrics.jsonl, TensorBoard, Weights & Biases and MLflow. For the leader only.
 
     Args:
         config: config of the run.
         folder: run folder. TensorBoard and the services get its name as the name of the run.
         console: progress on the terminal, which is one of the sinks.
+        run_id: id of the run, for every record of metrics.jsonl.
         resume_at: step from which the run continues; None for a new run.
     """
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", resume_at=resume_at), console]
-    sinks += _optional_sinks(config, folder, resumed=resume_at is not None)
-    return Recorder(sinks, _open_tensorboard(config, folder, resume_at) if config.log.tensorboard else None)
+    journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
+    sinks: list[Sink] = [console, *_optional_sinks(config, folder, resumed=resume_at is not None)]
+    board = _open_tensorboard(config, folder, resume_at) if config.log.tensorboard else None
+    return Recorder(sinks, board, journal)
 
 
 def _open_tensorboard(config: Config, folder: Path, resume_at: int | None) -> TensorBoard:

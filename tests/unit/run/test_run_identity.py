@@ -1,0 +1,252 @@
+"""Checkpoints of another run, renamed and damaged ones, and a config that was edited between stop and resume."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from facetrain import api
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.cli.app import app
+from facetrain.config.loading import load_config, override_keys
+from facetrain.doctor.run_checks import check_checkpoints
+from facetrain.errors import CheckpointError, ConfigError, DamagedCheckpointError, ForeignCheckpointError
+from facetrain.models.model_file import open_model
+from facetrain.run import training
+from facetrain.telemetry.jsonl import read_jsonl
+from tests.runs.conftest import dataset  # noqa: F401
+from tests.support.command import refusal
+from tests.support.datasets import write_records
+from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
+
+
+@pytest.fixture(scope="module")
+def runs(dataset, tmp_path_factory):  # noqa: F811
+    """Two finished runs of one config, with checkpoints of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("identity")
+    (folder / "tiny.yaml").write_text(
+        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
+        "head: {margin: {m2: 0.3, scale: 16}}\n"
+        "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
+        "eval: {targets: []}\ncheckpoint: {every_steps: 2}\nlog: {tensorboard: false, every_steps: 1}\n"
+    )
+    for name in ("a", "b"):
+        assert training.train(load_config(folder / "tiny.yaml"), folder / name) == 0
+        (
+            folder / name / "model.safetensors"
+        ).unlink()  # so that the run is evaluated by its newest checkpoint
+    return folder
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    """Copy of a run that is resumed by `go_on`."""
+    return shutil.copytree(runs / "a", tmp_path / "a")
+
+
+def go_on(run, step=None, changes=(), **options):
+    config = load_config(run / "config.yaml", changes)
+    return training.resume(config, run, step, set_keys=override_keys(changes), **options)
+
+
+def checkpoint(run, step):
+    return run / "checkpoints" / f"step_{step:08d}"
+
+
+def replace(run, step, source):
+    shutil.rmtree(checkpoint(run, step), ignore_errors=True)
+    shutil.copytree(source, checkpoint(run, step))
+
+
+def edit(run, old, new):
+    text = (run / "config.yaml").read_text()
+    assert old in text
+    (run / "config.yaml").write_text(text.replace(old, new))
+
+
+def test_folder_checkpoints_and_metrics_of_a_run_have_its_id(runs):
+    ids = [(runs / name / "run_id.txt").read_text().strip() for name in ("a", "b")]
+    assert ids[0] != ids[1] and all(len(one) == 16 for one in ids)
+    for name, run_id in zip(("a", "b"), ids, strict=True):
+        assert {Checkpoint.open(runs / name, step).meta["run_id"] for step in (2, 4)} == {run_id}
+        assert {record["run_id"] for record in read_jsonl(runs / name / "metrics.jsonl")} == {run_id}
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_checkpoint_of_another_run_is_refused_until_it_is_adopted(runs, run, step):
+    foreign = shutil.copytree(runs / "b", run.parent / "b")
+    manifest = foreign / "checkpoints" / "step_00000004" / "manifest.json"
+    if step == 6:  # a longer course of the other run
+        assert go_on(foreign, changes=["train.max_steps=6"]) == 0
+    replace(run, step, checkpoint(foreign, step))
+    ids = [(folder / "run_id.txt").read_text().strip() for folder in (foreign, run)]
+    changes = ["train.max_steps=7"]
+    for use in (lambda: go_on(run, changes=changes), lambda: open_model(run, torch.device("cpu"))):
+        with pytest.raises(ForeignCheckpointError, match=f"run_id: .*{ids[0]}.*{ids[1]}.*--adopt"):
+            use()
+    assert open_model(checkpoint(run, step), torch.device("cpu")), "its path names it on purpose"
+    assert any("run_id" in result.message for result in check_checkpoints(run) if result.status == "failure")
+    assert go_on(run, changes=changes, adopt=True) == 0
+    assert go_on(run, step, changes) == 0, "it belongs to this run now"
+    assert Checkpoint.open(run, step).meta["run_id"] == ids[1] and manifest.exists()
+
+
+def test_a_renamed_checkpoint_is_refused_until_it_is_adopted(run):
+    checkpoint(run, 4).rename(checkpoint(run, 30))
+    for use in (lambda: go_on(run), lambda: open_model(run, torch.device("cpu"))):
+        with pytest.raises(
+            ForeignCheckpointError, match="step: manifest.json has 4, .* step_00000030; .*--adopt"
+        ):
+            use()
+    assert open_model(checkpoint(run, 30), torch.device("cpu"))
+    assert go_on(run, changes=["train.max_steps=5"], adopt=True) == 0
+    assert sorted(path.name for path in (run / "checkpoints").glob("*step*")) == [
+        "step_00000002", "step_00000004", "step_00000005",
+    ]  # fmt: skip
+
+
+def test_a_run_folder_without_an_id_gets_that_of_its_checkpoint(runs, run):
+    (run / "run_id.txt").unlink()
+    assert go_on(run, 2) == 0
+    assert (run / "run_id.txt").read_text() == (runs / "a" / "run_id.txt").read_text()
+    (run / "run_id.txt").write_text("x")
+    with pytest.raises(CheckpointError, match="run_id.txt: does not hold the id of a run"):
+        go_on(run)
+
+
+def test_every_config_key_that_was_edited_is_reported(run, capfd):
+    edit(run, "lr: 0.1", "lr: 0.05")
+    edit(run, "  clip_grad_norm: 5.0\n", "")
+    edit(run, "weight_decay: 0.0005", "weight_decay: 0.1")
+    assert go_on(run, 2) == 0
+    printed = capfd.readouterr().err
+    lines = [
+        "config changed since the checkpoint of step 2: optim.lr: 0.1 → 0.05",
+        "config changed since the checkpoint of step 2: optim.weight_decay: 0.0005 → 0.1",
+    ]
+    assert [line for line in printed.splitlines() if line.startswith("config changed")] == lines
+    log = (run / "log.txt").read_text()
+    assert all(line in log for line in lines)
+    noted = [record for record in read_jsonl(run / "metrics.jsonl") if "config_key" in record]
+    assert [(one["step"], one["config_key"], one["before"], one["now"]) for one in noted] == [
+        (2, "optim.lr", 0.1, 0.05), (2, "optim.weight_decay", 0.0005, 0.1),
+    ]  # fmt: skip
+    assert go_on(run) == 0
+    assert len([one for one in read_jsonl(run / "metrics.jsonl") if "config_key" in one]) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("seed", "seed: 2048", "seed: 1"),
+        ("head.margin.m2", "m2: 0.3", "m2: 0.5"),
+        ("head.loss", "loss: softmax", "loss: unified"),
+    ],
+)
+def test_an_edited_key_that_makes_it_another_run_is_refused_unless_it_is_set(run, key, old, new):
+    edit(run, old, new)
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=rf"^{key}: .* was trained with .*--set {key}="):
+        go_on(run, 2)
+    assert (run / "config.yaml").read_text() == before
+    if key != "head.loss":  # the other loss has a state of its own
+        assert go_on(run, 2, [f"{key}={new.split(': ')[1]}"]) == 0
+
+
+def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):  # noqa: F811
+    other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
+    edit(run, f"train: {dataset}/data", f"train: {other}")
+    with pytest.raises(ConfigError, match="data.train: .* dataset with digest .*--set data.train=PATH"):
+        go_on(run, 2)
+    assert go_on(run, 2, [f"data.train={other}"]) == 0
+    moved = other.rename(tmp_path / "moved")
+    edit(run, f"train: {other}", f"train: {moved}")
+    assert go_on(run) == 0, "the same dataset under another path"
+
+
+DAMAGE = {
+    "manifest missing": lambda path: (path / "manifest.json").unlink(),
+    "manifest a link to itself": lambda path: (
+        (path / "manifest.json").rename(path / "other.json"),
+        (path / "manifest.json").symlink_to(path / "other.json"),
+    ),
+    "manifest a link to nothing": lambda path: (
+        (path / "manifest.json").unlink(),
+        (path / "manifest.json").symlink_to(path / "nothing"),
+    ),
+    "manifest a folder": lambda path: (
+        (path / "manifest.json").unlink(),
+        (path / "manifest.json").mkdir(),
+    ),
+    "manifest not JSON": lambda path: (path / "manifest.json").write_text("{\n 'a': 1}"),
+    "manifest not text": lambda path: (path / "manifest.json").write_bytes(b"\xff\xfe\x00"),
+    "manifest cut off": lambda path: (path / "manifest.json").write_text(
+        (path / "manifest.json").read_text()[:100]
+    ),
+    "an entry of a file without a name": lambda path: (path / "manifest.json").write_text(
+        json.dumps(json.loads((path / "manifest.json").read_text()) | {"files": [{}]})
+    ),
+    "no folder but a file": lambda path: (shutil.rmtree(path), path.write_text("")),
+    "a bit flipped": lambda path: flip_a_bit(path / "replicated.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_each_damage_of_the_newest_checkpoint_has_the_same_outcome_in_every_command(run, damage):
+    DAMAGE[damage](checkpoint(run, 4))
+    command = f"continue from it with `facetrain resume {run} --checkpoint 2`"
+    for use in (lambda: go_on(run), lambda: open_model(run, torch.device("cpu"))):
+        with pytest.raises(DamagedCheckpointError) as caught:
+            use()
+        message = str(caught.value)
+        assert command in message and f"evaluate {checkpoint(run, 2)}" in message
+        assert "Expecting" not in message and "column" not in message and "codec" not in message
+        assert "\n" not in message and "argument" not in message
+    results = [result.status for result in check_checkpoints(run) if result.check == "checkpoint"]
+    assert results == ["ok", "failure"]
+    assert Checkpoint.open(run, "newest-sound").step == 2
+
+
+def test_a_resume_from_the_newest_sound_checkpoint_says_that_it_goes_back(run, capfd):
+    (checkpoint(run, 4) / "manifest.json").unlink()
+    api.resume(run, "newest-sound")
+    printed = capfd.readouterr().err
+    assert "manifest.json is missing; the checkpoint is damaged; looking for an older checkpoint" in printed
+    line = "going back to step 2: the newer checkpoints are kept as left_step_00000004"
+    assert f"warning: {line}" in printed and line in (run / "log.txt").read_text()
+    assert Checkpoint.open(run).step == 4
+    shutil.rmtree(checkpoint(run, 4))
+    assert go_on(run) == 0
+    assert "going back to step 2: step_00000004, the newest checkpoint, is missing" in capfd.readouterr().err
+
+
+def test_without_a_sound_checkpoint_the_error_does_not_name_one(run):
+    for step in (2, 4):
+        (checkpoint(run, step) / "manifest.json").unlink()
+    with pytest.raises(
+        DamagedCheckpointError, match="no other checkpoint of the run is sound: start a new run"
+    ):
+        go_on(run)
+    with pytest.raises(CheckpointError, match="no checkpoint is sound"):
+        go_on(run, "newest-sound")
+
+
+def test_a_checkpoint_that_was_copied_elsewhere_is_of_no_run(runs, tmp_path):
+    copied = shutil.copytree(checkpoint(Path(runs / "a"), 4), tmp_path / "best")
+    assert open_model(copied, torch.device("cpu"))
+    flip_a_bit(copied / "replicated.safetensors")
+    with pytest.raises(DamagedCheckpointError, match="copy it again from its run"):
+        open_model(copied, torch.device("cpu"))
+
+
+def test_eval_uses_the_checkpoint_that_the_command_line_names(run, dataset, capfd):  # noqa: F811
+    (checkpoint(run, 4) / "manifest.json").unlink()
+    command = ["eval", run, "--target", dataset / "data" / "val.bin", "--bootstrap", 0, "--device", "cpu"]
+    assert f"facetrain resume {run} --checkpoint 2" in str(refusal(*command))
+    for choice in (2, "newest-sound"):
+        app([str(each) for each in (*command, "--checkpoint", choice)], standalone_mode=False)
+        assert f"{checkpoint(run, 2)}: " in capfd.readouterr().out
+    assert "give the step of a checkpoint, or newest-sound" in str(refusal(*command, "--checkpoint", "x"))
