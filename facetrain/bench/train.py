@@ -32,6 +32,7 @@ from facetrain.run.build_execution import build_execution
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.deterministic import deterministic_algorithms
+from facetrain.training.precision import tf32_convolutions
 from facetrain.training.profile import RECORDED_STEPS, Profile, profiled
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -132,6 +133,7 @@ def measure_training(
     with (
         join(config.train.device, timeout_s=config.train.timeout_s) as world,
         deterministic_algorithms(config.train.deterministic),
+        tf32_convolutions(config.train.tf32),
         tempfile.TemporaryDirectory() as scratch,
         open_or_generate(folder, image_size=config.data.image_size) as source,
     ):

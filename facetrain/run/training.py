@@ -78,6 +78,7 @@ from facetrain.telemetry.recorder import Recorder
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.execution import Execution
 from facetrain.training.loop import Callbacks, Intervals, fit
+from facetrain.training.precision import tf32_convolutions
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 from facetrain.training.state import TrainState, averaged_state
 from facetrain.training.step import TrainStep
@@ -137,7 +138,12 @@ def _joined_world(config: Config) -> Iterator[World]:
     if deterministic:
         fix_cublas_workspace()
     joining = join(config.train.device, timeout_s=timeout_s, keep_freed=config.train.keep_freed_memory)
-    with joining as world, explain_failures(world, timeout_s), deterministic_algorithms(deterministic):
+    with (
+        joining as world,
+        explain_failures(world, timeout_s),
+        deterministic_algorithms(deterministic),
+        tf32_convolutions(config.train.tf32),
+    ):
         yield world
 
 
@@ -465,11 +471,16 @@ def _open_spike_recorder(run: _Run) -> Recorder:
     return Recorder([JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at)])
 
 
+def _uses_tf32(run: _Run) -> bool:
+    return run.world.device.type == "cuda" and run.config.train.precision == "fp32" and run.config.train.tf32
+
+
 def _opening_line(run: _Run) -> str:
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
     return (
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
         f"{config.model.backbone}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
+        + (" (convolutions in TF32)" if _uses_tf32(run) else "")
         + (f"; resuming from step {step:,}" if step else "")
     )

@@ -57,6 +57,11 @@ class ImageEmbedder:
     """Called after each batch, on every rank the same number of times. It may raise to end the embedding, but
     then it must raise on all ranks, because the others would wait in the next collective."""
 
+    @property
+    def _pads_last_batch(self) -> bool:
+        """Whether all batches have the same size: for another one, cuDNN would search its algorithms again."""
+        return self.device.type == "cuda"
+
     def embed_plain_and_mirrored(
         self, images: Sequence[bytes], *, name: str
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +121,7 @@ class ImageEmbedder:
         with torch.no_grad(), self.autocast():
             for start, image_BHWC in self._decode_batches(images, mine, name, crop):
                 image = self.prepare(image_BHWC.to(self.device, non_blocking=True))
-                rows = embed_batch(image).float().cpu()
+                rows = embed_batch(image).float().cpu()[: share - start]
                 if shard is None:
                     shard = rows.new_empty((share, *rows.shape[1:]))
                 shard[start : start + len(rows)] = rows
@@ -130,7 +135,10 @@ class ImageEmbedder:
     def _decode_batches(
         self, images: Sequence[bytes], indices: list[int], name: str, crop: Crop
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield the position of each batch in `indices` and its images, uint8 (B, size, size, 3)."""
+        """Yield the position of each batch in `indices` and its images, uint8 (B, size, size, 3).
+
+        The last batch may be filled up with copies of its last image.
+        """
 
         def decode(index: int) -> np.ndarray:
             image = decode_rgb(images[index], location=f"{name}: image {index}")
@@ -144,5 +152,8 @@ class ImageEmbedder:
             for start in starts:
                 assert pending is not None, "one batch for each start"
                 following = next(batches, None)
-                yield start, torch.from_numpy(np.stack(list(pending)))
+                batch = list(pending)
+                if start and self._pads_last_batch:
+                    batch += [batch[-1]] * (self.batch_size - len(batch))
+                yield start, torch.from_numpy(np.stack(batch))
                 pending = following

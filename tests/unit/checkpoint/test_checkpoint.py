@@ -1,3 +1,4 @@
+import gc
 import hashlib
 import resource
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from facetrain.checkpoint import snapshot as snapshot_module
 from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
@@ -20,6 +22,7 @@ from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder
 from facetrain.head.row_file import RowFile
+from facetrain.torch_private import FakeTensorMode
 from tests.support.faults import (
     files_limited_to,
     make_read_only,
@@ -170,6 +173,41 @@ def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
     second = copy.take(snapshot(2), leader=True)
     assert second.rows["weight"].data_ptr() == first.rows["weight"].data_ptr()
     assert copy.take(snapshot(3, num_classes=12), leader=True).rows["weight"].shape == (12, 4)
+
+
+class Cudart:
+    """Stand-in for CUDA's runtime that notes the page-locked memory."""
+
+    def __init__(self):
+        self.locked = {}
+
+    def cudaHostRegister(self, address, size, flags):
+        self.locked[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address):
+        maps = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+        assert any(int(start, 16) <= address < int(stop, 16) for start, stop in maps), "released too early"
+        del self.locked[address]
+        return 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list mapped memory")
+def test_the_copy_of_a_gpu_tensor_locks_its_own_size_and_not_the_next_power_of_two(monkeypatch):
+    cudart = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    with FakeTensorMode():
+        table = torch.empty(1100, 1024, dtype=torch.bfloat16, device="cuda")
+    buffer = snapshot_module._buffer_like(table, None)
+    assert list(cudart.locked.values()) == [1100 * 1024 * 2], "2,200 KiB, not 4 MiB"
+    assert (buffer.shape, buffer.dtype, buffer.device.type) == (table.shape, table.dtype, "cpu")
+    buffer.fill_(3)
+    assert snapshot_module._buffer_like(table, buffer) is buffer
+    assert buffer[-1, -1] == 3
+    del buffer
+    gc.collect()
+    assert not cudart.locked
 
 
 def page_faults():

@@ -96,6 +96,29 @@ def test_bf16_runs_the_network_in_bfloat16():
     assert 0 < gap < 0.02
 
 
+class RowByRow(nn.Module):
+    """A layer whose result for an image does not depend on the rest of the batch; it notes the batch sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, image_BCHW):
+        self.sizes.append(len(image_BCHW))
+        return torch.stack([image.mean((1, 2)) for image in image_BCHW])
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(11, [4, 4, 4]), (8, [4, 4]), (3, [3])])
+def test_on_a_gpu_the_last_batch_is_as_large_as_the_others(count, sizes, monkeypatch):
+    images = [encoded_image(n) for n in range(count)]
+    expected = ImageEmbedder(RowByRow(), 16, 4, CPU).embed(images, name="set", flip=False)
+    monkeypatch.setattr(ImageEmbedder, "_pads_last_batch", True)
+    network, done = RowByRow(), []
+    embedder = ImageEmbedder(network, 16, 4, CPU, progress=lambda *progress: done.append(progress))
+    np.testing.assert_array_equal(embedder.embed(images, name="set", flip=False), expected)
+    assert network.sizes == sizes and done[-1] == (count, count)
+
+
 def test_embeddings_in_a_spill_buffer_equal_those_in_memory(tmp_path, monkeypatch):
     options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
     network = build_backbone("iresnet", **options)
