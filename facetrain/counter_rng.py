@@ -42,6 +42,12 @@ def uniform(counter: Tensor, key: int) -> Tensor:
     return _shift_right(hash64(counter, key), 11).double() * 2.0**-53
 
 
+def uniform_array(counter: np.ndarray, key: int) -> np.ndarray:
+    """Return the numbers of `uniform` for an array, int64 (...) -> float64 (...)."""
+    mixed = mix_array(counter.astype(np.int64).view(np.uint64) + np.uint64(_GOLDEN))
+    return (mix_array(mixed ^ np.uint64(key & _MASK)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def normal(counter: Tensor, key: int) -> Tensor:
     """Return standard normal numbers, float64, one for each counter (int64).
 

@@ -41,6 +41,8 @@ class Batch:
     """int64 (B,), on the device."""
     sample_B: Tensor
     """Dataset index of each image, int64 (B,), on the host. For a replaced bad image, the index of the bad one."""
+    host_label_B: Tensor | None = None
+    """`label_B` on the host; None: it is not known there."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,14 @@ class Loader:
                 self._free.append(slot)
                 self._submit_steps()
             self.wait_s += time.perf_counter() - start
-            whole = Batch(step, self._sampler.epoch(step), image, label_on_device, torch.from_numpy(sample))
+            whole = Batch(
+                step,
+                self._sampler.epoch(step),
+                image,
+                label_on_device,
+                torch.from_numpy(sample),
+                torch.from_numpy(label),
+            )
             yield (whole,) if self._settings.accumulate == 1 else self._split(whole)
 
     def close(self) -> None:
@@ -157,7 +166,8 @@ class Loader:
 
     def _split(self, whole: Batch) -> tuple[Batch, ...]:
         """Return the micro-batches of a step."""
-        tensors = whole.image_BHWC, whole.label_B, whole.sample_B
+        assert whole.host_label_B is not None, "the loader reads the labels on the host"
+        tensors = whole.image_BHWC, whole.label_B, whole.sample_B, whole.host_label_B
         parts = zip(*(tensor.split(self._settings.local_batch_size) for tensor in tensors), strict=True)
         return tuple(Batch(whole.step, whole.epoch, *part) for part in parts)
 

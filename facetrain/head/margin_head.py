@@ -154,6 +154,7 @@ class MarginHead:
             self._device, margin, self._loss, settings.sub_centers, settings.product_dtype
         )
         self.chunk_type = FusedChunk if fused else Chunk
+        self._expected_labels: collectives.GatheredRows | None = None
         self._step = 0
         self._nearest: Tensor | int = 0
         self._counted_images = 0
@@ -177,7 +178,7 @@ class MarginHead:
         """
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
-        label_G = collectives.gather(label_B).flatten()
+        label_G = self._gathered_labels(label_B)
         gathered = self._gather_async(embedding_BD)
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
         sampled = self._sampler.sample(label_G, self._step)
@@ -202,6 +203,15 @@ class MarginHead:
             sub_centers=self._settings.sub_centers,
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
+
+    def expect_labels(self, label_B: Tensor) -> None:
+        """Start to gather the labels of the next call, given on the host (int64). Collective.
+
+        A head that samples classes on a GPU needs them there; called before the backbone's forward pass, this saves it
+        from waiting for the device. Every rank must call it, or none.
+        """
+        if self._sampler.reads_labels:
+            self._expected_labels = collectives.GatheredRows(label_B)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update the centers by the accumulated gradient / `grad_scale`, unless they were updated in backward.
@@ -275,6 +285,15 @@ class MarginHead:
         for name, tensor in self.state().items():
             if name in saved:
                 tensor.copy_(saved[name])
+
+    def _gathered_labels(self, label_B: Tensor) -> Tensor:
+        """Return the labels of all ranks (G,): on the host if the sampler needs them there, else on the device."""
+        expected, self._expected_labels = self._expected_labels, None
+        if expected is not None:
+            return expected.wait()
+        label_G = collectives.gather(label_B).flatten()
+        # Labels that were not expected: the host waits for the device.
+        return label_G.cpu() if self._sampler.reads_labels else label_G
 
     def _gather_async(self, embedding_BD: Tensor) -> collectives.GatheredRows:
         """Start to gather unit embeddings, each followed by its norm if the margin needs it: (G, X)."""

@@ -25,6 +25,10 @@ class _StepRows:
     """int64 on the host: the drawn rows, ascending, followed by those that the batch added."""
     tables: dict[str, Tensor]
     """May have more rows than `index`; the rest is spare."""
+    drawn: int
+    """Number of the drawn rows."""
+    common: tuple[Tensor, Tensor]
+    """Places of the drawn rows that the step before has too: there, and here; int64 on the device."""
 
 
 class RowPrefetcher:
@@ -53,13 +57,15 @@ class RowPrefetcher:
         `next_drawn` those that the next step will draw: ascending int64 row numbers on the host.
         """
         previous = self._current
-        rows = self._append(self._take_prefetched(drawn, spare=len(added)), added)
+        rows = self._take_prefetched(drawn, added, previous)
+        self._append(rows, added)
         if previous is not None:
-            _copy_common(previous, rows)
+            _copy_rows(previous, rows, *rows.common)
+            self._copy_common_added(previous, rows, added)
             self._write = self._worker.submit(self._write_back, previous, self._record_event())
         self._current = rows
         spare = len(added) + int(len(drawn) * _SPARE_SHARE)
-        self._next = next_drawn, self._worker.submit(self._read, next_drawn, spare)
+        self._next = next_drawn, self._worker.submit(self._read, next_drawn, spare, rows)
         tables = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
         return rows.index, RowTables(tables, self._device)
 
@@ -76,36 +82,47 @@ class RowPrefetcher:
         if self._stream is not None:
             torch.cuda.set_device(self._stream.device)
 
-    def _take_prefetched(self, drawn: Tensor, spare: int) -> _StepRows:
+    def _take_prefetched(self, drawn: Tensor, added: Tensor, previous: _StepRows | None) -> _StepRows:
         """Return the prefetched rows; read them now if other rows, or fewer spare ones, were prefetched."""
         if self._next is not None and torch.equal(self._next[0], drawn):
             rows = self._next[1].result()
-            if all(len(table) >= len(drawn) + spare for table in rows.tables.values()):
+            if all(len(table) >= len(drawn) + len(added) for table in rows.tables.values()):
                 return rows
         if self._write is not None:
             self._write.result()
         # The first step, or the first after a checkpoint: all rows may have been read through the mapping.
         self._source.release_pages()
-        return self._worker.submit(self._read, drawn, spare).result()
+        return self._worker.submit(self._read, drawn, len(added), previous).result()
 
-    def _read(self, index: Tensor, spare: int) -> _StepRows:
+    def _read(self, index: Tensor, spare: int, previous: _StepRows | None) -> _StepRows:
+        """Read rows, and find those that the step before has too. Runs in the worker, one step ahead."""
         host = self._spare_tables(len(index) + spare) or self._new_tables(len(index) + spare)
         self._source.read_rows(index, host)
+        places = np.empty((2, 0), np.int64) if previous is None else _common_rows(previous, index.numpy())
+        common = torch.from_numpy(places)
         if self._stream is None:
-            return _StepRows(index, host)
+            return _StepRows(index, host, len(index), (common[0], common[1]))
         with torch.cuda.stream(self._stream):
             tables = {name: table.to(self._device, non_blocking=True) for name, table in host.items()}
+            common = common.to(self._device)
         self._stream.synchronize()
-        return _StepRows(index, tables)
+        return _StepRows(index, tables, len(index), (common[0], common[1]))
 
-    def _append(self, rows: _StepRows, added: Tensor) -> _StepRows:
+    def _append(self, rows: _StepRows, added: Tensor) -> None:
         """Read the rows that the batch added into the spare rows of the tables."""
-        start, stop = len(rows.index), len(rows.index) + len(added)
+        start, stop = rows.drawn, rows.drawn + len(added)
         host = self._new_tables(len(added))
         self._source.read_rows(added, host)
         for name, table in host.items():
-            rows.tables[name][start:stop] = table.to(self._device)
-        return _StepRows(torch.cat([rows.index, added]), rows.tables)
+            rows.tables[name][start:stop].copy_(table, non_blocking=True)
+        rows.index = torch.cat([rows.index, added])
+
+    def _copy_common_added(self, previous: _StepRows, rows: _StepRows, added: Tensor) -> None:
+        """Copy the rows that the batch added and the step before has too."""
+        places = torch.from_numpy(_common_rows(previous, added.numpy()))
+        if self._stream is not None:
+            places = places.pin_memory().to(self._device, non_blocking=True)
+        _copy_rows(previous, rows, places[0], places[1] + rows.drawn)
 
     def _new_tables(self, count: int) -> dict[str, Tensor]:
         """Allocate host tables with `count` rows."""
@@ -150,12 +167,25 @@ class RowPrefetcher:
         return None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
 
 
-def _copy_common(old: _StepRows, new: _StepRows) -> None:
-    """Copy the rows that both steps have from the old tables to the new ones."""
-    _, old_place, new_place = np.intersect1d(
-        old.index.numpy(), new.index.numpy(), assume_unique=True, return_indices=True
-    )
+def find(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the place of each value in an ascending array, −1 where it is missing."""
+    if not len(ascending):
+        return np.full(len(values), -1)
+    place = np.searchsorted(ascending, values)
+    found = ascending[np.minimum(place, len(ascending) - 1)] == values
+    return np.where(found, place, -1)
+
+
+def _common_rows(old: _StepRows, index: np.ndarray) -> np.ndarray:
+    """Return the places in `old.index`, and in `index`, of the rows that both have: int64 (2, count)."""
+    rows = old.index.numpy()
+    place = find(rows[: old.drawn], index)
+    added = find(rows[old.drawn :], index)
+    place = np.where(added >= 0, old.drawn + added, place)
+    here = np.flatnonzero(place >= 0)
+    return np.stack([place[here], here])
+
+
+def _copy_rows(old: _StepRows, new: _StepRows, old_place: Tensor, new_place: Tensor) -> None:
     for name, table in new.tables.items():
-        table[torch.from_numpy(new_place).to(table.device)] = old.tables[name][
-            torch.from_numpy(old_place).to(table.device)
-        ]
+        table.index_copy_(0, new_place, old.tables[name].index_select(0, old_place))

@@ -117,6 +117,9 @@ class TrainStep:
 
     def _forward_backward(self, state: TrainState, batch: Batch, num_micro_batches: int) -> Tensor:
         """Add the gradient of one micro-batch; return its share of the loss, a scalar on the device."""
+        if batch.host_label_B is not None and batch.label_B.device.type != "cpu":
+            # Before the forward pass, which hides the exchange: a head that samples selects its classes on the host.
+            state.head.expect_labels(batch.host_label_B)
         with profiler_range("data"):
             image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
         with profiler_range("forward"):

@@ -48,6 +48,8 @@ def train_sharded():
             mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
             head.begin_step(step)
             with collectives.measured_traffic() as traffic:
+                if step % 2:  # labels gathered before the forward pass, as on a GPU
+                    head.expect_labels(label[mine])
                 loss = head(wrapped(image[mine]), label[mine])
                 optimizer.zero_grad()
                 loss.backward()

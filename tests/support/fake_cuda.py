@@ -56,6 +56,8 @@ def fake_cuda(patch: Any, capability: tuple[int, int] = (7, 0)) -> Iterator[list
     patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for name in ("_fused_sgd_", "_fused_adamw_"):
         patch.setattr(torch, name, _check_fused_arguments)
+    # Page-locked memory belongs to a real device.
+    patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     with FakeTensorMode(allow_non_fake_inputs=True), _BlockingCopies() as copies:
         yield copies.found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from facetrain.config.schema import HeadConfig, MarginConfig, OptimConfig
 from facetrain.head import sharded_softmax
@@ -48,10 +49,11 @@ def head_step(head: MarginHead, number: int, patch: Any, *, batch: int = 16) -> 
     function = sharded_softmax._CrossEntropy
     patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))
     head.begin_step(number)
-    embedding, label = (
-        torch.empty(batch, head.embedding_size, device=GPU),
-        torch.empty(batch, device=GPU).long(),
-    )
+    with _disable_current_modes():  # labels with content, by which the host selects the classes of a sample
+        expected = torch.arange(batch) * 7919 % head.num_classes
+    head.expect_labels(expected)
+    embedding = torch.empty(batch, head.embedding_size, device=GPU)
+    label = torch.empty(batch, dtype=torch.int64, device=GPU)
     loss = head(embedding, label)
     gradient = function.backward(context, torch.empty((), device=GPU))[0]
     if not head.update_in_backward:

@@ -20,6 +20,10 @@ OPTIONS = {
     "16 and 8 bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "accumulated": {"update_in_backward": False},
     "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
+    "sampled": {"sample_rate": 0.2},
+    "sampled, 16 bits": {"sample_rate": 0.2, "sample_block": 4, "weight_dtype": torch.bfloat16},
+    "sampled sub-centers": {"sample_rate": 0.2, "sub_centers": 3},
+    "sampled, accumulated": {"sample_rate": 0.2, "update_in_backward": False},
     "unified": {"loss": "unified", "update_in_backward": False},
 }
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]

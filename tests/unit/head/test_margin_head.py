@@ -7,7 +7,7 @@ import torch
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.class_shard import ClassShard, shard_classes
 from facetrain.head.margins import CombinedMargin
-from facetrain.head.sampling import draw_classes
+from facetrain.head.sampling import draw_classes, is_drawn
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.heads import make_head, make_margin
 
@@ -342,3 +342,29 @@ def test_products_in_bfloat16_stay_close_to_the_dense_reference(margin):
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=0.02)
     assert torch.nn.functional.cosine_similarity(ours.grad.double(), reference.grad).min() > 0.98
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("rate", [0.003, 0.07, 0.5, 0.97])
+def test_the_host_knows_which_classes_are_drawn_without_drawing_all(rate, block):
+    far = 2**31 - 1000
+    for step, (start, stop) in itertools.product(
+        range(5), [(0, 700), (13, 14), (300, 701), (far, far + 900), (9, 9)]
+    ):
+        options = {"seed": 2, "step": step, "block": block}
+        drawn = draw_classes(ClassShard(start, stop), rate, **options).numpy()
+        classes = np.arange(start, stop)
+        np.testing.assert_array_equal(is_drawn(classes, rate, **options), np.isin(classes, drawn))
+        whole = draw_classes(ClassShard(max(start - 2000, 0), stop + 2000), rate, **options).numpy()
+        np.testing.assert_array_equal(drawn, whole[(whole >= start) & (whole < stop)])
+
+
+def test_labels_that_were_expected_give_the_same_step():
+    plain, expecting = small_head(sample_rate=0.3), small_head(sample_rate=0.3)
+    for step in range(2):
+        embedding, label = batch(step)
+        for head in (plain, expecting):
+            head.begin_step(step)
+        expecting.expect_labels(label)
+        wrong = torch.zeros_like(label)  # on a GPU the labels there are not read
+        assert plain(embedding, label).item() == expecting(embedding, wrong).item()
