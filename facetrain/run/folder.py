@@ -29,6 +29,7 @@ from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason, os_errors_as, write_atomically
+from facetrain.run.lock import LOCK_FILE
 
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 
@@ -47,7 +48,7 @@ def create_run_folder(world: World, *, given: Path | None, default: Path) -> tup
         UsageError: the folder holds the checkpoints of another run, the default folder exists, or the folder cannot
             be created.
     """
-    launchers = _launchers_of(world)
+    launchers = launchers_of(world)
     folder, restarted = decide_on_leader(world, lambda: _create(world, launchers, given, default))
     return Path(folder), restarted
 
@@ -61,7 +62,23 @@ def remove_if_empty(folder: Path, world: World) -> None:
 
 def is_restart(folder: Path, world: World) -> bool:
     """Return whether the launcher of this process has used the folder before, and restarted its workers. Collective."""
-    return bool(collectives.broadcast_json(_was_used_by(folder, _launchers_of(world))))
+    return bool(collectives.broadcast_json(_was_used_by(folder, launchers_of(world))))
+
+
+def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool) -> None:
+    """Clean up after an interrupted save, before a checkpoint is opened. Only with the lock of the folder. Collective.
+
+    Raises:
+        UsageError: a new run is to begin in a folder that has checkpoints.
+    """
+
+    def prepare() -> None:
+        if is_new_run and complete_steps(folder / CHECKPOINTS):
+            raise _existing_run(folder)
+        with os_errors_as(RunError, folder):
+            remove_unfinished(folder / CHECKPOINTS)
+
+    decide_on_leader(world, prepare)
 
 
 def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -> None:
@@ -72,7 +89,6 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -
     """
     with os_errors_as(RunError, folder):
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        remove_unfinished(folder / CHECKPOINTS)
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", config_text)
         write_atomically(
@@ -117,12 +133,18 @@ def _create(world: World, launchers: list[str], given: Path | None, default: Pat
     has_run = bool(complete_steps(folder / CHECKPOINTS))
     restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
     if given and has_run and not restarted:
-        steps = complete_steps(folder / CHECKPOINTS)
-        raise UsageError(
-            f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {folder}`, or "
-            "give another --run-dir"
-        )
+        raise _existing_run(folder)
+    with os_errors_as(UsageError, folder, "give another --run-dir"):
+        folder.mkdir(parents=True, exist_ok=True)
     return str(folder), restarted
+
+
+def _existing_run(folder: Path) -> UsageError:
+    steps = complete_steps(folder / CHECKPOINTS)
+    return UsageError(
+        f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {folder}`, or give "
+        "another --run-dir"
+    )
 
 
 def _check_creatable(folder: Path) -> None:
@@ -142,8 +164,8 @@ def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
     try:
         folder.mkdir(parents=True)  # atomic: of two runs that start together, only one succeeds
     except FileExistsError:
-        # Workers that were killed before they wrote anything have left it empty.
-        if restarts and not any(folder.iterdir()):
+        # Workers that were killed before they wrote anything have left it empty, but for their lock.
+        if restarts and all(LOCK_FILE in path.name for path in folder.iterdir()):
             return folder
         steps = complete_steps(folder / CHECKPOINTS)
         choices = [f"continue it with `facetrain resume {folder}`"] if steps else []
@@ -178,7 +200,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _launchers_of(world: World) -> list[str]:
+def launchers_of(world: World) -> list[str]:
+    """Return the ids of the elastic agents that started the ranks. Collective."""
     return sorted({name for name in collectives.gather_json(world.launcher_id) if name})
 
 

@@ -61,12 +61,15 @@ from facetrain.run.curves import plot_curves
 from facetrain.run.folder import (
     create_run_folder,
     is_restart,
+    launchers_of,
     missing_newest,
+    prepare_checkpoints,
     recorded_threads,
     remove_if_empty,
     rename_later_checkpoints,
     write_run_files,
 )
+from facetrain.run.lock import RunLock, locked
 from facetrain.run.open_data import must_generate, open_data, write_while_training
 from facetrain.run.run_state import Start, train_recorded
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
@@ -100,12 +103,15 @@ def train(
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
+        is_new = run_dir is None or not run_dir.exists()
         folder, restarted = create_run_folder(world, given=run_dir, default=default)
         try:
-            checkpoint = open_on_all_ranks(world, folder) if restarted else None
-            return _run(config, world, folder, checkpoint, profile=profile, set_keys=set_keys)
+            with locked(world, folder, launchers_of(world)) as lock:
+                prepare_checkpoints(world, folder, is_new_run=not restarted)
+                checkpoint = open_on_all_ranks(world, folder) if restarted else None
+                return _run(config, world, folder, checkpoint, lock, profile=profile, set_keys=set_keys)
         finally:
-            if run_dir is None:
+            if is_new:
                 remove_if_empty(folder, world)
 
 
@@ -123,11 +129,12 @@ def resume(
     `adopt` accepts a checkpoint of another run, or one that was renamed, as one of this run. The other options are
     those of `train`.
     """
-    with _joined_world(config) as world:
+    with _joined_world(config) as world, locked(world, run_dir, launchers_of(world)) as lock:
+        prepare_checkpoints(world, run_dir, is_new_run=False)
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
         checkpoint = open_on_all_ranks(world, run_dir, requested, adopt=adopt)
-        return _run(config, world, run_dir, checkpoint, profile=profile, set_keys=set_keys, adopt=adopt)
+        return _run(config, world, run_dir, checkpoint, lock, profile=profile, set_keys=set_keys, adopt=adopt)
 
 
 @contextmanager
@@ -175,6 +182,8 @@ class _Run:
     """Digest of the training data; only the leader has it."""
     changes: list[ConfigChange]
     """Config keys whose values differ from those in the checkpoint."""
+    check_lock: Callable[[], None]
+    """Raises an error if another process writes the run folder; only on the leader."""
 
 
 def _run(
@@ -182,6 +191,7 @@ def _run(
     world: World,
     folder: Path,
     checkpoint: Checkpoint | None,
+    lock: RunLock | None,
     *,
     profile: bool,
     set_keys: Set[str],
@@ -230,7 +240,7 @@ def _run(
         resumed = checkpoint is not None
         run = _Run(
             config, world, folder, source, sets, schedule, state, execution, network, workers, resumed,
-            started_at, profile, run_id, dataset, changes,
+            started_at, profile, run_id, dataset, changes, lock.require_held if lock else _accept,
         )  # fmt: skip
         if missing is not None:
             warn(f"going back to step {state.step}: {missing}, the newest checkpoint, is missing")
@@ -250,6 +260,10 @@ def _run(
         return train_recorded(folder, start, schedule.total_steps, lambda: _train(run))
     finally:
         stop_logging(log)
+
+
+def _accept() -> None:
+    """Check nothing: only the leader has the lock."""
 
 
 def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
@@ -298,6 +312,7 @@ def _train(run: _Run) -> int:
                 print_message,
                 total_steps=schedule.total_steps,
                 max_skipped_images=config.data.max_skipped,
+                check_lock=run.check_lock,
                 learning_check=build_learning_check(config, state, schedule),
             ),
             evaluation=Evaluation(_build_verifier(run, stop_request), recorder),
@@ -451,6 +466,7 @@ def _build_checkpointing(
         print_message,
         every_minutes=config.checkpoint.every_minutes,
         skipped=skipped,
+        check_lock=run.check_lock,
     )
 
 

@@ -32,12 +32,14 @@ class Checkpointing:
         *,
         every_minutes: float | None,
         skipped: Sequence[str] = (),
+        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the writer and the time between two checkpoints in minutes (None: no limit).
 
         `meta` is stored in every checkpoint. `skipped` is the growing list of this rank's messages about images that
-        it could not read.
+        it could not read. `check_lock` raises an error if another process writes the run.
         """
+        self._check_lock = check_lock
         self._skipped = skipped
         self._writer, self._recorder, self._meta, self._print = writer, recorder, meta, print_message
         self._every_s = (every_minutes or float("inf")) * 60
@@ -52,6 +54,7 @@ class Checkpointing:
 
     def save(self, state: TrainState) -> None:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
+        self._check_lock()
         self._began_at = time.monotonic()
         # Those since the last report: a resumed run does not read their images again.
         state.add_skipped_images(self._skipped)

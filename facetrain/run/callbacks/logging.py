@@ -41,11 +41,14 @@ class Logging:
         total_steps: int,
         max_skipped_images: int | None,
         learning_check: LearningCheck | None = None,
+        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the recorders of metrics and of loss spikes, and what they report on.
 
         `max_skipped_images` is the largest number of unreadable images on all ranks together (None: no limit).
+        `check_lock` raises an error if another process writes the run.
         """
+        self._check_lock = check_lock
         self._recorder, self._spike_recorder = recorder, spike_recorder
         self._step, self._loader, self._print = step, loader, print_message
         self._total_steps, self._max_skipped = total_steps, max_skipped_images
@@ -58,6 +61,7 @@ class Logging:
             DivergedError: the loss or the gradient was not finite in too many consecutive steps.
             SkippedError: more images could not be read than the config allows.
         """
+        self._check_lock()
         self._step.check_divergence(state, batches)
         self.report_spikes(state)
         state.add_skipped_images(self._loader.skipped)

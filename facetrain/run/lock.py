@@ -1,0 +1,344 @@
+"""Lock of a run folder: only one process at a time writes a run, on any number of hosts that share the folder.
+
+The leader of a run creates `run.lock` with its host, its process and a random token, and rewrites the file every few
+seconds with a higher count. `flock` is not used: on several network file systems it locks within one host only. The
+file is created by a hard link, which is atomic on NFS too.
+
+A lock is stale if its process has ended. On the same host the process table shows that at once. From another host the
+count is watched: if it does not rise for `SILENCE_S`, the host is gone. No clocks of different hosts are compared.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from facetrain.distributed.agreement import decide_on_leader
+from facetrain.distributed.world import World
+from facetrain.errors import RunError, UsageError
+from facetrain.files import os_errors_as
+from facetrain.telemetry.log import warn
+
+LOCK_FILE = "run.lock"
+BEAT_S = 5.0
+"""Seconds between two rewrites of the file."""
+SILENCE_S = 30.0
+"""Seconds without a rewrite after which the lock of another host is stale: several times `BEAT_S`, because network
+file systems delay writes."""
+_POLL_S = 0.5
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
+_STOPPED, _ENDED = "Tt", "ZX"
+"""Letters of process states, from proc(5)."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Process that holds a lock."""
+
+    token: str
+    """Random, so that every lock is distinct."""
+    host: str
+    machine: str
+    """Start of the host's kernel and namespace of its processes: only within both does `pid` name a process."""
+    pid: int
+    pid_start: str
+    """Start of the process in clock ticks: another process may get the same number later."""
+    since: str
+    launchers: tuple[str, ...]
+    """Elastic agents of the job: after a failure they start its processes again."""
+    beat: int = 0
+
+    def dump(self) -> bytes:
+        """Return the content of the file. Its length does not depend on the count, so that one write replaces it."""
+        return json.dumps(asdict(self) | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
+
+
+class RunLock:
+    """Lock of a run folder, for the leader."""
+
+    def __init__(
+        self,
+        folder: Path,
+        launchers: Sequence[str] = (),
+        *,
+        beat_s: float = BEAT_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """Prepare to lock a folder. `launchers` are the ids of the elastic agents that started this job."""
+        self._folder, self._path = folder, folder / LOCK_FILE
+        self._beat_s, self._silence_s = beat_s, silence_s
+        self._me = Holder(
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            pid_start=_process(os.getpid())[1],
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            launchers=tuple(name for name in launchers if name),
+        )
+        self._watched: tuple[bytes, int] | None = None
+        self._watched_since = 0.0
+        self._claim_seen_at: float | None = None
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def try_acquire(self) -> str | None:
+        """Try to get the lock. Return None if this process has it now, else what the next call waits for.
+
+        Raises:
+            UsageError: a living process has it.
+            RunError: the folder cannot be written to.
+        """
+        with os_errors_as(RunError, self._folder):
+            if self._begin():
+                return None
+            content = self._read()
+            if content is None:  # removed in the meantime
+                return ""
+            holder = _parse(content[0])
+            if holder is None:
+                return self._watch(content, f"{self._path} cannot be read")
+            if set(holder.launchers) & set(self._me.launchers):
+                return self._take_over(
+                    content
+                )  # the agents of this job end its processes before they start new ones
+            place = f"process {holder.pid} on {holder.host}"
+            if holder.machine != self._me.machine:
+                return self._watch(content, f"{place} has locked this run")
+            state = _process(holder.pid)[0] if _is_same_process(holder) else _ENDED[0]
+            if state in _ENDED:
+                return self._take_over(content)
+        advice = f"wait until it ends, or end it with `kill {holder.pid}`"
+        if state in _STOPPED:
+            advice = (
+                f"it is stopped (SIGSTOP): continue it with `kill -CONT {holder.pid}`, or end it with "
+                f"`kill -KILL {holder.pid}`"
+            )
+        raise UsageError(
+            f"{self._folder}: {place} writes this run since {holder.since}, and it is alive; {advice}"
+        )
+
+    def require_held(self) -> None:
+        """Check that no other process has taken the lock, after this one was stopped for a long time, say.
+
+        Raises:
+            RunError: another process writes the run now.
+        """
+        if not self._renew():
+            content = self._read()
+            holder = _parse(content[0]) if content else None
+            by = f"process {holder.pid} on {holder.host}" if holder else "another process"
+            raise RunError(
+                f"{self._folder}: {by} has taken over this run, because the lock of this process did not change for "
+                f"{self._silence_s:.0f} s; this process ends"
+            )
+
+    def release(self) -> None:
+        """Give the lock back. Does nothing if this process does not have it."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with suppress(OSError):
+            if self._is_mine():
+                self._path.unlink()
+
+    def _create(self) -> bool:
+        """Create the file with all of its content; return False if it exists."""
+        scratch = self._folder / f".{LOCK_FILE}.{self._me.token}"
+        try:
+            scratch.write_bytes(self._me.dump())
+            try:
+                os.link(scratch, self._path)
+            except OSError as error:
+                if error.errno in _NO_HARD_LINKS:
+                    return self._create_exclusively()
+                # NFS repeats a request whose answer was lost: the link may exist in spite of the error.
+                if error.errno != errno.EEXIST and os.stat(scratch).st_nlink != 2:
+                    raise
+            return os.stat(scratch).st_nlink == 2
+        finally:
+            with suppress(OSError):
+                scratch.unlink()
+
+    def _create_exclusively(self) -> bool:
+        try:
+            with self._path.open("xb") as file:
+                file.write(self._me.dump())
+        except FileExistsError:
+            return False
+        return True
+
+    def _read(self) -> tuple[bytes, int] | None:
+        """Return content and modification time of the file; None if there is none."""
+        try:
+            # Opened again for each read: NFS shows the changes of other hosts to a file that is opened after them.
+            with self._path.open("rb") as file:
+                return file.read(1 << 16), os.fstat(file.fileno()).st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def _watch(self, content: tuple[bytes, int], fact: str) -> str | None:
+        """Wait for the next rewrite of a lock whose process cannot be seen from this host."""
+        now = time.monotonic()
+        if self._watched is None:
+            self._watched, self._watched_since = content, now
+        elif content != self._watched:
+            raise UsageError(
+                f"{self._folder}: {fact}, and it is alive: it rewrites {LOCK_FILE}; wait until it ends, or end it"
+            )
+        elif now - self._watched_since >= self._silence_s:
+            warn(
+                f"{self._folder}: {fact}, but has not rewritten {LOCK_FILE} for {self._silence_s:.0f} s: it is gone"
+            )
+            return self._take_over(content)
+        return f"{self._folder}: {fact}: watching for {self._silence_s:.0f} s whether it is alive"
+
+    def _take_over(self, content: tuple[bytes, int]) -> str | None:
+        """Remove a stale lock, and get it. Of several processes that try this, one succeeds."""
+        # Without the claim, a slow process could remove the new lock of a faster one.
+        claim = self._folder / f".{LOCK_FILE}.{hashlib.sha256(content[0]).hexdigest()[:16]}.claim"
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            return self._wait_for_claim(claim)
+        try:
+            if self._read() != content:
+                return ""
+            self._path.unlink()
+            # While the claim is held, so that no other process finds the same stale lock again.
+            return None if self._begin() else ""
+        finally:
+            self._watched = self._claim_seen_at = None
+            claim.unlink(missing_ok=True)
+
+    def _wait_for_claim(self, claim: Path) -> str:
+        """Wait until another process has taken a stale lock over; remove the claim of one that has ended meanwhile."""
+        now = time.monotonic()
+        if self._claim_seen_at is None:
+            self._claim_seen_at = now
+        elif now - self._claim_seen_at >= self._silence_s:
+            claim.unlink(missing_ok=True)
+            self._claim_seen_at = None
+        return ""
+
+    def _begin(self) -> bool:
+        """Create the file, and rewrite it from now on; return False if it exists."""
+        if not self._create():
+            return False
+        # A daemon: a run that ends by an error in another thread must not wait for it.
+        self._thread = threading.Thread(target=self._keep_alive, name="run-lock", daemon=True)
+        self._thread.start()
+        return True
+
+    def _keep_alive(self) -> None:
+        while not self._end.wait(self._beat_s):
+            # A full disk or a lost server must not end the run: `require_held` reports a lost lock.
+            with suppress(OSError):
+                if not self._renew():
+                    return
+
+    def _renew(self) -> bool:
+        """Rewrite the file with a higher count; return False if it is the lock of another process."""
+        try:
+            with self._path.open("r+b") as file:
+                holder = _parse(file.read(1 << 16))
+                if holder is not None and holder.token != self._me.token:
+                    return False
+                # In place: a new file under the name would not be seen by hosts that cache the folder.
+                self._me = replace(self._me, beat=self._me.beat + 1)
+                file.seek(0)
+                file.write(self._me.dump())
+        except FileNotFoundError:  # somebody has removed the file: the folder is locked again
+            return self._create()
+        return True
+
+    def _is_mine(self) -> bool:
+        content = self._read()
+        holder = _parse(content[0]) if content else None
+        return holder is not None and holder.token == self._me.token
+
+
+@contextmanager
+def locked(world: World, folder: Path, launchers: Sequence[str]) -> Iterator[RunLock | None]:
+    """Hold the lock of a run folder for the duration of the context; yield it on the leader. Collective.
+
+    Raises:
+        UsageError: a living process writes the run.
+        RunError: the folder cannot be written to.
+    """
+    lock, shown = RunLock(folder, launchers) if world.is_leader else None, ""
+
+    def try_acquire() -> str | None:
+        return lock.try_acquire() if lock is not None else None
+
+    # In short calls: the other ranks wait for each of them no longer than their collectives allow.
+    while (waits_for := decide_on_leader(world, try_acquire)) is not None:
+        if lock is not None and waits_for not in ("", shown):
+            shown = waits_for
+            warn(shown)
+        time.sleep(_POLL_S)
+    try:
+        yield lock
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _parse(content: bytes) -> Holder | None:
+    """Return the holder that a file describes; None if it does not describe one."""
+    try:
+        values: dict[str, Any] = json.loads(content)
+        return Holder(
+            **{name: str(values[name]) for name in ("token", "host", "machine", "pid_start", "since")},
+            pid=int(values["pid"]),
+            launchers=tuple(map(str, values["launchers"])),
+            beat=int(values["beat"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _machine() -> str:
+    """Return the start of the kernel and the namespace of the processes; "" where the system has no /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _is_same_process(holder: Holder) -> bool:
+    """Return whether the process of a lock still has its number, and no later process has got it."""
+    return _process(holder.pid)[1] in ("", holder.pid_start)
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """Return state and start time of a process, as in proc(5); the start is "" where it cannot be read."""
+    try:
+        # The name of the program, in parentheses, may contain spaces and parentheses.
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)  # signal 0 only checks that the process exists
+    except (ProcessLookupError, OverflowError, ValueError):
+        return _ENDED[0], ""
+    except PermissionError:
+        pass
+    return "R", ""

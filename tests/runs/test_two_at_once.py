@@ -1,0 +1,47 @@
+"""Two processes on one run folder: the second one is refused as long as the first one lives."""
+
+import os
+import signal
+
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import load_config
+from facetrain.errors import UsageError
+from facetrain.run import training
+from facetrain.run.lock import LOCK_FILE
+from tests.runs.test_lost_ranks import LONG, wait_for_checkpoint, wait_for_step
+from tests.runs.test_training import losses
+from tests.support.command import start
+from tests.support.processes import descendants, kill
+
+
+def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_it_is_stopped(
+    describe, tmp_path
+):
+    config, folder = describe(), tmp_path / "run"
+    process = start("train", "--config", config, "--run-dir", folder, *LONG, "--set", "data.workers=0")
+    try:
+        wait_for_step(folder, 2, process)
+        with pytest.raises(UsageError):  # before and after the first checkpoint
+            training.train(load_config(config), folder)
+        wait_for_checkpoint(folder)
+        loaded = load_config(folder / "config.yaml", ["train.max_steps=40", "data.workers=0"])
+        with pytest.raises(UsageError, match=f"process {process.pid} on .* writes this run"):
+            training.resume(loaded, folder)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        with pytest.raises(UsageError, match=f"it is stopped .SIGSTOP.*kill -KILL {process.pid}"):
+            training.resume(loaded, folder)
+        reported, before = len(losses(folder)), (folder / "config.yaml").read_bytes()
+        process.send_signal(signal.SIGCONT)
+        wait_for_step(folder, reported + 2, process)
+        assert (folder / "config.yaml").read_bytes() == before, "the refused commands have changed nothing"
+    finally:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()
+    assert (folder / LOCK_FILE).exists()
+    last = Checkpoint.open(folder).step
+    loaded = load_config(folder / "config.yaml", [f"train.max_steps={last + 2}", "data.workers=0"])
+    assert training.resume(loaded, folder) == 0, "a killed process holds nothing"
+    assert not (folder / LOCK_FILE).exists()

@@ -1,0 +1,196 @@
+"""Lock of a run folder: living, ended, stopped and reused processes, and hosts that cannot be seen."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from facetrain.distributed.world import World
+from facetrain.errors import RunError, UsageError
+from facetrain.run.lock import LOCK_FILE, RunLock, locked
+
+FAST = {"beat_s": 0.02, "silence_s": 0.3}
+
+
+@pytest.fixture
+def sleeper():
+    """A process that does nothing; its lock is written by `lock_of`."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def lock_of(folder, **changes):
+    """Leave the lock of a process: of this one, with some fields changed."""
+    lock = RunLock(folder)
+    assert lock.try_acquire() is None
+    content = json.loads((folder / LOCK_FILE).read_text())
+    lock.release()
+    (folder / LOCK_FILE).write_text(json.dumps(content | changes))
+
+
+def start_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[19]
+
+
+def wait_for(lock, seconds=10.0):
+    """Try to acquire until there is an outcome; return what the calls waited for."""
+    waited, deadline = set(), time.monotonic() + seconds
+    while (line := lock.try_acquire()) is not None:
+        waited.add(line)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return waited - {""}
+
+
+def test_a_folder_is_locked_once_and_free_after_the_release(tmp_path):
+    first, second = RunLock(tmp_path), RunLock(tmp_path)
+    assert first.try_acquire() is None
+    with pytest.raises(UsageError, match=f"process {os.getpid()} on .* writes this run since .* alive"):
+        second.try_acquire()
+    first.require_held()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+    assert second.try_acquire() is None
+    first.release()
+    second.require_held()
+    second.release()
+
+
+def test_a_stopped_process_is_alive_and_the_error_names_its_state(tmp_path, sleeper):
+    lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid))
+    with pytest.raises(UsageError, match=f"process {sleeper.pid} .* end it with `kill {sleeper.pid}`"):
+        RunLock(tmp_path).try_acquire()
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitpid(sleeper.pid, os.WUNTRACED)
+    with pytest.raises(UsageError, match=f"is stopped .SIGSTOP.: .*`kill -CONT {sleeper.pid}`"):
+        RunLock(tmp_path).try_acquire()
+
+
+def test_the_lock_of_an_ended_process_is_stale_at_once_even_before_its_parent_has_noticed(tmp_path, sleeper):
+    lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid))
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
+    lock = RunLock(tmp_path)
+    assert lock.try_acquire() is None
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_got_the_number_of_an_ended_one_does_not_hold_its_lock(tmp_path, sleeper):
+    lock_of(tmp_path, pid=sleeper.pid, pid_start="1")
+    lock = RunLock(tmp_path)
+    assert lock.try_acquire() is None
+    lock.release()
+
+
+def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, capfd):
+    lock_of(tmp_path, host="node7", machine="node7 boot 1", pid=123)
+    os.utime(tmp_path / LOCK_FILE, (2e9, 2e9))  # its clock is years ahead
+    lock, since = RunLock(tmp_path, **FAST), time.monotonic()
+    (line,) = wait_for(lock)
+    assert time.monotonic() - since >= FAST["silence_s"]
+    assert "process 123 on node7 has locked this run: watching" in line
+    assert (
+        "process 123 on node7 has locked this run, but has not rewritten run.lock" in capfd.readouterr().err
+    )
+    lock.release()
+
+
+def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.run.lock._machine", lambda: "node7 boot 1")
+    there = RunLock(tmp_path, beat_s=0.02)
+    assert there.try_acquire() is None
+    monkeypatch.undo()
+    here = RunLock(tmp_path, silence_s=60.0)
+    with pytest.raises(UsageError, match="has locked this run, and it is alive"):
+        wait_for(here)
+    there.require_held()
+    there.release()
+
+
+def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path):
+    (tmp_path / LOCK_FILE).write_bytes(b"\0" * 100)
+    lock = RunLock(tmp_path, **FAST)
+    assert "cannot be read" in str(wait_for(lock))
+    lock.release()
+
+
+def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
+    lock_of(tmp_path, host="node7", machine="node7 boot 1", launchers=["node7-agent", "node8-agent"])
+    lock = RunLock(tmp_path, ["", "node8-agent"])
+    assert lock.try_acquire() is None
+    lock.release()
+
+
+def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.run.lock._machine", lambda: "node7 boot 1")
+    stopped = RunLock(tmp_path, beat_s=60.0)  # as if by SIGSTOP
+    assert stopped.try_acquire() is None
+    monkeypatch.undo()
+    other = RunLock(tmp_path, **FAST)
+    wait_for(other)
+    with pytest.raises(RunError, match=f"process {os.getpid()} on .* has taken over this run"):
+        stopped.require_held()
+    stopped.release()
+    other.require_held()
+    other.release()
+
+
+def test_a_lock_that_was_removed_by_hand_is_created_again(tmp_path):
+    lock = RunLock(tmp_path, beat_s=0.01)
+    assert lock.try_acquire() is None
+    (tmp_path / LOCK_FILE).unlink()
+    lock.require_held()
+    with pytest.raises(UsageError):
+        RunLock(tmp_path).try_acquire()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no hard links")))
+    lock_of(tmp_path, pid=1, pid_start="0")
+    got, refused, start = [], [], threading.Barrier(8)
+
+    def take():
+        lock = RunLock(tmp_path)
+        start.wait()
+        try:
+            wait_for(lock)
+            got.append(lock)
+        except UsageError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1 and len(refused) == 7
+    got[0].require_held()
+    got[0].release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    with pytest.raises(RunError, match="absent"):
+        RunLock(tmp_path / "absent").try_acquire()
+
+
+def test_the_lock_is_released_when_the_run_ends_by_a_signal(tmp_path):
+    world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+    with pytest.raises(SystemExit), locked(world, tmp_path, []) as lock:
+        lock.require_held()
+        sys.exit(143)
+    assert list(tmp_path.iterdir()) == []
