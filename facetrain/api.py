@@ -42,6 +42,7 @@ from facetrain.distributed.world import pick_device
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
 from facetrain.verify.image_embeddings import read_input
 from facetrain.verify.normalization import l2_normalize
@@ -59,7 +60,9 @@ class Comparison:
     cosine: float
     """Cosine of the two embeddings, from -1 to 1; the faces of two people have a value near 0."""
     threshold: float | None = None
-    """Smallest cosine of a match, as given to `Model.compare`."""
+    """Smallest cosine of a match: as given to `Model.compare`, or of a calibrated model."""
+    fmr: float | None = None
+    """False match rate of the threshold, if the model file has it."""
 
     @property
     def same(self) -> bool | None:
@@ -182,10 +185,13 @@ class Model:
                 chunks.append(embedding_BD.cpu().numpy())
         return l2_normalize(np.concatenate(chunks))
 
-    def compare(self, first: Image, second: Image, *, threshold: float | None = None) -> Comparison:
-        """Return the cosine similarity of two faces, and whether it reaches the threshold if one is given.
+    def compare(
+        self, first: Image, second: Image, *, threshold: float | None = None, fmr: float | None = None
+    ) -> Comparison:
+        """Return the cosine similarity of two faces, and whether it reaches a threshold.
 
-        A threshold belongs to a model and a false match rate: `facetrain.evaluate` measures it.
+        The threshold is the given one, or that of the false match rate `fmr` in a model file that
+        `facetrain calibrate` wrote; by default the one of the lowest stored rate, and none in other files.
 
         Examples:
             >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same
@@ -193,9 +199,16 @@ class Model:
 
         Raises:
             DataError: as `embed`.
+            UsageError: both are given, or the model file has no threshold for `fmr`.
         """
+        if threshold is not None and fmr is not None:
+            raise UsageError("compare: give threshold or fmr, not both")
         embedding_2D = self.embed([first, second])
-        return Comparison(float(embedding_2D[0] @ embedding_2D[1]), threshold)
+        cosine = float(embedding_2D[0] @ embedding_2D[1])
+        if threshold is not None:
+            return Comparison(cosine, threshold)
+        stored = pick_threshold(stored_thresholds(self.metadata, self.path), fmr, self.path)
+        return Comparison(cosine, stored.cosine, stored.fmr) if stored else Comparison(cosine)
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}): {self._opened.description}"

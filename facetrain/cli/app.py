@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from facetrain import __version__
-from facetrain.cli import bench, config, data, doctor, evaluate, export, plan, search, train
+from facetrain.cli import bench, calibrate, config, data, doctor, evaluate, export, plan, search, train
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
 from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason
@@ -34,6 +34,7 @@ app.command("runs")(train.runs)
 app.command("report")(train.report)
 app.command("eval")(evaluate.evaluate)
 app.command("embed")(evaluate.embed)
+app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(evaluate.compare)
 app.command("search")(search.search)
 app.command("export")(export.export)

@@ -216,15 +216,35 @@ def compare(
     model: Model,
     first: Annotated[Path, typer.Argument(help="First image: an aligned face crop.")],
     second: Annotated[Path, typer.Argument(help="Second image: an aligned face crop.")],
+    fmr: Annotated[
+        float | None,
+        typer.Option(
+            help="False match rate whose threshold decides, one of those that `facetrain calibrate` stored. The "
+            "default is the lowest; a model without thresholds gives no decision."
+        ),
+    ] = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
-    """Print the cosine similarity of two faces, from -1 to 1; unrelated faces have a value near 0."""
+    """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
+    from facetrain.verify.calibration import pick_threshold, stored_thresholds
     from facetrain.verify.image_embeddings import embed_image_files
 
-    embedding = embed_image_files(model, [first, second], device=device)
+    embedding, metadata = embed_image_files(model, [first, second], device=device)
+    threshold = pick_threshold(stored_thresholds(metadata, model), fmr, model)
     cosine = float(embedding[0] @ embedding[1])
-    typer.echo(json.dumps({"cosine": cosine}) if as_json else f"cosine similarity {cosine:.4f}")
+    same = threshold and cosine >= threshold.cosine
+    if as_json:
+        decision = {"same": same, "threshold": threshold.as_json()} if threshold else {}
+        typer.echo(json.dumps({"cosine": cosine} | decision))
+        return
+    line = f"cosine similarity {cosine:.4f}"
+    if threshold:
+        verdict = "same person" if same else "different people"
+        line += (
+            f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
+        )
+    typer.echo(line)
 
 
 def _only_system(

@@ -27,8 +27,20 @@ def search(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of gallery entries per probe.")] = 5,
     threshold: Annotated[
-        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of a result, from -1 to 1.")
-    ] = -1.0,
+        float | None,
+        typer.Option(
+            min=-1,
+            max=1,
+            help="Smallest cosine similarity of a result, from -1 to 1. The default is -1: all results.",
+        ),
+    ] = None,
+    fmr: Annotated[
+        float | None,
+        typer.Option(
+            help="Use the threshold that `facetrain calibrate` stored in --model for this false match rate of one "
+            "comparison, instead of --threshold."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -43,6 +55,7 @@ def search(
     from facetrain.verify.identification import top_k
 
     require_writable(output)
+    lowest = _stored_threshold(model, fmr, device) if fmr is not None else threshold
     entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)
     if entries.embedding.shape[1] != probes.embedding.shape[1]:
         raise DataError(
@@ -56,7 +69,7 @@ def search(
             "found": [
                 {"name": entries.name[row], "label": int(entries.label[row]), "cosine": float(cosine)}
                 for row, cosine in zip(rows, cosines, strict=True)
-                if cosine >= threshold
+                if lowest is None or cosine >= lowest
             ],
         }
         for name, rows, cosines in zip(probes.name, row_QK.tolist(), cosine_QK, strict=True)
@@ -69,6 +82,23 @@ def search(
         typer.echo("\n".join(line for result in results for line in _format_result(result)))
     else:
         typer.echo(f"{output}: searched {len(results):,} probes in {len(entries.name):,} gallery entries")
+
+
+def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
+    from facetrain.distributed.world import join
+    from facetrain.errors import UsageError
+    from facetrain.models.model_file import open_model
+    from facetrain.verify.calibration import pick_threshold, stored_thresholds
+
+    if model is None:
+        raise UsageError(
+            f"--fmr {fmr:g}: needs --model, whose file has the thresholds of facetrain calibrate"
+        )
+    with join(device) as world:
+        metadata = open_model(model, world.device).metadata
+    found = pick_threshold(stored_thresholds(metadata, model), fmr, model)
+    assert found is not None, "a given rate has a threshold, or an error"
+    return found.cosine
 
 
 def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:

@@ -55,14 +55,16 @@ def embed_input(
     images, names, labels = read_input(input)
     with join(device) as world:
         opened = open_model(model, world.device)
-        embedding = _embed(
+        embedding = embed_images(
             opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress
         )
     return Embeddings(embedding, names, labels)
 
 
-def embed_image_files(model: Path, paths: Sequence[Path], *, device: str = "auto") -> np.ndarray:
-    """Return the unit embeddings of a few image files, with flip: float32 (N, D).
+def embed_image_files(
+    model: Path, paths: Sequence[Path], *, device: str = "auto"
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the unit embeddings of a few image files, with flip, float32 (N, D), and the model's description.
 
     Raises:
         ModelError: the model cannot be opened.
@@ -72,21 +74,24 @@ def embed_image_files(model: Path, paths: Sequence[Path], *, device: str = "auto
     with join(device) as world:
         opened = open_model(model, world.device)
         name = " and ".join(map(str, paths))
-        return _embed(opened, images, name, world, flip=True, batch_size=len(paths))
+        return embed_images(opened, images, name, world, batch_size=len(paths)), opened.metadata
 
 
-def _embed(
+def embed_images(
     opened: EmbeddingModel,
     images: Sequence[bytes],
     name: str,
     world: World,
     *,
-    flip: bool,
+    flip: bool = True,
     batch_size: int,
     bf16: bool = False,
     progress: ProgressCallback | None = None,
 ) -> np.ndarray:
-    """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file."""
+    """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
+
+    `name` is the input, for messages.
+    """
     count, start = len(images), 0
     embedder = ImageEmbedder(
         opened.network,

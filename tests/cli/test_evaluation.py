@@ -4,11 +4,13 @@ import csv
 import json
 
 import pytest
+import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_subjects import write_subjects
 from facetrain.errors import UsageError
-from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.verify.embedding_files import load_embeddings, save_embeddings
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
@@ -18,8 +20,6 @@ OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16,
 
 
 def write_model(path, seed):
-    import torch
-
     torch.manual_seed(seed)
     network = build_backbone("iresnet", **OPTIONS)
     save_model(path, network.state_dict(), describe_backbone("iresnet", **OPTIONS))
@@ -99,6 +99,61 @@ def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
         )
     )  # fmt: skip
     assert f"against {tmp_path / 'system.csv'}" in shown and "1.00000 = " in shown
+
+
+def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path):
+    import onnxruntime
+
+    for person in range(12):
+        folder = tmp_path / "faces" / f"person{person}"
+        folder.mkdir(parents=True)
+        for k in range(6):
+            (folder / f"{k}.png").write_bytes(face(person, 10 * person + k))
+    one, other = (tmp_path / "faces" / name / "0.png" for name in ("person0", "person7"))
+    assert json.loads(output_of(facetrain("compare", model, one, other, "--json"))).keys() == {"cosine"}
+    shown = output_of(
+        facetrain("calibrate", model, "--target", tmp_path / "faces", "--fmr", 0.01, "--fmr", 0.1)
+    )
+    assert "2,376 impostor pairs of 12 people in faces" in shown and "FMR 0.01  cosine >= " in shown
+    found = json.loads(output_of(facetrain("compare", model, one, one, "--json")))
+    assert found["same"] is True and found["threshold"]["fmr"] == 0.01
+    shown = output_of(facetrain("compare", model, one, other, "--fmr", 0.1))
+    assert "at FMR 0.1 (threshold " in shown and ("same person" in shown or "different people" in shown)
+    assert "stored are 0.1, 0.01" in str(refusal("compare", model, one, other, "--fmr", 0.001))
+    output_of(facetrain("export", model, "--format", "onnx", "--output", tmp_path / "m.onnx"))
+    metadata = onnxruntime.InferenceSession(str(tmp_path / "m.onnx")).get_modelmeta().custom_metadata_map
+    assert [each["fmr"] for each in json.loads(metadata["thresholds"])] == [0.01, 0.1]
+    decided = json.loads(output_of(facetrain("compare", tmp_path / "m.onnx", one, one, "--json")))
+    assert decided["threshold"] == found["threshold"]
+    output_of(facetrain("embed", model, tmp_path / "faces", "--output", tmp_path / "gallery.npz"))
+    listed = output_of(
+        facetrain(
+            "search", tmp_path / "gallery.npz", one, "--model", model, "--fmr", 0.01, "--top", 72, "--json"
+        )
+    )
+    (result,) = json.loads(listed)
+    assert 0 < len(result["found"]) < 72
+    assert min(entry["cosine"] for entry in result["found"]) >= found["threshold"]["cosine"]
+
+
+def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model, tmp_path):
+    write_bin(tmp_path / "pairs.bin", [face(n, n) for n in range(40)], [False] * 20)
+    for arguments, message in (
+        ([model, "--target", tmp_path / "pairs.bin"], "has no table pairs.subjects.csv"),
+        ([tmp_path / "no", "--target", "x"], "no such file"),
+        ([tmp_path / "pairs.bin", "--target", "x"], "give --output FILE.safetensors"),
+        ([model, "--target", "x", "--output", "m.onnx"], "is written as .safetensors"),
+    ):
+        assert message in str(refusal("calibrate", *arguments))
+    write_subjects(tmp_path / "pairs.bin", [f"person {n}" for n in range(40)])
+    error = refusal("calibrate", model, "--target", tmp_path / "pairs.bin")
+    assert "40 images of 40 people have fewer than the 1,000 impostor pairs" in str(error)
+    copy = tmp_path / "copy.safetensors"
+    output_of(
+        facetrain("calibrate", model, "--target", tmp_path / "pairs.bin", "--fmr", 0.05, "--output", copy)
+    )
+    assert "thresholds" in open_model(copy, torch.device("cpu")).metadata
+    assert "thresholds" not in open_model(model, torch.device("cpu")).metadata
 
 
 def test_one_system_is_evaluated_at_a_time(model):

@@ -60,7 +60,7 @@ def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model)
     dataset = facetrain.Dataset(folder / "faces")
     images = [image for image, _ in dataset]
     files = sorted((folder / "images").iterdir())
-    expected = embed_image_files(folder / "m.safetensors", files, device="cpu")
+    expected, _ = embed_image_files(folder / "m.safetensors", files, device="cpu")
     assert model.embedding_size == 16 and model.image_size == 32
     for given in (dataset, images, np.stack(images), files, [files[0], *images[1:]], folder / "images"):
         found = model.embed(given, batch_size=2)

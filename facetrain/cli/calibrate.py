@@ -1,0 +1,89 @@
+"""Command `facetrain calibrate`: thresholds for chosen false match rates, stored in the model file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facetrain.cli.devices import Device
+
+
+def calibrate(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Model to calibrate: a run folder or a .safetensors file; with --output also a checkpoint "
+            "or a .pt file."
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Known people: a dataset, or a .bin set with a table of subjects; a path, or the name of a set in the "
+            "data folder."
+        ),
+    ],
+    fmr: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=1e-9,
+            max=0.5,
+            help="False match rate to find a threshold for, from 0 to 0.5. Repeat the option for several. The default "
+            "is 1e-3, 1e-4, 1e-5 and 1e-6, as far as the data reaches.",
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the set that is given by name. The default is the evaluation folder of the run, or the "
+            "current folder if MODEL is not a run."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File for the model with its thresholds, .safetensors. The default replaces the file of MODEL.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the bootstrap, and of the people drawn from a large dataset.")
+    ] = 0,
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+) -> None:
+    """Measure the cosine thresholds of false match rates on known people, and store them in the model file."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.config.loading import eval_dir_of_run
+    from facetrain.verify.calibrate_model import calibrate_model
+
+    with progress_bar("embedding") as progress:
+        path, thresholds = calibrate_model(
+            model,
+            target,
+            data_dir or eval_dir_of_run(model),
+            fmrs=tuple(fmr or ()),
+            output=output,
+            seed=seed,
+            device=device,
+            batch_size=batch_size,
+            progress=progress,
+        )
+    if as_json:
+        found = {"model": str(path), "thresholds": [one.as_json() for one in thresholds]}
+        typer.echo(json.dumps(found, indent=1))
+        return
+    first = thresholds[0]
+    measured = f"{first.impostors:,} impostor pairs of {first.subjects:,} people in {first.data}"
+    typer.echo(f"{path}: thresholds from {measured}")
+    for one in thresholds:
+        low, high = one.fmr_interval
+        line = f"  FMR {one.fmr:g}  cosine >= {one.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
+        if one.fnmr is not None and one.fnmr_interval is not None:
+            line += f"  FNMR {one.fnmr:.3%} [{one.fnmr_interval[0]:.3%}, {one.fnmr_interval[1]:.3%}]"
+        typer.echo(line)
+    typer.echo(f"next: facetrain compare {path} A.jpg B.jpg")

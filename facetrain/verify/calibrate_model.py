@@ -1,0 +1,122 @@
+"""Calibration of a model file: embed known people, measure thresholds, store them in the file."""
+
+# N images   D embedding
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.distributed.world import join
+from facetrain.errors import DataError, ModelError, PairsError, UsageError
+from facetrain.models.model_file import METADATA_KEY as DESCRIPTION_KEY
+from facetrain.models.model_file import MODEL_FILE, open_model, save_model
+from facetrain.models.weight_files import read_weights
+from facetrain.progress import ProgressCallback
+from facetrain.verify.calibration import (
+    METADATA_KEY,
+    Threshold,
+    calibrate,
+    reachable_fmrs,
+    sampled_images,
+)
+from facetrain.verify.image_embeddings import embed_images, read_input
+from facetrain.verify.pair_set import load_pair_set
+from facetrain.verify.subjects import dense_ids
+
+
+def calibrate_model(
+    model: Path,
+    target: str,
+    data_dir: Path,
+    *,
+    fmrs: Sequence[float] = (),
+    output: Path | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    batch_size: int = 256,
+    progress: ProgressCallback | None = None,
+) -> tuple[Path, list[Threshold]]:
+    """Measure the thresholds of a model and store them in its file; return the file and the thresholds.
+
+    Args:
+        model: a run folder, a .safetensors file, or, with `output`, any file of a facetrain backbone.
+        target: a dataset, or a `.bin` set with a table of subjects; a path, or the name of a set in `data_dir`.
+        data_dir: folder of the sets that are given by name.
+        fmrs: false match rates; by default those of `calibration.FMRS` that the data reaches.
+        output: .safetensors file for the model with its thresholds. By default, the file is replaced.
+        seed: seed of the sampled people of a large dataset and of the bootstrap.
+        device: `cpu`, `cuda` or `auto`.
+        batch_size: images per forward pass.
+        progress: called with the number of embedded images and their total.
+
+    Raises:
+        ModelError: the model cannot be opened, or its file cannot hold thresholds.
+        DataError: the data cannot be read, has no labels, or has too few impostor pairs for one of the rates.
+    """
+    path = _writable_model(model, output)
+    images, labels = read_known_people(target, data_dir)
+    chosen = sampled_images(labels, seed=seed)
+    images, labels = [images[index] for index in chosen.tolist()], labels[chosen]
+    fmrs = fmrs or reachable_fmrs(labels)
+    if not fmrs:
+        raise DataError(
+            f"{target}: {len(labels):,} images of {len(np.unique(labels)):,} people have fewer than the 1,000 impostor "
+            "pairs that an FMR of 1e-3 needs; use a larger set, or a higher --fmr"
+        )
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        unit_ND = embed_images(opened, images, target, world, batch_size=batch_size, progress=progress)
+    if not np.isfinite(unit_ND).all():
+        raise ModelError(f"{model}: has embeddings that are not finite; the network has diverged")
+    thresholds = calibrate(unit_ND, labels, fmrs, data=Path(target).name, seed=seed)
+    stored = {METADATA_KEY: [one.as_json() for one in thresholds]}
+    if path.is_file() and output is None:
+        weights, metadata = read_weights(path)
+        save_model(path, weights, json.loads(metadata[DESCRIPTION_KEY]) | stored)
+    else:
+        save_model(path, opened.network.state_dict(), opened.metadata | stored)
+    return path, thresholds
+
+
+def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.ndarray]:
+    """Return the different images of a dataset or set, and the person of each, int (N,).
+
+    Raises:
+        DataError: the data cannot be read, or does not say who is on its images.
+    """
+    path = Path(target)
+    if path.suffix != ".bin" and path.exists():
+        images, _, labels = read_input(path)
+        if (labels < 0).any():
+            raise DataError(f"{target}: has no labels; use a dataset with one subfolder per person")
+        return images, labels
+    pairs = load_pair_set(target, data_dir)
+    if pairs.subject is None:
+        raise PairsError(
+            f"{target}: has no table {pairs.name}.subjects.csv, and without it two images of one person would count as "
+            "an impostor pair; write the set with facetrain data pairs, or give a dataset"
+        )
+    _, first_N = np.unique(dense_ids(pairs.images), return_index=True)
+    return [pairs.images[index] for index in first_N.tolist()], pairs.subject[first_N]
+
+
+def _writable_model(model: Path, output: Path | None) -> Path:
+    """Return the .safetensors file that gets the thresholds, before anything is measured."""
+    path = model / MODEL_FILE if (model / MODEL_FILE).is_file() else model
+    if output is not None:
+        if output.suffix != ".safetensors":
+            raise UsageError(f"{output}: the model is written as .safetensors; give a name with this suffix")
+        return output
+    if path.suffix == ".safetensors" and path.is_file():
+        _, metadata = read_weights(path)
+        if DESCRIPTION_KEY in metadata:
+            return path
+    if not path.exists():
+        raise ModelError(f"{model}: no such file or folder")
+    raise UsageError(
+        f"{model}: its file cannot hold thresholds; give --output FILE.safetensors for a copy of the model that does"
+    )

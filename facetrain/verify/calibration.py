@@ -1,0 +1,264 @@
+"""Calibration: cosine thresholds of a model for chosen false match rates, measured on known people.
+
+A threshold is measured on all pairs of images of different people of a dataset, not on a published list: 3,000 impostor
+pairs reach an FMR of 1e-3, the 24 million of the same images compared with each other reach 1e-6.
+"""
+
+# N images   D embedding   S subjects   P pairs   R draws of subjects
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.verify import bootstrap
+from facetrain.verify.result import Interval
+from facetrain.verify.roc import ROUNDING
+from facetrain.verify.scored_pairs import REPLICATES
+from facetrain.verify.subjects import dense_ids
+
+METADATA_KEY = "thresholds"
+"""Name of the thresholds in the description of a model file, and in the metadata of an ONNX file."""
+FMRS = (1e-3, 1e-4, 1e-5, 1e-6)
+"""False match rates that are calibrated by default, as far as the data reaches."""
+MAX_IMAGES = 50_000
+"""Most images that are compared with each other; the people of a larger dataset are sampled."""
+_BLOCK = 1 << 24
+"""Similarities that are computed at a time: 64 MiB."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Cosine from which two faces count as one person, and its measured error rates."""
+
+    fmr: float
+    """Promised false match rate: at most this share of the measured impostor pairs reaches the cosine."""
+    cosine: float
+    fmr_interval: Interval
+    """95 % interval of the false match rate at the cosine, for other people."""
+    fnmr: float | None
+    """Share of genuine pairs below the cosine; None without genuine pairs."""
+    fnmr_interval: Interval | None
+    data: str
+    """Name of the data that the threshold was measured on."""
+    impostors: int
+    """Number of impostor pairs of the measurement."""
+    subjects: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+
+def calibrate(
+    unit_ND: np.ndarray,
+    labels: Sequence[Any] | np.ndarray,
+    fmrs: Sequence[float],
+    *,
+    data: str,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> list[Threshold]:
+    """Return the threshold of each false match rate, from all pairs of the images of known people.
+
+    The threshold is the lowest cosine that at most a share `fmr` of the impostor pairs reaches. Intervals are those of
+    a bootstrap over subjects, see `bootstrap`.
+
+    Args:
+        unit_ND: embeddings of length 1, float32 (N, D), of different images.
+        labels: person of each image, (N,).
+        fmrs: false match rates between 0 and 1.
+        data: name of the data, stored with each threshold.
+        replicates: bootstrap draws of subjects, at least 1.
+        seed: seed of the draws.
+
+    Raises:
+        DataError: the data has too few impostor pairs for one of the rates.
+    """
+    subject_N = dense_ids(list(labels))
+    image_S = np.bincount(subject_N)
+    impostors = _pairs_between(image_S[None])[0]
+    for fmr in fmrs:
+        if impostors * fmr < 1 - 1e-9:
+            raise DataError(
+                f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(subject_N):,} images of "
+                f"{len(image_S):,} people have {impostors:,.0f}"
+            )
+    kept = int(impostors * max(fmrs) * ROUNDING) + 1
+    score_P, first_P, second_P = _highest_impostors(unit_ND, subject_N, kept)
+    genuine_P, person_P = _genuine_scores(unit_ND, subject_N)
+    return [
+        Threshold(
+            fmr,
+            cosine := _lowest_threshold(score_P, int(impostors * fmr * ROUNDING)),
+            _fmr_interval(first_P[score_P >= cosine], second_P[score_P >= cosine], image_S, replicates, seed),
+            *_fnmr_with_interval(genuine_P < cosine, person_P, len(image_S), replicates, seed),
+            data,
+            int(impostors),
+            len(image_S),
+        )
+        for fmr in fmrs
+    ]
+
+
+def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:
+    """Return those of `FMRS` that have at least one impostor pair among images of these people, (N,)."""
+    impostors = _pairs_between(np.bincount(dense_ids(list(labels)))[None])[0]
+    return [fmr for fmr in FMRS if impostors * fmr >= 1 - 1e-9]
+
+
+def sampled_images(labels: np.ndarray, *, seed: int = 0, limit: int = MAX_IMAGES) -> np.ndarray:
+    """Return the images to compare, int ascending: all, or those of randomly drawn people up to about `limit`."""
+    if len(labels) <= limit:
+        return np.arange(len(labels))
+    people, person_N, image_S = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(people))
+    drawn = order[np.cumsum(image_S[order]) <= limit]
+    return np.flatnonzero(np.isin(person_N, drawn))
+
+
+def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Threshold]:
+    """Return the thresholds in the description of a model file, highest false match rate first.
+
+    Raises:
+        ModelError: the description has thresholds of an unknown form.
+    """
+    try:
+        found = [
+            Threshold(
+                float(one["fmr"]),
+                float(one["cosine"]),
+                _interval(one["fmr_interval"]),
+                None if one["fnmr"] is None else float(one["fnmr"]),
+                None if one["fnmr_interval"] is None else _interval(one["fnmr_interval"]),
+                str(one["data"]),
+                int(one["impostors"]),
+                int(one["subjects"]),
+            )
+            for one in metadata.get(METADATA_KEY, ())
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{origin}: its thresholds are damaged; measure them again with facetrain calibrate"
+        ) from error
+    return sorted(found, key=lambda one: -one.fmr)
+
+
+def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: Path) -> Threshold | None:
+    """Return the stored threshold of a false match rate; of the lowest rate if it is None, or None without any.
+
+    Raises:
+        UsageError: the model has no threshold for this rate; the message names the stored ones.
+    """
+    if fmr is None:
+        return thresholds[-1] if thresholds else None
+    for one in thresholds:
+        if np.isclose(one.fmr, fmr, rtol=1e-6):
+            return one
+    stored = ", ".join(f"{one.fmr:g}" for one in thresholds)
+    raise UsageError(
+        f"{origin}: has no threshold for an FMR of {fmr:g}; "
+        + (f"stored are {stored}" if stored else "measure it with facetrain calibrate")
+    )
+
+
+def _interval(ends: Any) -> Interval:
+    low, high = ends
+    return float(low), float(high)
+
+
+def _pairs_between(image_RS: np.ndarray) -> np.ndarray:
+    """Return the number of pairs of images of different subjects: images per subject (R, S) -> float64 (R,)."""
+    image = image_RS.astype(np.float64)
+    return (image.sum(1) ** 2 - np.square(image).sum(1)) / 2
+
+
+def _highest_impostors(
+    unit_ND: np.ndarray, subject_N: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `count` highest impostor scores, descending, and the subjects of both sides: (P,) each."""
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    size, lowest = 0, -np.inf
+    for rows, score_nN in _similarity_rows(unit_ND):
+        # The upper triangle has each pair once.
+        row, column = np.nonzero(
+            (score_nN > lowest)
+            & (subject_N[rows, None] != subject_N)
+            & (np.arange(rows.start, rows.stop)[:, None] < np.arange(len(unit_ND)))
+        )
+        found.append((score_nN[row, column], subject_N[rows][row], subject_N[column]))
+        size += len(row)
+        if size > 2 * count:
+            found = [_top(found, count)]
+            size, lowest = count, found[0][0][-1]
+    return _top(found, count)
+
+
+def _similarity_rows(unit_ND: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    step = max(1, _BLOCK // len(unit_ND))
+    for start in range(0, len(unit_ND), step):
+        rows = slice(start, min(start + step, len(unit_ND)))
+        yield rows, unit_ND[rows] @ unit_ND.T
+
+
+def _top(
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    score, first, second = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(-score, kind="stable")[:count]
+    return score[order], first[order], second[order]
+
+
+def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
+    """Return the lowest score, of scores in descending order, that at most `accepted` of them reach."""
+    # Equal scores are accepted together: those that equal the first one that must be rejected are rejected as well.
+    while accepted and accepted < len(score_P) and score_P[accepted - 1] == score_P[accepted]:
+        accepted -= 1
+    if not accepted:
+        return float(np.nextafter(score_P[0], np.float32(2)))
+    return float(score_P[accepted - 1])
+
+
+def _genuine_scores(unit_ND: np.ndarray, subject_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scores of all pairs of images of one subject, and the subject of each: (P,) each."""
+    order = np.argsort(subject_N, kind="stable")
+    scores, subjects = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+    for subject, members in enumerate(np.split(order, np.cumsum(np.bincount(subject_N))[:-1])):
+        upper = np.triu_indices(len(members), 1)
+        scores.append((unit_ND[members] @ unit_ND[members].T)[upper])
+        subjects.append(np.full(len(upper[0]), subject))
+    return np.concatenate(scores), np.concatenate(subjects)
+
+
+def _fmr_interval(
+    first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray, replicates: int, seed: int
+) -> Interval:
+    """Return the interval of the false match rate, given the subjects of the accepted impostor pairs, (P,) each."""
+    subjects = len(image_S)
+    rates = []
+    for drawn_RS in bootstrap.draw_subjects(subjects, replicates, pairs=len(first_P), seed=seed):
+        accepted_R = (drawn_RS[:, first_P].astype(np.int64) * drawn_RS[:, second_P]).sum(1)
+        rates.append(accepted_R / _pairs_between(drawn_RS * image_S))
+    estimate = len(first_P) / _pairs_between(image_S[None])[0]
+    return bootstrap.interval(np.concatenate(rates), subjects, estimate) or (estimate, estimate)
+
+
+def _fnmr_with_interval(
+    rejected_P: np.ndarray, person_P: np.ndarray, subjects: int, replicates: int, seed: int
+) -> tuple[float | None, Interval | None]:
+    if not len(rejected_P):
+        return None, None
+    rejected_S = np.bincount(person_P, weights=rejected_P, minlength=subjects)
+    genuine_S = np.bincount(person_P, minlength=subjects)
+    estimate = float(rejected_P.mean())
+    draws = bootstrap.draw_subjects(subjects, replicates, pairs=subjects, seed=seed)
+    counts = [(drawn_RS @ rejected_S, drawn_RS @ genuine_S) for drawn_RS in draws]
+    rejected_R, genuine_R = (np.concatenate(count) for count in zip(*counts, strict=True))
+    # A draw of people with one image each has no genuine pairs; the interval ignores NaN.
+    rates = np.divide(rejected_R, genuine_R, out=np.full(len(genuine_R), np.nan), where=genuine_R > 0)
+    return estimate, bootstrap.interval(rates, subjects, estimate)

@@ -1,0 +1,113 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.verify import calibration
+from facetrain.verify.calibration import (
+    calibrate,
+    pick_threshold,
+    reachable_fmrs,
+    sampled_images,
+    stored_thresholds,
+)
+
+
+def faces(random, people, images=4, spread=0.6):
+    """Unit embeddings of people, some of whom look alike, and the person of each."""
+    center = (
+        random.normal(size=(people, 1, 16))
+        + random.normal(size=(people // 4 + 1, 1, 16)).repeat(4, 0)[:people]
+    )
+    unit = (center + spread * random.normal(size=(people, images, 16))).reshape(-1, 16)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    return unit.astype(np.float32), np.repeat(np.arange(people), images)
+
+
+def scores_of(unit, label):
+    first, second = np.triu_indices(len(unit), 1)
+    score, same = (unit @ unit.T)[first, second], label[first] == label[second]
+    return score[same], score[~same]
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1000])
+def test_thresholds_and_rates_are_those_of_all_pairs(monkeypatch, block):
+    monkeypatch.setattr(calibration, "_BLOCK", block)
+    unit, label = faces(np.random.default_rng(0), 60)
+    genuine, impostor = scores_of(unit, label)
+    found = calibrate(unit, label, [0.1, 1e-2, 1e-3], data="faces", replicates=50)
+    for one in found:
+        accepted = int(len(impostor) * one.fmr)
+        # Blocks of another size round the last bits of a product differently.
+        assert one.cosine == pytest.approx(np.sort(impostor)[::-1][accepted - 1], abs=1e-6)
+        assert np.mean(impostor >= one.cosine - 1e-6) == pytest.approx(one.fmr, abs=1 / len(impostor))
+        assert one.fnmr == pytest.approx(np.mean(genuine < one.cosine), abs=1 / len(genuine))
+        assert one.fmr_interval[0] < one.fmr < one.fmr_interval[1]
+        assert one.fnmr_interval[0] <= one.fnmr <= one.fnmr_interval[1]
+        assert (one.impostors, one.subjects) == (len(impostor), 60)
+
+
+def test_the_promised_rate_is_inside_the_interval_that_other_people_give():
+    random = np.random.default_rng(0)
+    trials, inside = 40, 0
+    for trial in range(trials):
+        unit, label = faces(random, 120)
+        (one,) = calibrate(unit, label, [1e-2], data="faces", replicates=100, seed=trial)
+        # As many people, because every person has three others who look alike; their mean over many samples.
+        held_out = [scores_of(*faces(random, 120, images=1))[1] for _ in range(20)]
+        low, high = one.fmr_interval
+        inside += low <= np.mean(np.concatenate(held_out) >= one.cosine) <= high
+    assert inside >= 0.8 * trials
+
+
+def test_equal_scores_are_accepted_together_or_not_at_all():
+    unit = np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2, 3]]
+    # Impostor pairs: three with cosine 1, twelve with cosine 0. At most two of fifteen may be accepted.
+    (one,) = calibrate(unit, range(6), [2.5 / 15], data="x", replicates=10)
+    assert one.cosine > 1 and one.fnmr is None and one.fnmr_interval is None
+    (one,) = calibrate(unit, range(6), [3 / 15], data="x", replicates=10)
+    assert one.cosine == 1
+
+
+def test_a_rate_that_the_data_cannot_show_is_refused():
+    unit, label = faces(np.random.default_rng(0), 10, images=2)
+    with pytest.raises(
+        DataError, match="1e-05 needs 100,000 impostor pairs; 20 images of 10 people have 180"
+    ):
+        calibrate(unit, label, [1e-5], data="few")
+    assert reachable_fmrs(label) == [] and reachable_fmrs(np.arange(100)) == [1e-3]
+
+
+def test_of_many_images_whole_people_are_drawn():
+    label = np.random.default_rng(0).integers(0, 50, 1000)
+    chosen = sampled_images(label, limit=300)
+    assert 250 < len(chosen) <= 300 and (np.diff(chosen) > 0).all()
+    for person in np.unique(label[chosen]):
+        assert (label[chosen] == person).sum() == (label == person).sum()
+    assert (sampled_images(label) == np.arange(1000)).all()
+
+
+def test_stored_thresholds_are_read_and_picked_by_their_rate():
+    unit, label = faces(np.random.default_rng(0), 60)
+    found = calibrate(unit, label, [1e-3, 1e-2], data="faces", replicates=10)
+    metadata = {"thresholds": [one.as_json() for one in found]}
+    stored = stored_thresholds(metadata, Path("m"))
+    assert stored == [found[1], found[0]]
+    assert pick_threshold(stored, None, Path("m")).fmr == 1e-3
+    assert pick_threshold(stored, 0.01, Path("m")).fmr == 1e-2
+    assert pick_threshold([], None, Path("m")) is None
+    with pytest.raises(UsageError, match="no threshold for an FMR of 0.5; stored are 0.01, 0.001"):
+        pick_threshold(stored, 0.5, Path("m"))
+    with pytest.raises(UsageError, match="measure it with facetrain calibrate"):
+        pick_threshold([], 0.5, Path("m"))
+    for damage in ({"thresholds": [{"fmr": 1}]}, {"thresholds": 3}, {"thresholds": [None]}):
+        with pytest.raises(ModelError, match="thresholds are damaged"):
+            stored_thresholds(damage, Path("m"))
+    assert (
+        replace(found[0], fnmr=None, fnmr_interval=None)
+        == stored_thresholds(
+            {"thresholds": [found[0].as_json() | {"fnmr": None, "fnmr_interval": None}]}, Path("m")
+        )[0]
+    )
