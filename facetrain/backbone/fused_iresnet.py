@@ -34,15 +34,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.iresnet import IBasicBlock, IResNet
-from facetrain.backbone.kernels.batch_norm import (
-    Normalization,
-    apply_gradient,
-    border_sums,
-    finish_statistics,
-    normalize,
-    partial_statistics,
-    reduce_gradient,
-)
+from facetrain.backbone.kernels.gradient import apply_gradient, border_sums, reduce_gradient
+from facetrain.backbone.kernels.normalize import Normalization, normalize
+from facetrain.backbone.kernels.statistics import finish_statistics, partial_statistics
 
 _BatchNorm = nn.BatchNorm2d | nn.SyncBatchNorm
 

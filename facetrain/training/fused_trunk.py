@@ -51,7 +51,7 @@ def choose_trunk(
         backbone, precision, memory_format, compile=compile, checkpoint_activations=checkpoint_activations
     )
     if not reason:
-        from facetrain.backbone.kernels.batch_norm import why_unusable
+        from facetrain.backbone.kernels.self_check import why_unusable
 
         # All ranks take the same trunk: synchronized batch norms exchange other messages in each.
         reason = why_unusable(device, _DTYPES[precision])

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from facetrain.backbone.kernels import batch_norm
+from facetrain.backbone.kernels import gradient, launch, normalize, statistics
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Compute capability -> shared memory of a block: A100; H100 and H200; B200."""
@@ -19,20 +19,20 @@ SCALARS = {"eps": "fp32", "momentum": "fp32", "share": "fp32"} | dict.fromkeys(
     ("N", "C", "tiles", "P", "H", "W"), "i32"
 )
 CASES = {
-    "statistics": (batch_norm._statistics, {}),
-    "batch norm": (batch_norm._normalize, {}),
-    "batch norm, PReLU, statistics": (batch_norm._normalize, {"has_slope": True, "has_statistics": True}),
+    "statistics": (statistics._statistics, {}),
+    "batch norm": (normalize._normalize, {}),
+    "batch norm, PReLU, statistics": (normalize._normalize, {"has_slope": True, "has_statistics": True}),
     "batch norm, shortcut, statistics": (
-        batch_norm._normalize,
+        normalize._normalize,
         {"has_residual": True, "has_residual_norm": True, "has_statistics": True},
     ),
-    "reduce gradient, recompute": (batch_norm._reduce_gradient, {"has_slope": True, "has_result": True}),
+    "reduce gradient, recompute": (gradient._reduce_gradient, {"has_slope": True, "has_result": True}),
     "apply gradient": (
-        batch_norm._apply_gradient,
+        gradient._apply_gradient,
         {"has_slope": True, "has_residual": True, "has_sums": True},
     ),
-    "border sums": (batch_norm._border_sums, {}),
-    "finish statistics": (batch_norm._finish_statistics, {"has_running": True}),
+    "border sums": (gradient._border_sums, {}),
+    "finish statistics": (statistics._finish_statistics, {"has_running": True}),
 }
 _FLAGS = (
     "has_slope", "has_residual", "has_residual_norm", "has_statistics", "has_result", "has_sums", "has_running",
@@ -42,7 +42,7 @@ _FLAGS = (
 def compile_for(kernel, flags: dict[str, bool], capability: int) -> dict[str, int]:
     """Compile a kernel for bfloat16 activations, as it is launched for an IResNet's channels."""
     names = kernel.arg_names
-    rows, channels = batch_norm._BLOCK_ROWS, batch_norm._BLOCK_CHANNELS
+    rows, channels = launch.BLOCK_ROWS, launch.BLOCK_CHANNELS
     constants = {"BN": rows, "BP": rows, "BC": channels} | dict.fromkeys(_FLAGS, False) | flags
     constants = {name: value for name, value in constants.items() if name in names}
     types = {
@@ -61,7 +61,7 @@ def compile_for(kernel, flags: dict[str, bool], capability: int) -> dict[str, in
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     target = GPUTarget("cuda", capability, 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": batch_norm._WARPS})
+    compiled = triton.compile(source, target=target, options={"num_warps": launch.WARPS})
     code = compiled.asm["ptx"]
     return machine_code(code, capability) | {
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4", code)),

@@ -77,7 +77,7 @@ class MovedBytes(TorchDispatchMode):
 def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
     """Return what a training step of a trunk in bfloat16 moves and keeps, counted on tensors without content."""
     from facetrain.backbone.fused_iresnet import FusedTrunk
-    from facetrain.backbone.kernels.batch_norm import shapes_only
+    from facetrain.backbone.kernels.launch import shapes_only
 
     with FakeTensorMode():
         net = IResNet(LAYERS[name])

@@ -48,7 +48,7 @@ def test_auto_and_off_take_the_plain_trunk_on_a_cpu():
 
 SCRIPT = """
 import copy, json, torch
-from facetrain.backbone.kernels.batch_norm import why_unusable
+from facetrain.backbone.kernels.self_check import why_unusable
 from facetrain.backbone.zoo import build_backbone
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision
