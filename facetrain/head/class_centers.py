@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +13,11 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of
 from facetrain.errors import RunError
+from facetrain.head.chunk_transfer import ChunkTransfer, CopyStreams
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_file import Layout, RowFile
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
+from facetrain.page_locked import page_locked
 
 Rows = slice | Tensor
 """Rows of a table: consecutive ones as a slice, or selected ones as an ascending int64 index."""
@@ -29,31 +30,63 @@ _INIT_BLOCK = 4096
 class RowTable:
     """Table (K, X) whose rows are fetched to the device and stored back; it may use fewer bits per number there."""
 
-    def __init__(self, data: Tensor, device: torch.device, scale: RowTable | None = None) -> None:
-        self.data, self._device = data, device
+    def __init__(
+        self,
+        data: Tensor,
+        device: torch.device,
+        scale: RowTable | None = None,
+        transfer: ChunkTransfer | None = None,
+    ) -> None:
+        """Take the table's memory; `transfer` copies its slices if that is page-locked memory of the host."""
+        self.data, self._device, self._transfer = data, device, transfer
         self.scale = scale
         """For an int8 table, the value of one unit in each block of numbers."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the table is on another device than its fetched rows."""
+        return self.data.device.type != self._device.type
+
+    def begin_fetch(self, rows: Rows) -> None:
+        """Begin to copy rows that will be fetched next, if that can be done beside the computation."""
+        if self._transfer is not None and isinstance(rows, slice):
+            self._transfer.begin(rows)
+        if self.scale is not None:
+            self.scale.begin_fetch(rows)
+
+    def wait(self) -> None:
+        """Wait until rows that were stored in host memory have arrived there."""
+        if self._transfer is not None:
+            self._transfer.wait()
 
     def fetch(self, rows: Rows) -> Tensor:
         """Return rows (S, X) on the device, int8 ones converted to float32.
 
         The result may be a view of the table, so a caller that changes it must call `store`.
         """
-        if isinstance(rows, Tensor):
-            # Several times faster than indexing on a CPU.
-            selected = torch.index_select(self.data, 0, rows.to(self.data.device))
-        else:
-            selected = self.data[rows]
-        values = selected.to(self._device, non_blocking=True)
+        values = self._stored(rows)
         if self.scale is None:
             return values
         scale = self.scale.fetch(rows)
         return (values.view(*scale.shape, -1) * scale[..., None]).flatten(1)
 
+    def _stored(self, rows: Rows) -> Tensor:
+        """Return rows (S, X) on the device, in the table's dtype."""
+        if self._transfer is not None and isinstance(rows, slice):
+            return self._transfer.fetch(rows)
+        if isinstance(rows, slice):
+            return self.data[rows].to(self._device, non_blocking=True)
+        self.wait()  # the host reads the table
+        # Several times faster than indexing on a CPU.
+        selected = torch.index_select(self.data, 0, rows.to(self.data.device))
+        if not self.is_elsewhere:
+            return selected
+        # Page-locked, or the host would wait for the copy.
+        return selected.pin_memory().to(self._device, non_blocking=True)
+
     def read(self, rows: Rows) -> Tensor:
-        """Return a contiguous copy of rows (S, X) on the device, which must be another one than the table's."""
-        selected = self.data[rows] if isinstance(rows, slice) else self.data[rows.to(self.data.device)]
-        return selected.to(self._device, non_blocking=True).contiguous()
+        """Return rows (S, X) on the device, contiguous and in the table's dtype, which must be on another device."""
+        return self._stored(rows).contiguous()
 
     def store(self, rows: Rows, values: Tensor, noise: Noise | None = None) -> None:
         """Write rows back. With `noise`, conversion to bfloat16 or int8 rounds at random and without bias."""
@@ -62,7 +95,9 @@ class RowTable:
             self.scale.store(rows, scale)
         if self.data.dtype == torch.bfloat16 and values.dtype != torch.bfloat16 and noise is not None:
             values = round_to_bfloat16(values, noise)
-        if isinstance(rows, Tensor):
+        if self._transfer is not None and isinstance(rows, slice):
+            self._transfer.store(rows, values.to(self.data.dtype))
+        elif isinstance(rows, Tensor):
             self.data.index_copy_(0, rows.to(self.data.device), values.to(self.data.device, self.data.dtype))
         elif values.data_ptr() != self.data[rows].data_ptr():
             self.data[rows].copy_(values)
@@ -71,11 +106,36 @@ class RowTable:
 class RowTables:
     """All tables of one head by name, in the same place."""
 
-    def __init__(self, data: dict[str, Tensor], device: torch.device, file: RowFile | None = None) -> None:
-        self.by_name = {
-            name: RowTable(tensor, device, _scale_of(name, data, device)) for name, tensor in data.items()
+    def __init__(
+        self,
+        data: dict[str, Tensor],
+        device: torch.device,
+        file: RowFile | None = None,
+        streams: CopyStreams | None = None,
+    ) -> None:
+        """Take the tables' memory; `streams` are for slices of tables in page-locked memory of the host."""
+        transfers = {
+            name: None if streams is None else ChunkTransfer(tensor, streams) for name, tensor in data.items()
         }
+        self.by_name = {name: RowTable(data[name], device, transfer=transfers[name]) for name in data}
+        for name, table in self.by_name.items():
+            table.scale = self.by_name.get(f"{name}_scale")
         self._file = file
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the tables are in host memory or on disk, and the device is another one."""
+        return any(table.is_elsewhere for table in self.by_name.values())
+
+    def begin_fetch(self, rows: Rows) -> None:
+        """Begin to copy rows of all tables that will be fetched next."""
+        for table in self.by_name.values():
+            table.begin_fetch(rows)
+
+    def wait(self) -> None:
+        """Wait until rows that were stored in host memory have arrived there."""
+        for table in self.by_name.values():
+            table.wait()
 
     def release_pages(self) -> None:
         """Give back the memory of a file's mapping, after a pass over all rows."""
@@ -126,14 +186,18 @@ def allocate_tables(
         file = RowFile(folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
     on_host = placement == "host"
-    # Slices are copied from the table itself, so it is pinned for asynchronous copies to a GPU. Rows by index are
-    # gathered into other memory first. Pinning has a price: torch rounds the size up to a power of two, which can
-    # waste half of the host's memory.
-    pinned = fetched_in_slices and device.type == "cuda"
-    options: dict[str, Any] = {"pin_memory": pinned} if on_host else {"device": device}
+    if on_host and fetched_in_slices and device.type == "cuda" and num_rows:
+        # Slices are copied between the table itself and the GPU: page-locked, so that the host need not wait. Rows by
+        # index are gathered into other memory first.
+        locked = {
+            name: page_locked(torch.Size((num_rows, columns)), dtype)
+            for name, (columns, dtype) in layout.items()
+        }
+        return RowTables(locked, device, streams=CopyStreams(device))
+    place = torch.device("cpu") if on_host else device
     return RowTables(
         {
-            name: torch.zeros(num_rows, columns, dtype=dtype, **options)
+            name: torch.zeros(num_rows, columns, dtype=dtype, device=place)
             for name, (columns, dtype) in layout.items()
         },
         device,
@@ -167,8 +231,3 @@ def _draw_block(table: Tensor, shard: ClassShard, seed: int, block: int) -> None
 def _as_records(table: Tensor) -> np.ndarray:
     """Return a table on the host as an array of one record per row, which NumPy copies whole."""
     return table.view(torch.uint8).numpy().view(f"V{table.shape[1] * table.element_size()}")[:, 0]
-
-
-def _scale_of(name: str, data: dict[str, Tensor], device: torch.device) -> RowTable | None:
-    scale = data.get(f"{name}_scale")
-    return None if scale is None else RowTable(scale, device)

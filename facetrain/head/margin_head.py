@@ -185,7 +185,7 @@ class MarginHead:
         self._step_tables = sampled.tables
         unit_GD, norm_G = self._split_norms(gathered.wait())
         sweep = ClassSweep(
-            weight=sampled.tables.by_name["weight"],
+            tables=sampled.tables,
             index_S=sampled.index_S,
             position_G=sampled.position_G,
             margin=self._margin,
@@ -196,6 +196,7 @@ class MarginHead:
             count_nearest=self._count_nearest,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._settings.product_dtype,
+            target_row_G=sampled.target_row_G,
             dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
             least_cos=self._sub_centers.least_cos,
             loss_scale=self.loss_scale if self.update_in_backward else None,
@@ -266,6 +267,7 @@ class MarginHead:
     def row_state(self) -> dict[str, Tensor]:
         """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
         self._sampler.flush()
+        self._tables.wait()
         tables = {name: table.data for name, table in self._tables.by_name.items()}
         return tables | self._sub_centers.row_state()
 

@@ -135,7 +135,7 @@ class RowOptimizer:
     ) -> None:
         from facetrain.head.kernels.center_update import update_centers
 
-        copied = tables["weight"].data.device != self._device
+        copied = tables["weight"].is_elsewhere
         # Rows that are on the device are updated in place, others in a copy.
         values = {name: table.read(rows) if copied else table.data for name, table in tables.items()}
         update_centers(

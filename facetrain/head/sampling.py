@@ -112,6 +112,8 @@ class SampledClasses:
     """The classes, counted from the shard's start; None: all classes."""
     position_G: Tensor
     """Position of each sample's target class among the S; −1 if the class is on another rank."""
+    target_row_G: Tensor | None = None
+    """Rows of the target classes on the host, if the tables are there; any row if the class is on another rank."""
 
 
 class ClassSampler:
@@ -144,7 +146,7 @@ class ClassSampler:
     @property
     def reads_labels(self) -> bool:
         """Whether `sample` needs the labels on the host."""
-        return self._rate < 1
+        return self._rate < 1 or self._tables.on_host
 
     def sample(self, label_G: Tensor, step: int) -> SampledClasses:
         """Return the classes that take part in a step with these labels (int64, of the whole head).
@@ -158,6 +160,9 @@ class ClassSampler:
             )
         local = label_G.numpy() - self._shard.start
         local[(local < 0) | (local >= self._shard.size)] = -1
+        if self._rate >= 1:
+            rows = torch.from_numpy(np.maximum(local, 0))
+            return SampledClasses(self._tables, None, None, _to_device(local, self._device), rows)
         positive = np.unique(local[local >= 0])
         if self._prefetcher is not None:
             return self._prefetched(self._prefetcher, step, local, positive)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed import collectives
-from facetrain.head.class_centers import Rows, RowTable
+from facetrain.head.class_centers import Rows, RowTable, RowTables
 from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
 from facetrain.head.losses import Loss
 from facetrain.head.margins import Margin
@@ -44,7 +44,8 @@ The gradient is (C, N·D), or with `ClassSweep.one_pass` what the update in one 
 class ClassSweep:
     """Inputs of one pass over the classes of this rank that take part in a step."""
 
-    weight: RowTable
+    tables: RowTables
+    """Centers ("weight") and moments."""
     index_S: Tensor | None
     """Rows of the classes that take part; None: all rows."""
     position_G: Tensor
@@ -64,6 +65,8 @@ class ClassSweep:
     """Remaining sub-center of each row, int64; None: all remain."""
     least_cos: float = -1.0
     """Samples with a smaller target cosine count as label noise and are left out of the loss."""
+    target_row_G: Tensor | None = None
+    """Rows of the target classes on the host (any, if the class is on another rank), for tables that are there."""
     loss_scale: Tensor | None = None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
     one_pass: bool = False
@@ -75,17 +78,34 @@ class ClassSweep:
         """Number of classes of this rank that take part, S."""
         return len(self.weight.data) if self.index_S is None else len(self.index_S)
 
+    @property
+    def weight(self) -> RowTable:
+        """Table of the centers."""
+        return self.tables.by_name["weight"]
+
+    def _rows(self, start: int) -> Rows:
+        """Return the rows of the chunk that begins at a position."""
+        stop = min(start + self.chunk_size, self.size)
+        return slice(start, stop) if self.index_S is None else self.index_S[start:stop]
+
     def chunks(
         self, unit_GD: Tensor, target: TargetClass, inverse_norms: list[Tensor]
     ) -> Iterator[tuple[Rows, Chunk]]:
         """Yield each chunk with its rows of the table.
 
-        `inverse_norms` has 1 / |w| of each chunk's centers, or is empty.
+        `inverse_norms` has 1 / |w| of each chunk's centers in the backward pass; it is empty in the forward pass. Rows
+        in host memory are copied to the device one chunk ahead; after the forward pass, the first one again.
         """
-        for number, start in enumerate(range(0, self.size, self.chunk_size)):
-            stop = min(start + self.chunk_size, self.size)
-            rows: Rows = slice(start, stop) if self.index_S is None else self.index_S[start:stop]
+        is_backward = len(inverse_norms) > 0
+        starts = range(0, self.size, self.chunk_size)
+        for number, start in enumerate(starts):
+            rows = self._rows(start)
             dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
+            self.weight.begin_fetch(rows)
+            if is_backward:
+                self.tables.begin_fetch(rows)  # for the update
+            if not is_backward or number + 1 < len(starts):
+                self.weight.begin_fetch(self._rows(starts[(number + 1) % len(starts)]))
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
             yield (
                 rows,
@@ -116,7 +136,14 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
         target = find_target(
-            unit_GD, norm_G, sweep.position_G, sweep.index_S, sweep.weight, sweep.dominant_K, sweep.margin
+            unit_GD,
+            norm_G,
+            sweep.position_G,
+            sweep.index_S,
+            sweep.weight,
+            sweep.dominant_K,
+            sweep.margin,
+            host_row_G=sweep.target_row_G,
         )
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)

@@ -52,18 +52,25 @@ def find_target(
     weight: RowTable,
     dominant_K: Tensor | None,
     margin: Margin,
+    *,
+    host_row_G: Tensor | None = None,
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
     With sub-centers the nearest one is the target center, or the one in `dominant_K` (int64) if that is given.
-    Collective if the margin needs all target cosines: an all-reduce of one number per sample.
+    `host_row_G` are the rows of the target classes on the host, for a table that is there. Collective if the margin
+    needs all target cosines: an all-reduce of one number per sample.
     """
     is_local_G = position_G >= 0
     center_GD, inverse_norm_G = torch.zeros_like(unit_GD), unit_GD.new_ones(len(unit_GD))
     cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(position_G)
     if len(weight.data if index_S is None else index_S):
         rows = target_rows(position_G, index_S)
-        weight_GND = weight.fetch(rows).to(unit_GD.dtype).unflatten(1, (-1, unit_GD.shape[1]))
+        weight_GND = (
+            weight.fetch(rows if host_row_G is None else host_row_G)
+            .to(unit_GD.dtype)
+            .unflatten(1, (-1, unit_GD.shape[1]))
+        )
         inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()
         cos_GN = torch.einsum("gd,gnd->gn", unit_GD, weight_GND) * inverse_GN
         nearest_G = cos_GN.argmax(1) if dominant_K is None else dominant_K[rows]

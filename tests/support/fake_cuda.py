@@ -46,6 +46,45 @@ class _BlockingCopies(TorchDispatchMode):
         return result
 
 
+class FakeStream:
+    """CUDA stream that only counts how often the host waits for it."""
+
+    waits = 0
+    current: "FakeStream | None" = None
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.waited_for: list[Any] = []
+
+    def record_event(self) -> object:
+        return object()
+
+    def wait_event(self, event: object) -> None:
+        self.waited_for.append(event)
+
+    def wait_stream(self, stream: "FakeStream") -> None:
+        self.waited_for.append(stream)
+
+    def synchronize(self) -> None:
+        FakeStream.waits += 1
+
+
+@contextmanager
+def _use(stream: FakeStream) -> Iterator[None]:
+    before, FakeStream.current = FakeStream.current, stream
+    yield
+    FakeStream.current = before
+
+
+def fake_streams(patch: Any) -> None:
+    """Replace CUDA's streams by ones that need no GPU. Work on them is done at once."""
+    computing = FakeStream()
+    FakeStream.waits, FakeStream.current = 0, None
+    patch.setattr(torch.cuda, "Stream", FakeStream)
+    patch.setattr(torch.cuda, "stream", _use)
+    patch.setattr(torch.cuda, "current_stream", lambda device=None: FakeStream.current or computing)
+    patch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+
+
 @contextmanager
 def fake_cuda(patch: Any, capability: tuple[int, int] = (7, 0)) -> Iterator[list[str]]:
     """Allow tensors on GPU inside the block; yield the list of copies that have blocked the host.

@@ -1,0 +1,32 @@
+"""Page-locked host memory, which a GPU reads and writes while the CPU works on."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def page_locked(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of zeros in page-locked memory of its own size, to which a GPU copies without the CPU.
+
+    `torch.empty(pin_memory=True)` rounds the size up to a power of two (torch's notes on CUDA,
+    `pinned_max_round_threshold_mb`). That could double the memory of a table of many gigabytes.
+
+    Raises:
+        RuntimeError: the memory cannot be allocated or page-locked.
+    """
+    size = shape.numel() * dtype.itemsize
+    try:
+        memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # begins at a page, and shares none
+    except OSError as error:
+        raise RuntimeError(f"cannot allocate {size:,} bytes of host memory ({error.strerror})") from error
+    address, cuda = memory.ctypes.data, torch.cuda.cudart()
+    torch.cuda.check_error(cuda.cudaHostRegister(address, size, 0))
+    # On the array, because an mmap object gives its pages back before its finalizers run. Not when Python exits: CUDA
+    # may have ended before, and the system releases the pages anyway.
+    weakref.finalize(memory, cuda.cudaHostUnregister, address).atexit = False
+    return torch.from_numpy(memory).view(dtype).view(shape)
