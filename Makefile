@@ -10,7 +10,7 @@ WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak bench docs lock clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak clock bench docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut ne
 
 soak: $(READY)  ## kill runs at random, change their ranks, fill their disk, for MINUTES (60)
 	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)
+
+clock: $(READY)  ## measure how soon the other ranks end after each kind of failure of one, about 30 minutes
+	$(BIN)/python -m tests.clock.run
 
 bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/benchmarks.md)
 	VENV=$(VENV) ./scripts/bench

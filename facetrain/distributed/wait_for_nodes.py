@@ -17,6 +17,7 @@ from facetrain.distributed.topology import Topology
 
 _QUIET_S = 10.0
 _POLL_S = 1.0
+_STORE_TIMEOUT_S = 5.0
 _DEFAULT_PORT = 29400
 """Port of torch's c10d rendezvous if the endpoint has none."""
 
@@ -27,14 +28,19 @@ def reported_wait(where: Topology, run_id: str, log_dir: Path) -> Iterator[None]
 
     The agent creates a folder in `log_dir` when it starts ranks. Nothing is printed for a single node.
     """
+    if where.max_nodes == 1:
+        yield
+        return
     ended = threading.Event()
-    if where.max_nodes > 1:
-        args = (where, run_id, log_dir, ended)
-        threading.Thread(target=_report, args=args, name="rendezvous", daemon=True).start()
+    args = (where, run_id, log_dir, ended)
+    thread = threading.Thread(target=_report, args=args, name="rendezvous", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        # Python aborts if it exits while a daemon thread is inside torch.
+        thread.join(_STORE_TIMEOUT_S + 1)
 
 
 def _report(where: Topology, run_id: str, log_dir: Path, ended: threading.Event) -> None:
@@ -64,7 +70,7 @@ class _NodeCount:
         try:
             if self._store is None:
                 socket.create_connection((self._host, self._port), _POLL_S).close()
-                self._store = TCPStore(self._host, self._port, timeout=timedelta(seconds=5))
+                self._store = TCPStore(self._host, self._port, timeout=timedelta(seconds=_STORE_TIMEOUT_S))
                 self._store.add(self._key, 1)
             return (
                 f"waiting for other nodes: {self._store.add(self._key, 0)} of {needed} have joined at {at}; start the "

@@ -16,7 +16,7 @@ from facetrain.data.formats.bin import write_bin
 from tests.runs.test_training import checked, metrics
 from tests.support.command import ROOT, facetrain, start
 from tests.support.datasets import encoded_image
-from tests.support.processes import descendants, kill, wait_until_gone
+from tests.support.processes import descendants, kill, ranks_of, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
 
@@ -51,21 +51,6 @@ def block(number, frame):
 
 signal.signal(signal.SIGUSR2, block)
 """
-
-
-def ranks_of(agent):
-    """Return rank -> process of the ranks that an agent has started."""
-    ranks = {}
-    for pid in descendants(agent):
-        try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue  # the process has ended in the meantime
-        if b"facetrain" in command and any(v.startswith(b"RANK=") for v in variables):
-            (rank,) = (int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK="))
-            ranks[rank] = pid
-    return ranks
 
 
 def wait_for_step(folder, step, process):

@@ -27,6 +27,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def ranks_of(agent: int) -> dict[int, int]:
+    """Return rank -> process of the ranks that an agent has started."""
+    ranks: dict[int, int] = {}
+    for pid in descendants(agent):
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # the process has ended in the meantime
+        if b"facetrain" in command and any(v.startswith(b"RANK=") for v in variables):
+            (rank,) = (int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK="))
+            ranks[rank] = pid
+    return ranks
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process runs. A process that has ended, but was not waited for, does not."""
     try:
