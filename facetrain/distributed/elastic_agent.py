@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,10 @@ from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError
 from facetrain.files import error_reason
 
+_STUCK_S = 45.0
+"""Seconds after which an agent whose ranks have failed is ended: it allows them 30 s to end."""
+_POLL_S = 1.0
+
 
 def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
     """Run `python -m facetrain ARGUMENTS` on every rank of this node; return the exit code of the whole.
@@ -40,7 +45,7 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
     with agent_folder() as log_dir:
         signal.signal(signal.SIGINT, partial(_on_first_interrupt, log_dir))
         try:
-            with reported_wait(where, run_id, log_dir):
+            with reported_wait(where, run_id, log_dir), _ended_if_stuck(where, log_dir):
                 elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
         except ChildFailedError as error:
             return _exit_code(error)
@@ -52,6 +57,36 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
+
+
+@contextmanager
+def _ended_if_stuck(where: Topology, log_dir: Path) -> Iterator[None]:
+    """End this process if it does not return some time after its ranks have ended for a reason that is known.
+
+    On a host that is cut off, the agent waits without end for the store of the rendezvous. With restarts it has to:
+    the network may return.
+    """
+    ended = threading.Event()
+
+    def end(path: Path) -> None:
+        if reason := read_reason(path, printed=False):
+            print(f"error: the ranks of this node ended: {reason}", file=sys.stderr, flush=True)
+        shutil.rmtree(log_dir, ignore_errors=True)
+        os._exit(LaunchError.exit_code)
+
+    def watch() -> None:
+        while not ended.wait(_POLL_S):
+            for path in log_dir.glob("*/attempt_*/*/error.json"):
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _STUCK_S:
+                        end(path)
+
+    if where.max_nodes > 1 and where.max_restarts == 0:
+        threading.Thread(target=watch, name="stuck", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _on_first_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> None:

@@ -36,6 +36,7 @@ from facetrain.files import error_reason
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _INTERVAL_S = 1.0
 _FLUSH_S = 1.0
+_READY_S = 15.0
 _REASON_FILE = "TORCHELASTIC_ERROR_FILE"
 _logger = logging.getLogger("facetrain")
 _after_errors: list[subprocess.Popen[bytes]] = []
@@ -68,7 +69,7 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
     for this one in vain, and this process has not ended by itself shortly after.
     """
     process = _start(peers, patience_s)
-    pipe, ended = process.stdin, threading.Event()
+    pipe, ready, ended = process.stdin, threading.Event(), threading.Event()
     assert pipe is not None and process.stdout is not None, "both are pipes"
 
     def report() -> None:
@@ -76,9 +77,9 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
             _write(pipe, f"at {main_thread_position()}")
 
     threading.Thread(target=report, name="watchdog", daemon=True).start()
-    threading.Thread(
-        target=_follow, args=(process.stdout, ended), name="watchdog-orders", daemon=True
-    ).start()
+    orders = (process.stdout, ready, ended)
+    threading.Thread(target=_follow, args=orders, name="watchdog-orders", daemon=True).start()
+    ready.wait(_READY_S)  # a loss that comes before the watchdogs are connected would be noticed late
     try:
         yield
     except BaseException as error:
@@ -150,11 +151,13 @@ def _write(pipe: IO[bytes], line: str) -> None:
         pipe.write(line.replace("\n", " ").encode() + b"\n")
 
 
-def _follow(lines: IO[bytes], ended: threading.Event) -> None:
+def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event) -> None:
     """Do what the watchdog asks for: write the loss of a rank to the log, and exit."""
     for line in lines:
         kind, _, rest = line.decode(errors="replace").strip().partition(" ")
-        if kind == "lost":
+        if kind == "ready":
+            ready.set()
+        elif kind == "lost":
             _log(rest)
         elif kind == "end":
             _exit_now(rest)

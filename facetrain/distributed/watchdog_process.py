@@ -14,6 +14,7 @@ Lines from the rank, on standard input:
 
 Lines to the rank, on standard output:
 
+    ready                   it is connected to rank 0, or could not be
     lost REASON             another rank is lost
     end REASON              the rank has to exit at once
 
@@ -43,8 +44,11 @@ _FAILED_S = 18.0
 """The same if the other rank has reported an error: this rank may be about to report the same one."""
 _FLUSH_S = 3.0
 """Seconds for the rank to write its log before it is killed."""
+_SEEN_S = 3.0
+"""Age from which on the last known position of the rank counts as old."""
 _POLL_S = 0.5
 _CONNECT_S = 10.0
+_WARNS_S = 5.0
 _MAX_LINE = 1 << 12
 
 
@@ -91,6 +95,7 @@ class Watchdog:
         self._position = ""
         self._silent_s = self._stopped_s = 0.0
         self._is_announced = self._knows_loss = False
+        self._warning, self._warns_at = "", float("inf")
         self._deadline = float("inf")
         self._reason = ""
         self._is_printed = False
@@ -139,6 +144,10 @@ class Watchdog:
             self._end_in(0, f"has not run for {self._patience_s:.0f} s", prints=True)
         if time.monotonic() >= self._deadline:
             self._end()
+        if time.monotonic() >= self._warns_at and not self._is_announced:
+            self._warns_at = float("inf")
+            with suppress(OSError):
+                print(self._warning, file=sys.stderr, flush=True)
 
     def _end_in(self, seconds: float, reason: str, *, prints: bool) -> None:
         """End the rank after so many seconds, unless it is to be ended earlier."""
@@ -149,7 +158,7 @@ class Watchdog:
         """Let the rank write its log and exit; kill it if it does not."""
         message = f"rank {self._rank} (process {self._pid}) {self._reason}"
         if self._position:
-            message += f", {self._position},"
+            message += f", {'last seen ' if self._silent_s > _SEEN_S else ''}{self._position},"
         message += " and is ended"
         if self._is_printed:
             _write_reason(self._error_file, message, printed=True)
@@ -217,12 +226,12 @@ class Watchdog:
         try:
             connection = socket.create_connection((host, port), _CONNECT_S)
         except OSError as error:
-            print(
+            # Printed later: rank 0 may have ended already, and this rank may be about to end.
+            self._warning = (
                 f"warning: rank {self._rank} could not connect to rank 0 at {host}:{port} ({error.strerror or error}): "
-                "the loss of a host will be noticed only after train.timeout_s; open all ports between the hosts",
-                file=sys.stderr,
-                flush=True,
+                "the loss of a host will be noticed only after train.timeout_s; open all ports between the hosts"
             )
+            self._warns_at = time.monotonic() + _WARNS_S
             return
         self._add_link(connection, 0).send(f"hello {self._token} {self._rank}")
 
@@ -315,7 +324,9 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as lines:
         settings = json.loads(lines.readline())
     listener = socket.socket(fileno=settings["listener"]) if settings["listener"] is not None else None
-    Watchdog(settings, listener).run()
+    watchdog = Watchdog(settings, listener)
+    _write_to_rank("ready")
+    watchdog.run()
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def test_a_rank_that_hangs_is_named_and_ended(started_run):
         stderr
     )
     assert re.search(
-        rf"error: rank 1 \(process {ranks[1]}\) was stopped \(SIGSTOP.*, at \S+facetrain/", stderr
+        rf"error: rank 1 \(process {ranks[1]}\) was stopped \(SIGSTOP.*, last seen at \S+facetrain/", stderr
     )
     assert not wait_until_gone(ranks.values(), 5)
 
@@ -216,7 +216,7 @@ def two_agents(describe, tmp_path):
     [
         (
             signal.SIGSTOP,
-            r"was stopped \(SIGSTOP, or Ctrl-Z\) for \d+ s, at \S+facetrain/\S+ .+, and is ended",
+            r"was stopped \(SIGSTOP, or Ctrl-Z\) for \d+ s, last seen at \S+facetrain/\S+ .+, and is ended",
         ),
         (
             signal.SIGUSR2,

@@ -28,7 +28,18 @@ with watchdog(Peers(rank, places, "token", address, listener), patience_s):
     exec(work)
 """
 BLOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=60)"
-QUICK = {"_STOPPED_S": 1.0, "_ENDED_S": 0.3, "_FAILED_S": 0.6, "_FLUSH_S": 0.5, "_UNREACHABLE_S": 15}
+WAIT_FOR_FILE = """
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+QUICK = {
+    "_STOPPED_S": 1.0,
+    "_ENDED_S": 0.3,
+    "_FAILED_S": 0.6,
+    "_FLUSH_S": 0.5,
+    "_WARNS_S": 1.0,
+    "_UNREACHABLE_S": 15,
+}
 
 
 @pytest.fixture
@@ -154,10 +165,20 @@ finally:
     assert other.wait(20) == 1
 
 
-def test_ranks_that_finish_one_after_the_other_do_not_end_each_other(start, port):
-    first, second = start("time.sleep(0.5)", 0, port), start("time.sleep(2)", 1, port)
+def test_ranks_that_finish_one_after_the_other_do_not_end_each_other(start, port, tmp_path):
+    first, second = start(WAIT_FOR_FILE, 0, port), start("time.sleep(1)", 1, port)
+    wait_for_links(first, 2)
+    (tmp_path / "go").touch()
     assert first.wait(20) == second.wait(20) == 0
     assert second.communicate() == ("", "")
+
+
+def test_a_rank_that_cannot_connect_to_rank_0_goes_on_with_a_warning(start, port):
+    unconnected, ended_soon = start("time.sleep(2)", 1, port), start("pass", 1, port)
+    assert unconnected.wait(20) == ended_soon.wait(20) == 0
+    warning = f"warning: rank 1 could not connect to rank 0 at 127.0.0.1:{port} (Connection refused)"
+    assert unconnected.communicate()[1].startswith(warning)
+    assert ended_soon.communicate()[1] == ""
 
 
 def test_a_stranger_that_connects_to_the_watchdog_cannot_end_the_run(start, port):
