@@ -31,11 +31,14 @@ def report(module: str, **variables: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+INTERPRETED = pytest.mark.skipif(
     triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
     reason="the interpreter of Triton 3.6 does not run on NumPy 2.4",
 )
+
+
+@pytest.mark.slow
+@INTERPRETED
 def test_results_gradients_and_running_statistics_are_as_exact_as_the_plain_trunks():
     for case, tensors in report("interpret_fused_iresnet", TRITON_INTERPRET="1").items():
         rounding = 5e-2 if case == "16 bits" else 5e-3 if "mean" in case else 2e-6
@@ -43,6 +46,28 @@ def test_results_gradients_and_running_statistics_are_as_exact_as_the_plain_trun
         for name, error in tensors.items():
             assert error["fused"] <= 5 * error["plain"] + rounding, (case, name, error)
         assert median(error["fused"] / max(error["plain"], 1e-9) for error in tensors.values()) < 1.5, case
+
+
+OF_TORCH_2_11 = """
+import torch, torch.nn.functional as F
+plain = F.batch_norm
+def batch_norm(*args, eps=1e-5, **options):
+    if eps <= 0:
+        raise ValueError(f"batch_norm eps must be positive, but got {eps}")
+    return plain(*args, eps=eps, **options)
+F.batch_norm = batch_norm
+from facetrain.backbone.kernels.self_check import why_unusable
+print(repr(why_unusable(torch.device("cpu"), torch.float16)))
+"""
+
+
+@INTERPRETED
+def test_the_check_at_the_start_of_a_run_works_with_torch_2_11():
+    done = subprocess.run(
+        [sys.executable, "-c", OF_TORCH_2_11],
+        env=environment(TRITON_INTERPRET="1"), cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "''\n", done.stdout + done.stderr
 
 
 def test_the_kernels_spill_no_register_and_load_16_bytes_at_a_time_on_each_generation_of_gpus():
