@@ -14,6 +14,9 @@ from facetrain.head.row_optimizer import RowOptimizerSettings, moment_layout
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _ROUNDING = {"float32": 0, "bfloat16": 14, "int8": 9}
 """Temporary bytes per number that stochastic rounding needs: random bits, sums and the result."""
+_MOVED_BY_TORCH = {"float32": 58, "bfloat16": 182, "int8": 197}
+"""Bytes per number of the sampled centers that a step moves with the update by PyTorch's operations, by the narrowest
+dtype of centers and momentum: counted by tests/support/head_traffic.py."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,29 @@ def head_bytes(shape: HeadShape) -> HeadBytes:
     if shape.placement != "device":
         centers, moments, elsewhere = 0, 0, centers + moments
     return HeadBytes(centers, moments, work, accumulated, _update_peak(shape), elsewhere)
+
+
+def moved_per_number(shape: HeadShape, *, one_pass: bool) -> int:
+    """Return the bytes that a step reads and writes in device memory for each number of the sampled centers.
+
+    The factors, which are in proportion to the batch, are not included. A test compares these numbers with the count of
+    the head's own step.
+
+    Args:
+        shape: settings of the head.
+        one_pass: the Triton kernel updates the centers.
+    """
+    weight, moment = _BYTES[shape.weight_dtype], _BYTES[shape.momentum_dtype]
+    if not one_pass:
+        narrowest = min((shape.weight_dtype, shape.momentum_dtype), key=_BYTES.__getitem__)
+        return _MOVED_BY_TORCH[narrowest]
+    factor = shape.product_bytes
+    # Made in the forward and again in the backward pass.
+    copies = 0 if weight == factor else 2 * (weight + factor)
+    norms, logits, embeddings_gradient = weight, 2 * factor, factor
+    gradient = factor
+    update = gradient + 2 * weight + 2 * moment
+    return norms + copies + logits + embeddings_gradient + gradient + update
 
 
 def _gathered_embeddings(shape: HeadShape) -> int:

@@ -18,17 +18,17 @@ from facetrain.plan.device import (
     Device,
 )
 from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, on_device
-from facetrain.plan.head_cost import HeadShape
+from facetrain.plan.head_cost import HeadShape, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.run.step_schedule import local_batch_size
+from facetrain.training.execution import MOST_GRAPHED_IMAGES
 
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
 _PRODUCTS = 4
 """Products of (G × D) and (D × S) per step: the logits twice, and the gradients of embeddings and of centers."""
-_BYTES_PER_LOGIT = 80
-"""Bytes that the elementwise operations on a chunk read and write per logit, without fused kernels."""
-_BYTES_PER_SAMPLED_NUMBER = 32
-"""Bytes per number of the sampled centers and their momentum: read three times, written once, in float32."""
+_BYTES_PER_LOGIT, _BYTES_PER_FUSED_LOGIT = 80, 6
+"""Bytes that a chunk's operations read and write per logit: elementwise operations in float32; or fused kernels, which
+write the slope once in 16 bits, and the two products that read it."""
 _BYTES_PER_DRAWN_CLASS = 200
 """Bytes per class of the shard that drawing the sample reads and writes: a dozen operations on int64."""
 _PRODUCT_EFFICIENCY, _MEMORY_EFFICIENCY = 0.5, 0.8
@@ -86,10 +86,23 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
     overlap = seconds / micro_batches / 3
     return StepTime(
         device=seconds,
-        host=micro_batches * cost.launches * LAUNCH_SECONDS,
-        head=micro_batches * _head_seconds(shape, device),
+        host=0.0 if replays_graphs(config, batch) else micro_batches * cost.launches * LAUNCH_SECONDS,
+        head=micro_batches * head_seconds(shape, device),
         network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),
         images=batch * gpus * micro_batches,
+    )
+
+
+def replays_graphs(config: Config, batch: int) -> bool:
+    """Return whether CUDA graphs may launch the backbone's kernels for `batch` images per rank.
+
+    With `train.cuda_graphs: auto` a run uses them only where they are faster, so their time is an upper limit of its
+    speed there.
+    """
+    if config.model.checkpoint_activations or config.train.compile == "on":
+        return False
+    return config.train.cuda_graphs == "on" or (
+        config.train.cuda_graphs == "auto" and batch <= MOST_GRAPHED_IMAGES
     )
 
 
@@ -103,12 +116,17 @@ def _pass_seconds(cost: BackboneCost, batch: int, config: Config, device: Device
     return products + moved / (device.memory_bytes * MEMORY_REACHED)
 
 
-def _head_seconds(shape: HeadShape, device: Device) -> float:
+def head_seconds(shape: HeadShape, device: Device) -> float:
+    """Return the estimated time of the head for one micro-batch: forward and backward pass, and the update."""
     logits = shape.global_batch * shape.sampled
     rate = (device.flops_16 if shape.product_bytes == 2 else device.flops_32) * _PRODUCT_EFFICIENCY
     memory = device.memory_bytes * _MEMORY_EFFICIENCY
     numbers = shape.sampled * shape.embedding_size
-    moved = logits * _BYTES_PER_LOGIT + numbers * _BYTES_PER_SAMPLED_NUMBER
+    # `head.class_chunk.fused_chunks_available` also requires a margin and a loss for which there are kernels.
+    fused = shape.product_bytes == 2 and shape.sub_centers == 1 and device.has_bf16
+    moved = logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
+    one_pass = device.has_bf16 and shape.optimizer.name == "sgd"
+    moved += numbers * moved_per_number(shape, one_pass=one_pass)
     if shape.sample_rate < 1:
         moved += shape.rows * _BYTES_PER_DRAWN_CLASS
     seconds = _PRODUCTS * 2 * logits * shape.embedding_size / rate + moved / memory

@@ -22,7 +22,7 @@ from facetrain.training.precision import InPrecision
 
 Mode = Literal["eager", "compiled", "graphs"]
 
-_MOST_IMAGES = 128
+MOST_GRAPHED_IMAGES = 128
 """Images per rank up to which `auto` tries CUDA graphs. With more, the kernels take clearly longer than their launches:
 an r50 on fused kernels has 1,500 of them, some 12 ms of the host's time; 128 images take 16 to 20 ms on an H200."""
 
@@ -75,10 +75,10 @@ def possible_modes(settings: ExecutionSettings) -> tuple[Mode, ...]:
         else:
             modes.append("compiled")
     if settings.cuda_graphs == "auto":
-        if not reason and settings.batch_size > _MOST_IMAGES:
+        if not reason and settings.batch_size > MOST_GRAPHED_IMAGES:
             reason = (
-                f"with {settings.batch_size} images per rank (more than {_MOST_IMAGES}) the host launches kernels "
-                "faster than the GPU runs them"
+                f"with {settings.batch_size} images per rank (more than {MOST_GRAPHED_IMAGES}) the host launches "
+                "kernels faster than the GPU runs them"
             )
         if reason:
             logger.info("train.cuda_graphs: auto is off: %s", reason)

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from facetrain.config.schema import OptimConfig
-from facetrain.plan.head_cost import HeadShape, head_bytes
+from facetrain.plan.head_cost import HeadShape, head_bytes, moved_per_number
 from facetrain.run.build_head import optimizer_settings
 from facetrain.torch_private import LiveBytes
+from tests.support.head_traffic import step_bytes
 from tests.support.heads import make_head, make_margin
 
 SGD, ADAMW = (optimizer_settings(OptimConfig(name=name)) for name in ("sgd", "adamw"))
@@ -74,3 +75,21 @@ def test_sgd_without_momentum_keeps_no_moments():
     plain = optimizer_settings(OptimConfig(momentum=0))
     shape = HeadShape(num_classes=1000, embedding_size=8, global_batch=4, world_size=1, optimizer=plain)
     assert head_bytes(shape).moments == 0
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize(
+    ("weight", "momentum"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8")]
+)
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_the_bytes_that_a_step_moves_are_those_that_the_head_counts(weight, momentum, one_pass, monkeypatch):
+    pytest.importorskip("triton")
+    shape = HeadShape(
+        num_classes=2**14, embedding_size=512, global_batch=256, world_size=1, optimizer=SGD, product_bytes=2,
+        weight_dtype=weight, momentum_dtype=momentum,
+    )  # fmt: skip
+    dtypes = {"weight_dtype": getattr(torch, weight), "momentum_dtype": getattr(torch, momentum)}
+    few, many = (step_bytes(monkeypatch, classes, one_pass=one_pass, **dtypes) for classes in (2**13, 2**14))
+    # Of each class, a factor for every sample, which is written once and read by two products.
+    counted = (many - few) / 2**13 / 512 - 3 * 2 * 256 / 512
+    assert moved_per_number(shape, one_pass=one_pass) == pytest.approx(counted, rel=0.03)

@@ -1,0 +1,51 @@
+"""Count of the bytes that a step of the head moves on a GPU, on tensors without content."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.support.fake_cuda import GPU, fake_cuda
+from tests.support.heads import head_step, make_head, make_margin
+
+
+class MovedBytes(TorchDispatchMode):
+    """Counts the bytes that PyTorch's own operations read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "index_select":  # reads the selected rows only
+            self.bytes[name] += 2 * result.nbytes
+        elif not func.is_view and name not in ("empty", "new_empty", "device"):
+            tensors = {id(t): t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)}
+            # An expanded tensor has fewer numbers in memory than its shape has.
+            self.bytes[name] += sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors.values())
+        return result
+
+
+def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: Any) -> int:
+    """Return the bytes that a step of the head moves on a GPU with 256 embeddings of 512 numbers.
+
+    `patch` is pytest's monkeypatch; `one_pass`: the Triton kernel updates the centers.
+    """
+    launches = pytest.importorskip("facetrain.head.kernels.launches")
+    for kernel, used in (("margin_softmax", True), ("center_update", one_pass)):
+        patch.setattr(f"facetrain.head.kernels.{kernel}.can_launch", lambda *_, used=used: used)
+    patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
+    with fake_cuda(patch, capability=(9, 0)):
+        head = make_head(
+            embedding_size=512, num_classes=classes, margin=make_margin("arcface"), weight_decay=5e-4, device=GPU,
+            product_dtype=torch.bfloat16, **options,
+        )  # fmt: skip
+        assert head._optimizer.one_pass == one_pass
+        with launches.shapes_only() as kernels, MovedBytes() as moved:
+            head_step(head, 0, patch, batch=256)
+    return moved.bytes.total() + kernels.bytes
