@@ -24,6 +24,8 @@ from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.errors import RunError
 from facetrain.spawn import HelperContext
 from facetrain.telemetry.memory import peak_gib
+from facetrain.training.execution import Execution, ExecutionSettings
+from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
 
 _WARM_UP_STEPS = 3
@@ -40,6 +42,10 @@ class BackboneVariant:
     facetrain: bool = False
     """Use the fused optimizer and, on the CPU, facetrain's allocator settings and PReLU backward pass."""
     compile: bool = False
+    fused: bool = False
+    """Run an IResNet's trunk on fused kernels (`train.fused`)."""
+    cuda_graphs: bool = False
+    """Replay the kernels from CUDA graphs (`train.cuda_graphs`)."""
 
 
 VARIANTS = {
@@ -48,7 +54,14 @@ VARIANTS = {
     "channels_last": BackboneVariant("bf16", channels_last=True),
     "facetrain": BackboneVariant("bf16", channels_last=True, facetrain=True),
     "facetrain_compiled": BackboneVariant("bf16", channels_last=True, facetrain=True, compile=True),
+    "facetrain_fused": BackboneVariant("bf16", channels_last=True, facetrain=True, fused=True),
+    "facetrain_graphs": BackboneVariant("bf16", channels_last=True, facetrain=True, cuda_graphs=True),
+    "facetrain_fused_graphs": BackboneVariant(
+        "bf16", channels_last=True, facetrain=True, fused=True, cuda_graphs=True
+    ),
 }
+ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
+"""Variants for all networks and devices. Fused kernels need a GPU and an IResNet, CUDA graphs need a GPU."""
 BASELINE = "plain"
 """PyTorch's defaults, with which the other variants are compared."""
 
@@ -149,7 +162,7 @@ def _serve_steps(pipe: Connection, workload: BackboneWorkload, variant: Backbone
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
     if variant.facetrain and device.type == "cpu":
         keep_freed_memory()
-    step = _build_step(workload, variant, device)
+    step = build_step(workload, variant, device)
     while True:
         try:
             steps = pipe.recv()
@@ -163,18 +176,43 @@ def _serve_steps(pipe: Connection, workload: BackboneWorkload, variant: Backbone
         pipe.send((time.perf_counter() - start, peak_gib(device)))
 
 
-def _build_step(
+def build_step(
     workload: BackboneWorkload, variant: BackboneVariant, device: torch.device
 ) -> Callable[[], None]:
+    """Return a function that takes one training step.
+
+    Raises:
+        ConfigError: the variant is not possible with this network or device.
+    """
     torch.manual_seed(0)
     backbone = build_backbone(workload.backbone, image_size=workload.image_size)
     if not variant.facetrain:
         use_torch_backward(backbone)
     memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    network = InPrecision(
-        backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
+    fused = "on" if variant.fused else "off"
+    fused_trunk = choose_trunk(
+        backbone,
+        fused,
+        variant.precision,
+        device,
+        memory_format=memory_format,
+        compile=variant.compile,
+        checkpoint_activations=False,
     )
+    settings = ExecutionSettings(
+        compile="on" if variant.compile else "off",
+        cuda_graphs="on" if variant.cuda_graphs else "off",
+        fused=fused,
+        device=device,
+        batch_size=workload.batch,
+    )
+    network = Execution(
+        InPrecision(
+            backbone, variant.precision, device, memory_format=memory_format, fused_trunk=fused_trunk
+        ),
+        settings,
+    ).network
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
         lr=_LR,

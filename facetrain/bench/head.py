@@ -34,32 +34,36 @@ from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import CombinedMargin
-from facetrain.run.build_head import head_settings, optimizer_settings
+from facetrain.run.build_head import head_settings, optimizer_settings, product_dtype
 
 # The published ArcFace recipe (arcface_torch's configs), the same for every variant.
 SCALE, MARGIN, MOMENTUM, WEIGHT_DECAY, LR = 64.0, 0.5, 0.9, 5e-4, 0.1
-_BF16 = torch.bfloat16
 
 HEAD_VARIANTS: dict[str, dict[str, Any]] = {
     "head_fp32": {},
-    "head_bf16": {"product_dtype": _BF16},
-    "head_bf16_stored16": {"product_dtype": _BF16, "weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
-    "head_bf16_stored8": {"product_dtype": _BF16, "weight_dtype": "bfloat16", "momentum_dtype": "int8"},
+    "head_bf16": {"precision": "bf16"},
+    "head_bf16_stored16": {"precision": "bf16", "weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
+    "head_bf16_stored8": {"precision": "bf16", "weight_dtype": "bfloat16", "momentum_dtype": "int8"},
+    "head_fp16": {"precision": "fp16"},
+    "head_fp16_stored16": {"precision": "fp16", "weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
     "head_sampled": {"sample_rate": 0.1},
-    "head_sampled_bf16": {"sample_rate": 0.1, "product_dtype": _BF16},
+    "head_sampled_bf16": {"sample_rate": 0.1, "precision": "bf16"},
     "head_sampled_1pct": {"sample_rate": 0.01},
     "head_sampled_1pct_disk": {"sample_rate": 0.01, "placement": "disk"},
 }
-"""facetrain's head: keys of the config's section `head`, and the dtype of the matrix products."""
+"""facetrain's head: keys of the config's section `head`, and the precision of the matrix products. With fp16, a GPU
+multiplies in bfloat16 if it can."""
 PLAIN_VARIANTS: dict[str, dict[str, Any]] = {
     "plain_fp32": {},
-    "plain_bf16": {"autocast": True},
+    "plain_bf16": {"autocast": torch.bfloat16},
+    "plain_fp16": {"autocast": torch.float16},
     "plain_sampled": {"sample_rate": 0.1},
 }
 """Options of PlainHeadStep."""
 VARIANTS = [*PLAIN_VARIANTS, *HEAD_VARIANTS]
-DEFAULT_VARIANTS = [*PLAIN_VARIANTS, *list(HEAD_VARIANTS)[:6]]
-"""All variants but those of a sample rate of 1 %, which need more classes than fit in a short run."""
+DEFAULT_VARIANTS = [name for name in VARIANTS if "1pct" not in name and "fp16" not in name]
+"""All variants but those of fp16, which are for GPUs, and those of a sample rate of 1 %, which need more classes than
+fit in a short run."""
 
 
 class PlainHeadStep:
@@ -72,7 +76,7 @@ class PlainHeadStep:
         device: str,
         *,
         sample_rate: float = 1.0,
-        autocast: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         weight_KD = torch.empty(num_classes, embedding_size, device=device).normal_(0, 0.01)
         self._weight = torch.nn.Parameter(weight_KD)
@@ -88,7 +92,7 @@ class PlainHeadStep:
             score[label_B] = 2
             index_S = score.topk(int(self._sample_rate * len(weight))).indices.sort().values
             weight, label_B = weight[index_S], torch.searchsorted(index_S, label_B)
-        with torch.autocast(embedding_BD.device.type, _BF16, enabled=self._autocast):
+        with torch.autocast(embedding_BD.device.type, self._autocast, enabled=self._autocast is not None):
             cos_BK = F.linear(F.normalize(embedding_BD), F.normalize(weight)).float().clamp(-1, 1)
         target = torch.arange(len(label_B), device=label_B.device), label_B
         with torch.no_grad():  # arcface_torch does not differentiate the margin
@@ -104,9 +108,9 @@ class MarginHeadStep:
     def __init__(
         self, num_classes: int, embedding_size: int, device: str, folder: Path, **options: Any
     ) -> None:
-        product_dtype = options.pop("product_dtype", None)
+        dtype = product_dtype(options.pop("precision", "fp32"), torch.device(device))
         self._head = MarginHead(
-            head_settings(HeadConfig(**options), folder=folder, product_dtype=product_dtype),
+            head_settings(HeadConfig(**options), folder=folder, product_dtype=dtype),
             optimizer_settings(OptimConfig(momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)),
             CombinedMargin(SCALE, m2=MARGIN, straight_through=True),
             embedding_size=embedding_size,
@@ -180,7 +184,7 @@ def with_ratios(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return reports
 
 
-def _measure_variant(
+def measure_variant(
     variant: str,
     classes: int,
     embedding_size: int,
@@ -189,7 +193,10 @@ def _measure_variant(
     device: str,
     disk: Path | None,
 ) -> dict[str, Any]:
+    """Return times and peak of memory of one variant's steps, measured in this process."""
     bytes_at_start = _peak_bytes()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     step: Callable[[Tensor, Tensor], None]
     with tempfile.TemporaryDirectory(dir=disk) as folder:
         if variant in PLAIN_VARIANTS:
@@ -236,7 +243,7 @@ def _main() -> None:
         parser.add_argument(name, type=int)
     parser.add_argument("device")
     parser.add_argument("disk", type=Path, nargs="?")
-    print(json.dumps(_measure_variant(**vars(parser.parse_args()))))
+    print(json.dumps(measure_variant(**vars(parser.parse_args()))))
 
 
 FEW_CLASSES, MANY_CLASSES = 1_000, 20_000

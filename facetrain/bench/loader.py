@@ -78,10 +78,8 @@ def measure_loader(
         images = [source.read(number) for number in numbers]
         variants: dict[str, Callable[[], float]] = {
             "decoder": lambda: _decoder_rate(images, workers, seconds),
-            "loader": lambda: _loader_rate(source, workers, batch_size, seconds, device, None),
-            "loader_augmented": lambda: _loader_rate(
-                source, workers, batch_size, seconds, device, Augment(0)
-            ),
+            "loader": lambda: loader_rate(source, workers, batch_size, seconds, device, None),
+            "loader_augmented": lambda: loader_rate(source, workers, batch_size, seconds, device, Augment(0)),
             "dataloader_cv2": lambda: _dataloader_rate(
                 _OpenCvDataset(source), workers, batch_size, seconds, device
             ),
@@ -116,16 +114,19 @@ def _decoder_rate(images: list[bytes], threads: int, seconds: float) -> float:
         return sum(pool.map(decode, range(threads))) / (time.perf_counter() - since)
 
 
-def _loader_rate(
+def loader_rate(
     source: FaceDataset,
     workers: int,
     batch_size: int,
     seconds: float,
     device: torch.device,
     augment: Augment | None,
+    *,
+    decode: str = "cpu",
 ) -> float:
+    """Return the images per second of facetrain's loader; `decode` as in `data.decode`."""
     order = GlobalSampler(source.num_images, seed=0, global_batch_size=batch_size)
-    settings = LoaderSettings(local_batch_size=batch_size, workers=workers)
+    settings = LoaderSettings(local_batch_size=batch_size, workers=workers, decode=decode)
     loader = Loader(source, order, settings, rank=0, world_size=1, device=device)
 
     def use(batch: Any) -> None:

@@ -18,7 +18,9 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"
 def environment(**extra: str) -> dict[str, str]:
     """Return a clean environment with one thread per process: results do not depend on the machine."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
+    # A GPU session passes packages in PYTHONPATH that are not installed on its machine.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | extra
 
 
 def facetrain(*arguments: object, **options) -> subprocess.CompletedProcess:

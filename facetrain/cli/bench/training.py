@@ -42,16 +42,16 @@ def backbone(
 ) -> None:
     """Measure a backbone's training step with PyTorch's defaults, in bf16, in channels_last, and compiled.
 
-    Without --variant, all variants are measured.
+    Without --variant, all variants are measured but facetrain_fused and facetrain_graphs, which need a GPU.
     """
-    from facetrain.bench.backbone import VARIANTS, BackboneWorkload, measure_backbone_steps
+    from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, BackboneWorkload, measure_backbone_steps
 
     require_known("--variant", variants or (), VARIANTS)
     _require_backbone(name)
     workload = BackboneWorkload(
         name, batch_size, image_size, resolve_device(device), threads or usable_cores()
     )
-    report = measure_backbone_steps(workload, variants or list(VARIANTS), steps=steps, rounds=rounds)
+    report = measure_backbone_steps(workload, variants or ON_EVERY_DEVICE, steps=steps, rounds=rounds)
     typer.echo(json.dumps(report, indent=1) if as_json else _format_backbone(report))
 
 

@@ -1,0 +1,60 @@
+"""Numbers that the forecast expects of a GPU session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from facetrain.config.loading import build_config
+from facetrain.config.schema import Config
+from facetrain.plan.device import DEVICES, Device
+from facetrain.plan.forecast import forecast, head_shape, on_device
+from facetrain.plan.head_cost import head_bytes
+from facetrain.plan.speed import StepTime, head_seconds, step_time
+
+_REHEARSED = "h200"
+"""Kind of GPU whose forecast a rehearsal without a GPU writes."""
+
+
+def device_kind() -> Device | None:
+    """Return the constants of this machine's GPU; None if the forecast does not know it."""
+    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else _REHEARSED
+    return next((device for kind, device in DEVICES.items() if kind in name), None)
+
+
+def run_config(
+    backbone: str, batch: int, *, image_size: int, precision: str = "bf16", device: str, **changes: Any
+) -> Config:
+    """Return the config of a run without verification; `changes` are keys such as `train.fused` and their values."""
+    values: dict[str, Any] = {
+        "data": {"train": "generated", "image_size": image_size},
+        "model": {"backbone": backbone},
+        "train": {"batch_size": batch, "precision": precision, "device": device},
+        "eval": {"targets": []},
+    }
+    for key, value in changes.items():
+        section, name = key.split(".")
+        values.setdefault(section, {})[name] = value
+    return build_config(values, "GPU session")
+
+
+def expected_step(config: Config, num_classes: int) -> StepTime | None:
+    """Return the forecast of a step on one GPU of this machine's kind."""
+    device = device_kind()
+    return step_time(config, num_classes, 1, device) if device else None
+
+
+def expected_head(config: Config, num_classes: int) -> tuple[float | None, int]:
+    """Return the forecast of the head's step in seconds, and its bytes."""
+    device, shape = device_kind(), head_shape(config, num_classes, 1, config.train.batch_size or 1)
+    needed = head_bytes(shape)
+    seconds = head_seconds(shape, device) if device else None
+    return seconds, needed.centers + needed.moments + max(needed.work, needed.update)
+
+
+def expected_peak(config: Config, num_classes: int) -> int:
+    """Return the forecast of the bytes that a step allocates on the GPU: without CUDA's context and verification."""
+    device = device_kind()
+    parts = forecast(on_device(config, device) if device else config, num_classes, 1).parts()
+    return sum(value for name, value in parts.items() if name not in ("runtime", "verification", "saving"))

@@ -1,0 +1,102 @@
+"""Jobs of a GPU session that measure memory: peaks of whole steps, and the largest head that fits."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from facetrain.bench.generated_dataset import open_or_generate
+from facetrain.bench.gpu_session import expected
+from facetrain.bench.gpu_session.rows import Rows, row
+from facetrain.bench.machine_peak import synchronize
+from facetrain.bench.train import build_run, repeated_batch
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.distributed.world import join
+from facetrain.plan.limits import most_identities
+from facetrain.telemetry.memory import peak_gib
+
+_SEARCHED_PART = 0.3
+"""The limit of identities is searched this far below and above the forecast."""
+_REHEARSED_IDENTITIES, _REHEARSED_LIMIT = 4000, 3500
+"""Expected and actual limit of a rehearsal, where no memory ends."""
+
+
+def measure_memory(
+    device: str,
+    backbone: str,
+    identities: int,
+    batch: int,
+    image_size: int,
+    change: dict[str, Any],
+    failures: list[str],
+) -> Rows:
+    """Yield the peak of allocated memory of whole steps."""
+    config = expected.run_config(backbone, batch, image_size=image_size, device=device, **change)
+    with open_or_generate(None, image_size=image_size) as source:
+        peak = _take_steps(config, identities, source)
+    label = "".join(f", {key}: {value}" for key, value in change.items())
+    needed = expected.expected_peak(config, identities) / 2**30
+    yield row(f"{backbone}, batch {batch}, {identities:,} identities{label}", "GiB at most", peak, needed)
+
+
+def _take_steps(config: Config, identities: int, source: FaceDataset, steps: int = 3) -> float:
+    """Take whole steps of a run; return the peak of allocated memory in GiB."""
+    with join(config.train.device) as world, tempfile.TemporaryDirectory() as scratch:
+        if world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(world.device)
+        run = build_run(config, world, identities, Path(scratch), source)
+        run.take_steps(islice(repeated_batch(run, identities), steps))
+        synchronize(world.device)
+        return peak_gib(world.device)
+
+
+def measure_limit(device: str, backbone: str, batch: int, image_size: int, failures: list[str]) -> Rows:
+    """Yield the largest number of identities with which a step fits in the device's memory, by bisection."""
+    config = expected.run_config(backbone, batch, image_size=image_size, device=device)
+    if device == "cuda":
+        planned = most_identities(config, 1, torch.cuda.get_device_properties(0).total_memory)
+    else:
+        planned = _REHEARSED_IDENTITIES
+
+    with open_or_generate(None, image_size=image_size) as source:
+
+        def fits(identities: int) -> bool:
+            if device == "cpu" and identities > _REHEARSED_LIMIT:
+                return False
+            try:
+                _take_steps(config, identities, source)
+            except torch.OutOfMemoryError:
+                return False
+            finally:
+                free_memory()
+            return True
+
+        found = largest_that_fits(planned, fits)
+    yield row(f"{backbone}, batch {batch}", "identities", found, planned)
+
+
+def largest_that_fits(planned: int, fits: Callable[[int], bool], trials: int = 6) -> int:
+    """Return the largest tried number that fits, near `planned`; 0 if none does."""
+    low, high, best = planned * (1 - _SEARCHED_PART), planned * (1 + _SEARCHED_PART), 0
+    tried = planned
+    for _ in range(trials):
+        if fits(tried):
+            best, low = tried, tried
+        else:
+            high = tried
+        tried = round((low + high) / 2)
+    return best
+
+
+def free_memory() -> None:
+    """Return the memory of tensors that no longer exist to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

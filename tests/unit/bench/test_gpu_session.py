@@ -1,0 +1,214 @@
+"""State, slices and page of a GPU session, with jobs that take no time; and its programs on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from facetrain.bench.gpu_session import wheels
+from facetrain.bench.gpu_session.jobs import GROUPS, Job, list_jobs
+from facetrain.bench.gpu_session.memory import largest_that_fits
+from facetrain.bench.gpu_session.page import write_page
+from facetrain.bench.gpu_session.session import Session, run_in_process
+from facetrain.errors import UsageError
+from tests.support.command import ROOT
+from tests.support.processes import wait_until_gone
+
+ROW = {"what": "r50", "quantity": "images/s", "expected": 2000.0, "measured": 3000.0}
+
+
+class Clock:
+    """Time that passes only while a job runs."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr("facetrain.bench.gpu_session.session.time.monotonic", lambda: self.now)
+
+
+def runner(clock, takes, **records):
+    """Return a function that stands for jobs of given durations, and the list of those it ran."""
+    ran = []
+
+    def run(job, limit):
+        ran.append(job.name)
+        clock.now += min(takes[job.name], limit)
+        if takes[job.name] > limit:
+            return {"status": "timed out", "error": ["stopped"]}
+        return records.get(job.name) or {
+            "status": "done",
+            "result": {"rows": [ROW], "machine": {"device": "H"}},
+        }
+
+    return run, ran
+
+
+def jobs(**seconds):
+    return [Job(name, "backbone", limit) for name, limit in seconds.items()]
+
+
+def test_slices_continue_where_the_last_one_ended(tmp_path, monkeypatch):
+    clock, all_jobs = Clock(monkeypatch), jobs(a=300, b=300, c=300, d=60)
+    run, ran = runner(clock, {"a": 250, "b": 200, "c": 200, "d": 20})
+    session = Session(tmp_path / "s.json", all_jobs)
+    session.run_slice(540, run, lambda line: None)
+    assert clock.now <= 540
+    # c begins, as a job usually takes a quarter of its longest time, and is cut by the end of the slice.
+    assert ran == ["a", "b", "c"] and [job.name for job in session.unfinished()] == ["c", "d"]
+    session = Session(tmp_path / "s.json", all_jobs)  # another process
+    session.run_slice(540, run, lambda line: None)
+    assert ran == ["a", "b", "c", "c", "d"] and not session.unfinished() and not session.failed()
+    assert session.state["machine"] == {"device": "H"}
+
+
+def test_jobs_that_fail_or_take_too_long_do_not_stop_the_others(tmp_path, monkeypatch):
+    clock, all_jobs = Clock(monkeypatch), jobs(bad=100, slow=100, endless=900, good=100)
+    record = {"status": "failed", "error": ["exit code 1", "boom | bang"], "result": {"rows": [ROW]}}
+    run, ran = runner(clock, {"bad": 1, "slow": 101, "endless": 1e9, "good": 1}, bad=record)
+    for _ in range(3):
+        session = Session(tmp_path / "s.json", all_jobs)
+        session.run_slice(540, run, lambda line: None)
+    # `endless` is cut once by the end of a slice, and then has a whole slice.
+    assert ran == ["bad", "slow", "endless", "endless", "good"] and not session.unfinished()
+    assert [job.name for job in session.failed()] == ["bad", "slow", "endless"]
+    page = write_page(session.state, all_jobs)
+    assert "1 of 4 jobs have results" in page and "| r50 | images/s | 2,000 | 3,000 | 1.50 |" in page
+    assert "bad: failed" in page and "boom | bang" in page and "slow: timed out" in page
+    session.forget_failed()
+    assert [job.name for job in session.unfinished()] == ["bad", "slow", "endless"]
+
+
+def test_a_job_during_which_the_session_dies_is_tried_twice(tmp_path, monkeypatch):
+    clock, all_jobs = Clock(monkeypatch), jobs(fatal=100, good=100)
+    run, ran = runner(clock, {"good": 1})
+
+    def dies(job, limit):
+        if job.name == "fatal":
+            raise KeyboardInterrupt
+        return run(job, limit)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            Session(tmp_path / "s.json", all_jobs).run_slice(540, dies, lambda line: None)
+    session = Session(tmp_path / "s.json", all_jobs)
+    session.run_slice(540, dies, lambda line: None)
+    assert ran == ["good"] and not session.unfinished()
+    assert "ended during this job 2 times" in session.state["jobs"]["fatal"]["error"]
+
+
+def checkout_with(folder, *lines):
+    """Make a checkout whose program of a job has these lines."""
+    package = folder
+    for name in ("facetrain", "bench", "gpu_session"):
+        package = package / name
+        package.mkdir()
+        (package / "__init__.py").touch()
+    (package / "measure.py").write_text("\n".join(lines))
+    return folder
+
+
+def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
+    note = tmp_path / "child"
+    checkout = checkout_with(
+        tmp_path,
+        "import json, pathlib, subprocess, sys, time",
+        "pathlib.Path(sys.argv[2]).write_text(json.dumps({'rows': [1]}))",
+        f"pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))",
+        "print('begun', flush=True); time.sleep(60)",
+    )
+    record = run_in_process(
+        Job("j", "backbone", 9), 3, checkout=checkout, packages=[], environment=os.environ
+    )
+    # Rows that were written before the end are kept.
+    assert record["status"] == "timed out" and record["result"] == {"rows": [1]}
+    assert record["error"] == ["stopped after 3 s", "begun"]
+    assert not wait_until_gone([int(note.read_text())], 10)
+
+
+def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
+    checkout = checkout_with(
+        tmp_path, "import sys", "print(*range(99), sep='\\n')", "sys.exit('out of memory')"
+    )
+    record = run_in_process(
+        Job("j", "memory", 60), 60, checkout=checkout, packages=[], environment=os.environ
+    )
+    assert record["status"] == "failed" and record["error"][0] == "exit code 1"
+    assert record["error"][-1] == "out of memory" and len(record["error"]) == 16
+
+
+@pytest.mark.slow
+def test_a_rehearsed_backbone_has_expected_and_measured_numbers():
+    options = {"device": "cpu", "name": "r18", "batch": 2, "image_size": 32, "steps": 1, "rounds": 1}
+    options["labels"] = ["plain"]
+    record = run_in_process(
+        Job("j", "backbone", 120, options), 120, checkout=ROOT, packages=[], environment=os.environ
+    )
+    assert record["status"] == "done", record
+    speed, *_ = record["result"]["rows"]
+    assert speed["what"] == "r18, batch 2, plain" and speed["expected"] > 0 and speed["measured"] > 0
+    assert record["result"]["machine"]["device"] == "CPU (rehearsal)"
+
+
+def test_every_group_has_jobs_and_no_job_is_longer_than_a_slice():
+    for cpu in (False, True):
+        all_jobs = list_jobs(ROOT, cpu=cpu)
+        assert {job.group for job in all_jobs} == GROUPS.keys()
+        assert len({job.name for job in all_jobs}) == len(all_jobs)
+        assert max(job.seconds for job in all_jobs) < 530
+        assert all(json.loads(json.dumps(job.options)) == job.options for job in all_jobs)
+
+
+def test_the_largest_number_that_fits_is_found_near_the_planned_one():
+    tried = []
+
+    def fits(number):
+        tried.append(number)
+        return number <= 1_100_000
+
+    assert largest_that_fits(1_000_000, fits) == pytest.approx(1_100_000, rel=0.02)
+    assert len(tried) == 6
+    assert largest_that_fits(1_000_000, lambda number: False) == 0
+
+
+def test_wheels_are_unpacked_without_pip_and_those_of_another_python_are_refused(tmp_path):
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with pytest.raises(UsageError, match="has no wheels"):
+        wheels.unpack(folder, tmp_path / "site")
+    with zipfile.ZipFile(folder / "some-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("some/__init__.py", "NUMBER = 7")
+    with zipfile.ZipFile(folder / "stable-1.0-cp37-abi3-manylinux1_x86_64.whl", "w") as archive:
+        archive.writestr("stable.py", "")
+    site = wheels.unpack(folder, tmp_path / "site")
+    done = subprocess.run(
+        [sys.executable, "-c", "import some, stable; print(some.NUMBER)"],
+        env={"PYTHONPATH": str(site)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "7\n", done.stderr
+    (folder / "other-1.0-cp39-cp39-manylinux1_x86_64.whl").touch()
+    with pytest.raises(UsageError, match="is for cp39, and this Python is cp3"):
+        wheels.unpack(folder, tmp_path / "site")
+
+
+def test_the_packages_to_carry_are_pinned_and_need_no_others():
+    lock = (ROOT / "requirements.lock").read_text()
+    assert all(f"\n{name}==" in f"\n{lock}" for name in wheels.CARRIED)
+
+
+def test_the_script_needs_only_the_standard_library_to_list_its_jobs(tmp_path):
+    # -I -S: without installed packages, as on a machine that lacks them.
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        ROOT / "scripts" / "gpu_session",
+        "--cpu",
+        "--list",
+        "--out",
+        tmp_path,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "limit identities"
