@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from facetrain.errors import DataError, FacetrainError
 
@@ -34,6 +37,31 @@ def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> It
     except OSError as error:
         place = error.filename if isinstance(error.filename, str | os.PathLike) else path
         raise kind(f"{place}: {error_reason(error)}" + (f"; {advice}" if advice else "")) from error
+
+
+def read_regular_text(path: Path) -> str:
+    """Return the text of a file; bytes that are not UTF-8 are replaced.
+
+    Raises:
+        OSError: the file cannot be read, or is not a regular file: a read of a pipe or a device may never end.
+    """
+    # Without O_NONBLOCK, the opening of a pipe waits for a writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8", errors="replace") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

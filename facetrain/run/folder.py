@@ -28,7 +28,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.files import error_reason, os_errors_as, write_atomically
+from facetrain.files import error_reason, os_errors_as, parse_json, read_regular_text, write_atomically
 from facetrain.run.lock import LOCK_FILE
 
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
@@ -99,7 +99,7 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -
 def recorded_threads(folder: Path) -> int | None:
     """Return the number of torch's threads that `environment.json` records; None if it does not."""
     try:
-        threads = json.loads((folder / "environment.json").read_text())["threads"]
+        threads = parse_json(read_regular_text(folder / "environment.json"))["threads"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return threads if isinstance(threads, int) else None
@@ -208,7 +208,7 @@ def launchers_of(world: World) -> list[str]:
 def _launchers_in(folder: Path) -> list[str]:
     """Return the launchers that a folder lists."""
     try:
-        return [str(name) for name in json.loads((folder / "environment.json").read_text())["launchers"]]
+        return [str(name) for name in parse_json(read_regular_text(folder / "environment.json"))["launchers"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -13,7 +13,7 @@ from typing import Any
 from facetrain.config.loading import load_config, plain_config
 from facetrain.config.presets import presets
 from facetrain.errors import ConfigError, RunError, UsageError
-from facetrain.files import os_errors_as, write_atomically
+from facetrain.files import os_errors_as, parse_json, read_regular_text, write_atomically
 from facetrain.run.curves import PANELS, draw_curves
 from facetrain.run.list_runs import best_accuracies, is_run, read_metrics
 from facetrain.run.run_state import RunState, read_state
@@ -174,14 +174,14 @@ def _only_last(count: int) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return read_regular_text(path).splitlines()
     except OSError:
         return []
 
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
+        loaded = parse_json(read_regular_text(path))
     except (OSError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}

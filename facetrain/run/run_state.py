@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from facetrain.files import error_reason, write_atomically
+from facetrain.files import error_reason, parse_json, read_regular_text, write_atomically
 
 _FILE = "state.json"
 _SILENCE_S = 3600.0
@@ -121,7 +121,7 @@ def _start(saved: dict[str, Any]) -> Start:
 def _load(folder: Path) -> dict[str, Any]:
     """Return the content of the file; empty if it is absent or damaged."""
     try:
-        saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        saved = parse_json(read_regular_text(folder / _FILE))
     except (OSError, ValueError):
         return {}
     return saved if isinstance(saved, dict) else {}

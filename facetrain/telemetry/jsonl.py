@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from facetrain.files import error_reason, write_atomically
+from facetrain.errors import RunError
+from facetrain.files import error_reason, os_errors_as, parse_json, read_regular_text, write_atomically
 from facetrain.telemetry.log import warn
 
 
@@ -23,12 +25,13 @@ class JsonLines:
         """
         self._suffix = {} if run_id is None else {"run_id": run_id}
         self._known: set[str] = set()
-        if resume_at is None:
-            path.unlink(missing_ok=True)
-        elif path.exists():
-            self._known = _truncate(path, resume_at)
-        # Unbuffered: what a failed write has left in a buffer of Python could not be found out.
-        self._file = path.open("ab", buffering=0)
+        with os_errors_as(RunError, path, "remove it, and the run writes a new one"):
+            if resume_at is None:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                self._known = _truncate(path, resume_at)
+            # Unbuffered: what a failed write has left in a buffer of Python could not be found out.
+            self._file = path.open("ab", buffering=0)
         self._pending = b""
         self._has_warned = False
 
@@ -59,13 +62,17 @@ class JsonLines:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, without a last line that a crash has cut off."""
+    """Return the records of a file, without damaged lines, such as a last line that a crash has cut off.
+
+    Raises:
+        OSError: the file cannot be read, or is not a regular file.
+    """
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+    for line in read_regular_text(path).splitlines():
+        with suppress(ValueError):
+            record = parse_json(line)
+            if isinstance(record, dict) and isinstance(record.get("step", 0), int | float):
+                records.append(record)
     return records
 
 

@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from facetrain.errors import RunError
+
 logger = logging.getLogger("facetrain")
 
 
@@ -29,8 +31,14 @@ def warn(message: str) -> None:
 
 
 def log_to(path: Path, rank: int) -> logging.Handler:
-    """Write the log of this process to a file from now on; return the handler, for `stop_logging`."""
+    """Write the log of this process to a file from now on; return the handler, for `stop_logging`.
+
+    Raises:
+        RunError: there is something else than a regular file; to open a pipe would wait without end.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)  # missing on a host that does not share the run folder
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
