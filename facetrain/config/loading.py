@@ -119,8 +119,10 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: a file does not exist, is not valid, or extends itself.
     """
-    path = path.resolve() if _seen else path
-    if path.resolve() in _seen or len(_seen) >= MAX_EXTENDS:
+    # Not Path.resolve: it raises a RuntimeError for a link to itself, which the reader below reports.
+    real = Path(os.path.realpath(path))
+    path = real if _seen else path
+    if real in _seen or len(_seen) >= MAX_EXTENDS:
         chain = " → ".join(str(seen) for seen in _seen)
         raise ConfigError(f"{path}: extends itself ({chain}); remove one `extends`")
     values = yaml.read(path)
@@ -131,7 +133,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: extends: {json.dumps(parent, default=str)} is invalid; use the name of one file"
         )
-    base = read_merged(path.parent / parent, (*_seen, path.resolve()))
+    base = read_merged(path.parent / parent, (*_seen, real))
     _merge(base, values)
     return base
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,8 +44,8 @@ from tests.soak.kills import Starter
 from tests.soak.settings import Setting, write_data
 
 _MAX_SECONDS = 10
-_RESUMED_EVERY = 25
-"""One of so many damaged runs is resumed."""
+_RESUMED_EVERY, _REPORTED_EVERY = 100, 20
+"""One of so many damaged runs is resumed, or described by a report, whose figures take a second."""
 _KEPT_STEPS = 3
 _JUNK = [
     b"\0" * 64,
@@ -78,6 +79,14 @@ class Tally:
     """Complete checkpoints of another run or another step that a resume accepted."""
     faults: Counter[str] = field(default_factory=Counter)
     first_faults: list[str] = field(default_factory=list)
+
+    def add(self, other: dict[str, Any]) -> None:
+        """Add the counts of another tally, as a dict."""
+        for name, value in other.items():
+            if isinstance(value, dict):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
 
 
 class Damager:
@@ -237,14 +246,17 @@ class Readers:
             for step in complete_steps(original / "checkpoints")
         }
 
-    def read(self, run: Path, *, is_crafted: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+    def read(
+        self, run: Path, *, is_crafted: bool, with_report: bool
+    ) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield the name and the call of each reader."""
         yield "config", lambda: void(load_config(run / "config.yaml"))
         yield "newest checkpoint", lambda: self._load(run, is_crafted=is_crafted)
         yield "doctor", lambda: void(check_checkpoints(run))
         yield "runs", lambda: void(list_runs(run))
-        yield "model", lambda: void(open_model(run, torch.device("cpu")))
-        yield "report", lambda: write_run_report(run, run.parent / "report.html")
+        if with_report:
+            yield "model", lambda: void(open_model(run, torch.device("cpu")))
+            yield "report", lambda: write_run_report(run, run.parent / "report.html")
 
     def _load(self, run: Path, *, is_crafted: bool) -> None:
         checkpoint = Checkpoint.open(run)
@@ -296,7 +308,9 @@ def damage_often(original: Path, foreign: Path, whole: Path, folder: Path, count
             tally.by_target[target] += 1
         name = " and ".join(f"{kind} {target}" for kind, target in done)
         before, refused = _tree(run), False
-        for reader, read in readers.read(run, is_crafted=any(kind in _CRAFTED for kind, _ in done)):
+        is_crafted = any(kind in _CRAFTED for kind, _ in done)
+        with_report = number % _REPORTED_EVERY == 0
+        for reader, read in readers.read(run, is_crafted=is_crafted, with_report=with_report):
             try:
                 with _limited(_MAX_SECONDS):
                     read()
@@ -309,7 +323,7 @@ def damage_often(original: Path, foreign: Path, whole: Path, folder: Path, count
         if _tree(run) != before:
             _add_fault(tally, f"{name}: a reader changed the run folder", "")
         tally.refused += refused
-        if number % _RESUMED_EVERY == 0:
+        if number % _RESUMED_EVERY == _RESUMED_EVERY - 1:
             _resume(tally, run, whole, name, done)
     _remove(run)
     return tally
@@ -427,10 +441,32 @@ def table(tally: Tally, seconds: float) -> str:
     return "\n".join(lines)
 
 
+def _distribute(
+    options: argparse.Namespace, original: Path, foreign: Path, whole: Path, folder: Path
+) -> Tally:
+    """Share the damages among forked processes; return the sum of their counts."""
+    children = []
+    for number in range(options.processes):
+        child = os.fork()
+        if not child:
+            count = options.damages // options.processes + (number < options.damages % options.processes)
+            seed = options.seed * 1000 + number
+            tally = damage_often(original, foreign, whole, folder / f"damaged_{number}", count, seed)
+            (folder / f"{number}.json").write_text(json.dumps(vars(tally)))
+            os._exit(0)
+        children.append(child)
+    total = Tally()
+    for number, child in enumerate(children):
+        os.waitpid(child, 0)
+        total.add(json.loads((folder / f"{number}.json").read_text()))
+    return total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--damages", type=int, default=10_000, help="number of damages; default: 10,000")
     parser.add_argument("--seed", type=int, default=0, help="seed of the damages; default: 0")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes; default: 2")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -441,7 +477,7 @@ def main() -> None:
         write_data(folder / "data")
         original, whole = train_half(folder / "a", folder / "data", 1)
         foreign, _ = train_half(folder / "b", folder / "data", 2)
-        tally = damage_often(original, foreign, whole, folder / "damaged", options.damages, options.seed)
+        tally = _distribute(options, original, foreign, whole, folder)
     print(table(tally, time.monotonic() - since))
     sys.exit(bool(tally.faults))
 
