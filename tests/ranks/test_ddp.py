@@ -96,3 +96,20 @@ def test_ranks_have_the_gradients_of_one_process_with_each_option_of_the_exchang
 def test_on_a_single_rank_the_network_is_not_wrapped():
     net = make_net(False)
     assert wrap_in_ddp(net, World(rank=0, local_rank=0, size=1, local_size=1, device=CPU), "bf16") is net
+
+
+def restart_after_each_step():
+    """Return the gradients of three steps in one DDP, and of the same steps with a new DDP for each."""
+    world_size, rank = collectives.world_size(), collectives.rank()
+    world = World(rank=rank, local_rank=rank, size=world_size, local_size=world_size, device=CPU)
+    local_batches = [batch[rank * LOCAL : (rank + 1) * LOCAL] for batch in batches(world_size)]
+    undisturbed = train(wrap_in_ddp(make_net(False), world, "none"), 1, local_batches)
+    net, restarted = make_net(False), []
+    for batch in local_batches:
+        restarted += train(wrap_in_ddp(net, world, "none"), 1, [batch])
+    return [undisturbed, restarted]
+
+
+def test_gradients_of_three_ranks_are_equal_bit_for_bit_after_a_restart():
+    for undisturbed, restarted in run_ranks(3, restart_after_each_step):
+        assert all(torch.equal(a, b) for a, b in zip(undisturbed, restarted, strict=True))
