@@ -161,3 +161,21 @@ def test_required_graphs_that_cannot_be_recorded_are_an_error():
         ConfigError, match="train.cuda_graphs: on is not possible: .* when stream is capturing"
     ):
         network(images(4)[0])
+
+
+def test_every_parameter_of_the_fused_trunk_gets_its_gradient_from_the_graphs():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from facetrain.backbone.fused_iresnet import FusedTrunk
+    from facetrain.backbone.kernels.launch import shapes_only
+
+    backbone = make_network().backbone
+    network = InPrecision(
+        backbone, "bf16", CPU, memory_format=torch.channels_last, fused_trunk=FusedTrunk(backbone)
+    )
+    with shapes_only() as counter:  # the kernels need a GPU: their results are not computed
+        graphed(network)(images(4)[0]).sum().backward()
+    assert counter.launches > 100
+    trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+    assert all(
+        parameter.grad is not None and parameter.grad.shape == parameter.shape for parameter in trained
+    )
