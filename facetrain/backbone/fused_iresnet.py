@@ -26,6 +26,7 @@ follows from the sums of g over the image, its borders and its corners.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -49,8 +50,8 @@ class AcrossRanks(Protocol):
     def combine(self, mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and biased variance over all ranks from those of each rank. Collective."""
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Return the sum over all ranks. Collective."""
+    def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
+        """Start summing over all ranks. Return a function that waits for the sum and returns it. Collective."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,15 @@ class _Context:
 
     def over_ranks(self, sums_3C: Tensor, x: Tensor) -> tuple[Tensor, int]:
         """Return the sums of the backward pass over all ranks, and the rows that they go over."""
+        return self.start_over_ranks(sums_3C, x)()
+
+    def start_over_ranks(self, sums_3C: Tensor, x: Tensor) -> Callable[[], tuple[Tensor, int]]:
+        """Do as `over_ranks`, but return a function that waits for the exchange."""
         rows = x.numel() // x.shape[1]
         if self.across_ranks is None:
-            return sums_3C, rows
-        return self.across_ranks.sum(sums_3C), rows * self.across_ranks.world_size
+            return lambda: (sums_3C, rows)
+        wait, all_rows = self.across_ranks.start_sum(sums_3C), rows * self.across_ranks.world_size
+        return lambda: (wait(), all_rows)
 
 
 class FusedTrunk:
@@ -193,12 +199,17 @@ class _Block(torch.autograd.Function):
         grad_c2, sums3_3C = _norm_backward(grad, c2, norm3, context)
         # The input's gradient comes first: the kernel that reads it also recomputes y2, for the weight's gradient.
         grad_y2 = _input_gradient(block.conv2, grad_c2, c1.shape)
-        grad_c1, sums2_3C, y2, total_C = _norm_backward_with_sums(
-            grad_y2, c1, norm2, context, block.prelu.weight
-        )
-        del grad_y2
+        slope_C = block.prelu.weight
+        sums2_3C, y2 = reduce_gradient(grad_y2, c1, norm2, slope_C=slope_C, recompute=True)
+        assert y2 is not None
+        # The ranks exchange the sums while the weight's gradient is computed.
+        wait_for_sums = context.start_over_ranks(sums2_3C, c1)
         grad_w2 = _weight_gradient(block.conv2, grad_c2, y2)
         del y2, grad_c2
+        sums_3C, count = wait_for_sums()
+        grad_c1, total_C = apply_gradient(grad_y2, c1, norm2, sums_3C, count, slope_C=slope_C, sums=True)
+        assert total_C is not None
+        del grad_y2
         grad_y1 = _input_gradient(block.conv1, grad_c1, x.shape)
         grad_w1, sums1_3C = _through_affine(block.conv1, grad_c1, x, norm1, total_C)
         grads_shortcut: list[Tensor | None] = []
@@ -225,17 +236,6 @@ def _norm_backward(
     sums_3C, count = context.over_ranks(local_3C, x)
     grad_x, _no_sums = apply_gradient(grad, x, norm, sums_3C, count, slope_C=slope_C)
     return grad_x, local_3C
-
-
-def _norm_backward_with_sums(
-    grad: Tensor, x: Tensor, norm: Normalization, context: _Context, slope_C: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Do as `_norm_backward`, and return the recomputed result and the channel sums of the gradient too."""
-    local_3C, y = reduce_gradient(grad, x, norm, slope_C=slope_C, recompute=True)
-    sums_3C, count = context.over_ranks(local_3C, x)
-    grad_x, total_C = apply_gradient(grad, x, norm, sums_3C, count, slope_C=slope_C, sums=True)
-    assert y is not None and total_C is not None
-    return grad_x, local_3C, y, total_C
 
 
 def _through_affine(

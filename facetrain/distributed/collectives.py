@@ -130,6 +130,21 @@ def sum_(x: Tensor) -> Tensor:
     return _all_reduce_(x, dist.ReduceOp.SUM)
 
 
+def start_sum_(x: Tensor) -> Callable[[], Tensor]:
+    """Start to sum x over the ranks in place. Return a function that waits for the sum and returns it."""
+    if world_size() == 1:
+        return lambda: x
+    _record("all_reduce", x)
+    work = dist.all_reduce(x, async_op=True)
+
+    def wait() -> Tensor:
+        with profiler_range("collectives"):
+            work.wait()
+        return x
+
+    return wait
+
+
 def max_(x: Tensor) -> Tensor:
     """Take the element-wise maximum of x over the ranks in place, and return it."""
     return _all_reduce_(x, dist.ReduceOp.MAX)

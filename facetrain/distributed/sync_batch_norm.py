@@ -8,6 +8,7 @@ global batch alone, not on the number of ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,9 +41,9 @@ class StatisticsAcrossRanks:
         """Return mean and biased variance over all ranks, each (C,). Collective."""
         return _combine(mean_C, var_C)
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Return the sum over all ranks, of x's shape. Collective."""
-        return collectives.sum_(x.clone())
+    def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
+        """Start summing over all ranks. Return a function that waits for the sum, of x's shape. Collective."""
+        return collectives.start_sum_(x.clone())
 
 
 class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
