@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.utils.deterministic
@@ -25,7 +26,8 @@ def deterministic_algorithms(enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+    cudnn = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic  # its attribute is defined in a way that mypy does not see
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
