@@ -161,7 +161,7 @@ def evaluate_scores(
     options = options or Options()
     table = _read_score_table(scores, pair_list)
     name = scores.stem
-    result = scores_result(table.scored, table.columns, options)
+    result = scores_result(table.scored, table.columns, options, table.quality)
     for pairs in (result.hardest_genuine, result.hardest_impostors):
         pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
     if against is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from facetrain.verify.discard import LARGEST_SHARE
 from facetrain.verify.fold_accuracy import FoldAccuracy
 from facetrain.verify.result import Histogram, Result, thin_curve
 from facetrain.verify.roc import Roc
@@ -23,9 +24,9 @@ _SEARCH_RATES = tuple(
 
 
 def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
-    """Return the figures that a result has data for: `roc`, `det`, `scores`, `folds`.
+    """Return the figures that a result has data for: `roc`, `det`, `scores`, `discard`, `folds`.
 
-    ROC and DET also show the result of an `other` model on the same set.
+    ROC, DET and the error-versus-discard curve also show the result of an `other` model on the same set.
     """
     from matplotlib.figure import Figure
 
@@ -42,6 +43,7 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
             lambda axes, curve: _draw_det(axes, curve, other_curve, false_accept, false_reject),
         ),
         "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result)),
+        "discard": (result.discards or None, lambda axes, _: _draw_discards(axes, result, other)),
         "folds": (result.folds, lambda axes, folds: _draw_folds(axes, folds, result.scale)),
     }
     figures = {}
@@ -119,6 +121,23 @@ def _draw_scores(axes: Any, scores: Histogram, result: Result) -> None:
         margin = (scores.edge[-1] - scores.edge[0]) / 100
         axes.set_xlim(scores.edge[filled[0]] - margin, scores.edge[filled[-1] + 1] + margin)
     axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
+
+
+def _draw_discards(axes: Any, result: Result, other: Result | None) -> None:
+    """Draw the false non-match rate over the share of discarded genuine pairs, and what random discarding gives."""
+    curves = [
+        (curve, curve.quality, color)
+        for curve, color in zip(result.discards, (_GENUINE, _MARK), strict=False)
+    ]
+    if other:
+        curves += [(curve, f"{curve.quality}, other model", _IMPOSTOR) for curve in other.discards[:1]]
+    for curve, label, color in curves:
+        axes.step(curve.share, curve.fnmr, where="post", color=color, label=label)
+    axes.axhline(result.discards[0].fnmr[0], color=_MARK, linestyle=":", label="random")
+    axes.set(xlim=(0, LARGEST_SHARE), ylim=(0, None))
+    axes.set(
+        title="Error versus discard", xlabel="share of discarded genuine pairs", ylabel="false non-match rate"
+    )
 
 
 def _draw_folds(axes: Any, folds: FoldAccuracy, scale: ScoreScale) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from facetrain.distributed import collectives
 from facetrain.errors import ModelError
+from facetrain.verify.discard import discard_curve
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.fold_accuracy import fold_order
@@ -125,10 +126,16 @@ def _pair_set_result(
     result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.bootstrap)
     if options.table:
         add_slices(result, scored, options.table.columns, options)
+        add_discard_curve(result, scored, options.table.quality, options)
     return result
 
 
-def scores_result(scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> Result:
+def scores_result(
+    scored: ScoredPairs,
+    columns: dict[str, np.ndarray],
+    options: Options,
+    quality_P: np.ndarray | None = None,
+) -> Result:
     """Return the metrics of pairs that another system scored, with the slices of `columns`, str (P,) each.
 
     The folds of the accuracy are runs of consecutive pairs, as published. If the pairs are sorted by their labels, so
@@ -145,7 +152,20 @@ def scores_result(scored: ScoredPairs, columns: dict[str, np.ndarray], options: 
     )
     add_fold_accuracy(result, ordered, **options.bootstrap)
     add_slices(result, scored, columns, options)
+    add_discard_curve(result, scored, quality_P, options)
     return result
+
+
+def add_discard_curve(
+    result: Result, scored: ScoredPairs, quality_P: np.ndarray | None, options: Options
+) -> None:
+    """Add the error-versus-discard curve of a quality measure, float (P,), at the threshold of the slices."""
+    if quality_P is None:
+        return
+    threshold = _slice_threshold(result, options.slice_fmr)
+    curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="quality")
+    if curve:
+        result.discards.append(curve)
 
 
 def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.verify.discard import DiscardCurve
 from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.group_summary import GroupSummary
 from facetrain.verify.roc import Roc
@@ -101,6 +102,8 @@ class Result:
     """Error rates by slice."""
     group_summaries: list[GroupSummary] = field(default_factory=list)
     """Spread of the error rates over the slices of each column with at least two groups of people."""
+    discards: list[DiscardCurve] = field(default_factory=list)
+    """Error-versus-discard curve of each quality measure."""
     subjects: int = 0
     """Number of subjects that the bootstrap draws from."""
     scale: ScoreScale = COSINE
@@ -129,6 +132,7 @@ class Result:
                 "impostors": [pair.as_json() for pair in self.hardest_impostors],
             },
             "groups": [group.as_json() for group in self.groups],
+            "discards": [curve.as_json() for curve in self.discards],
             "group_summaries": [summary.as_json() for summary in self.group_summaries],
         }
 

@@ -6,6 +6,7 @@ A score file is a CSV file with a header line and one row for each pair. Columns
     genuine      1 or true for two images of one person, 0 or false for two people
     pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
+    quality      quality of the worse image of the pair, for the error-versus-discard curve
     any other    slices, see `slices`
 
 A pair list is a CSV file with the columns `first` and `second`, the names of two images in the file of embeddings,
@@ -27,7 +28,7 @@ from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddin
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slices import read_rows, slice_values
+from facetrain.verify.slices import read_quality, read_rows, slice_values
 from facetrain.verify.subjects import connected_subjects, dense_ids
 from facetrain.verify.verification import inferred_subjects
 
@@ -48,6 +49,8 @@ class ScoreTable:
     scored: ScoredPairs
     columns: dict[str, np.ndarray]
     """Slices: value of every pair, str (P,), by column."""
+    quality: np.ndarray | None = None
+    """Quality of every pair, float (P,); None without a column `quality`."""
 
 
 def is_score_file(path: Path) -> bool:
@@ -144,8 +147,11 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P), scale_of(score_P)
     )
     used = {"score", "distance", "genuine", "pair", "first", "second", *_SUBJECTS}
-    columns = {name: slice_values(values) for name, values in texts.items() if name not in used}
-    return ScoreTable(path, pair, scored, columns)
+    texts = {name: values for name, values in texts.items() if name not in used}
+    quality = read_quality(path, texts)
+    return ScoreTable(
+        path, pair, scored, {name: slice_values(values) for name, values in texts.items()}, quality
+    )
 
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:

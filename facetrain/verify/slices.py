@@ -2,7 +2,8 @@
 
 The table is a CSV file with a header line, and one row for each pair or one row for each image, in the order of
 the set. With a row for each image, a pair has the value that both images have, or `a / b`; a column `subject`
-then holds the person of each image, for the bootstrap.
+then holds the person of each image, for the bootstrap. A column `quality` is not a slice: it gives the
+error-versus-discard curve, see `discard`.
 """
 
 # P pairs   V values of a column   R draws of subjects
@@ -30,6 +31,8 @@ _MAX_VALUES = 12
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
 _SUBJECT = "subject"
+QUALITY = "quality"
+"""Name of the column with a quality measure, which is a curve and not a slice."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class SliceTable:
     """Value of every pair, str (P,), by column."""
     subject: np.ndarray | None
     """Subject id of each of the 2P images, int from 0 without gaps; None without a column `subject`."""
+    quality: np.ndarray | None = None
+    """Quality of every pair, float (P,): that of its worse image; None without a column `quality`."""
 
 
 def read_slice_table(path: Path, pairs: int) -> SliceTable:
@@ -55,6 +60,9 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
         )
     texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
     subject = texts.pop(_SUBJECT, None)
+    quality = read_quality(path, texts)
+    if quality is not None and len(rows) == 2 * pairs:
+        quality = np.minimum(quality[0::2], quality[1::2])
     columns = {name: slice_values(values) for name, values in texts.items()}
     if len(rows) == 2 * pairs:
         columns = {name: _pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
@@ -63,7 +71,26 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
             f"{path}: the column {_SUBJECT} needs one row for each of {2 * pairs:,} images; this table has one for "
             "each pair"
         )
-    return SliceTable(columns, None if subject is None else dense_ids(subject))
+    return SliceTable(columns, None if subject is None else dense_ids(subject), quality)
+
+
+def read_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
+    """Remove the column `quality` from the columns of a table, and return its numbers; None if there is no such column.
+
+    Raises:
+        DataError: a value is not a finite number.
+    """
+    texts_of_column = texts.pop(QUALITY, None)
+    if texts_of_column is None:
+        return None
+    for row, text in enumerate(texts_of_column, start=2):
+        try:
+            finite = np.isfinite(float(text))
+        except ValueError:
+            finite = False
+        if not finite:
+            raise DataError(f"{path}, row {row}: {QUALITY} is {text!r}, not a finite number")
+    return np.array(texts_of_column, np.float64)
 
 
 def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:

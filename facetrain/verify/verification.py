@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from facetrain.verify.bootstrap import draw_subjects
+from facetrain.verify.discard import discard_curve, pair_quality
 from facetrain.verify.fold_accuracy import squared_distances
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
@@ -33,6 +34,9 @@ def verification_result(
 ) -> tuple[Result, ScoredPairs]:
     """Return the metrics of a set of pairs, and its scores.
 
+    The quality measure of the error-versus-discard curve is the length of the embedding: networks give blurred and
+    hidden faces shorter ones (Meng et al., "MagFace", CVPR 2021).
+
     The embedding of an image is the sum of the embeddings of the image and of its mirror image, as in
     InsightFace's `verification.py`. `accuracy_no_flip` uses the image only. `xnorm` is InsightFace's XNorm:
     the mean length of the embeddings of images and mirror images before L2 normalization.
@@ -53,6 +57,11 @@ def verification_result(
     result.metrics["accuracy_no_flip"] = folds.mean
     norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
+    quality_P = pair_quality(norm_N, scored.first_P, scored.second_P)
+    curve = discard_curve(
+        scored.score_P, scored.same_P, quality_P, result.threshold["accuracy"], quality="embedding length"
+    )
+    result.discards = [curve] if curve else []
     if replicates:
         draws = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)
         mean_R = _bootstrap_mean(norm_N, subject_N, draws)

@@ -30,7 +30,7 @@ def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
     page = write_report(tmp_path / "report", found, model="runs/a&b").read_text()
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     assert page.count("data:image/png;base64,") == 2 * 2 * 12, "twelve pairs of either kind"
     assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
 
@@ -44,6 +44,7 @@ def test_the_report_folder_has_the_figures_and_the_json(found, tmp_path):
         "lfw_roc.png",
         "lfw_det.png",
         "lfw_scores.png",
+        "lfw_discard.png",
         "lfw_folds.png",
     }
     numbers = json.loads((tmp_path / "report.json").read_text())
@@ -102,7 +103,7 @@ def test_figure_images_are_drawn_for_good_and_bad_models(spread):
     pairs = PairSet("lfw", [], same, subject=np.arange(80))
     result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=0)
     images_of = figure_images(result)
-    assert set(images_of) == {"roc", "det", "scores", "folds"}
+    assert set(images_of) == {"roc", "det", "scores", "discard", "folds"}
     for pixels in images_of.values():
         assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8
         assert (pixels[0, 0] == 255).all() and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20

@@ -134,6 +134,17 @@ def test_other_columns_are_slices(tmp_path):
     assert summary.column == "skin" and summary.metrics["fnmr_worst_to_best"] >= 1
 
 
+def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    columns = columns_of(pairs, quality=[repr(float(score)) for score in pairs.score_P])
+    result = evaluate_scores(write(tmp_path / "system.csv", columns), options=FAST).results["system"]
+    (curve,) = result.discards
+    assert curve.quality == "quality" and curve.area_ratio < 0.5 and not result.groups
+    columns["quality"][4] = "good"
+    with pytest.raises(DataError, match="row 6: quality is 'good', not a finite number"):
+        evaluate_scores(write(tmp_path / "system.csv", columns), options=FAST)
+
+
 def test_sorted_pairs_are_dealt_to_the_folds():
     same = np.arange(103) < 50
     order = fold_order(same)

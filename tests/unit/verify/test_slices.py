@@ -98,6 +98,12 @@ def test_a_table_of_images_gives_the_subjects(tmp_path):
         read_slice_table(table, 20)
 
 
+def test_the_quality_of_a_pair_is_that_of_its_worse_image(tmp_path):
+    path = write(tmp_path / "t.csv", ["quality", "sex"], [(3, "f"), (1, "f"), (2, "m"), (5, "m")])
+    table = read_slice_table(path, 2)
+    assert table.quality.tolist() == [1, 2] and table.columns.keys() == {"sex"}
+
+
 def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
     table = write(tmp_path / "t.csv", ["age gap", "pose"], [[n, n % 3] for n in range(100)])
     found = read_slice_table(table, 100).columns
