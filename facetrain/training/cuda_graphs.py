@@ -89,12 +89,22 @@ class GraphedNetwork(nn.Module):
         """
         super().__init__()
         self.network = network
-        self.enabled = False
-        """Whether training steps use the graphs."""
+        self._enabled = False
         self.failure = ""
         """Reason why the network could not be recorded on some rank; "" if there is none."""
         self._backend, self._accumulates, self._required = backend, accumulates, required
         self._graphs: _Graphs | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether training steps use graphs. Otherwise none are kept: they hold the memory of all activations."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, enabled: bool) -> None:
+        self._enabled = enabled
+        if not enabled:
+            self._graphs = None
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map images (B, C, H, W) to embeddings (B, D).
@@ -102,7 +112,7 @@ class GraphedNetwork(nn.Module):
         Raises:
             ConfigError: graphs are required, and the network cannot be recorded. All ranks raise it.
         """
-        if not (self.enabled and self.network.training and torch.is_grad_enabled()):
+        if not (self._enabled and self.network.training and torch.is_grad_enabled()):
             return self._run(image_BCHW)
         if self._graphs is None and not self.failure:
             self._record(image_BCHW)

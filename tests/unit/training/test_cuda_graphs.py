@@ -1,6 +1,8 @@
 """Networks on recorded graphs against the same networks without graphs, on a stand-in for CUDA graphs."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -128,6 +130,17 @@ def test_training_without_graphs_and_with_them_can_alternate():
     for enabled in (False, True, False, True):
         network.enabled = enabled
         network(images(4)[0]).sum().backward()
+
+
+def test_graphs_that_are_not_used_hold_no_memory():
+    recorder = FunctionRecorder()
+    network = graphed(make_network(), recorder=recorder)
+    (image,) = images(4)
+    network(image).sum().backward()
+    memory = weakref.ref(network._graphs)
+    network.enabled = False
+    gc.collect()
+    assert memory() is None
 
 
 def test_the_gradient_of_an_overwritten_forward_pass_is_refused():
