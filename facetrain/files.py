@@ -113,6 +113,30 @@ def new_folder(output: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Create a folder and its missing parents, and wait until their names are on the disk.
+
+    Raises:
+        FileExistsError: the folder exists, and `exist_ok` is not set.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=exist_ok)
+    for path in reversed(missing):
+        sync_folder(path.parent)
+
+
+def sync_file(descriptor: int, path: Path | str) -> None:
+    """Wait until the content of an open file is on the disk.
+
+    Raises:
+        OSError: with the path, which `os.fsync` does not name.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

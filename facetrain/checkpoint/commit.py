@@ -23,7 +23,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.errors import CheckpointError
-from facetrain.files import sync_folder, write_atomically
+from facetrain.files import make_folder, sync_folder, write_atomically
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of checkpoints in a run folder."""
@@ -44,7 +44,7 @@ def make_scratch_folder(folder: Path, step: int) -> Path:
     Raises:
         OSError: the folder cannot be created.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # A random suffix: a rank of an earlier, failed save may still be writing into the folder of that save.
     scratch = _hidden(step_folder(folder, step), f".tmp-{secrets.token_hex(4)}")
     scratch.mkdir()
@@ -167,6 +167,8 @@ def _remove_checkpoint(target: Path) -> None:
     removed = _hidden(target, _REMOVED)
     _remove(removed)
     os.rename(target, removed)
+    # Otherwise a power cut could undo the rename and not the removal of the files.
+    sync_folder(target.parent)
     _remove(removed)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,13 +58,22 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int = 3, asynchronous: bool = True, best_metric: str | None = None
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        asynchronous: bool = True,
+        best_metric: str | None = None,
+        sync_run: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to write checkpoints into a folder.
 
         `keep` is the number of newest checkpoints to keep; with `best_metric` ("lfw/accuracy", say) the
         best checkpoint by this metric is kept too. With `asynchronous=False`, `save` returns after the commit.
+        `sync_run` writes to the disk what the run has reported so far, and raises an OSError if that is not possible.
+        Every rank calls it before a checkpoint is committed, in the thread that writes.
         """
+        self._sync_run = sync_run
         self._folder, self._keep, self._best_metric = folder, keep, best_metric
         self._asynchronous = asynchronous
         self._host_copy = HostCopy()
@@ -159,6 +169,8 @@ class CheckpointWriter:
             ]
             if rank == 0:
                 files.append(self._write_file("replicated", snapshot.replicated))
+            # A run that resumes from this checkpoint does not report its steps again.
+            self._sync_run()
         except Exception as error:  # a failed save must not end the training, whatever the reason
             self._reason = self._describe(error)
             self._state = _SaveState.FAILED

@@ -28,7 +28,14 @@ from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.files import error_reason, os_errors_as, parse_json, read_regular_text, write_atomically
+from facetrain.files import (
+    error_reason,
+    make_folder,
+    os_errors_as,
+    parse_json,
+    read_regular_text,
+    write_atomically,
+)
 from facetrain.run.lock import LOCK_FILE
 
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
@@ -88,7 +95,7 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -
         RunError: the folder cannot be written to.
     """
     with os_errors_as(RunError, folder):
-        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / CHECKPOINTS)
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", config_text)
         write_atomically(
@@ -135,7 +142,7 @@ def _create(world: World, launchers: list[str], given: Path | None, default: Pat
     if given and has_run and not restarted:
         raise _existing_run(folder)
     with os_errors_as(UsageError, folder, "give another --run-dir"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     return str(folder), restarted
 
 
@@ -162,7 +169,7 @@ def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
     if _was_used_by(folder, launchers):
         return folder
     try:
-        folder.mkdir(parents=True)  # atomic: of two runs that start together, only one succeeds
+        make_folder(folder, exist_ok=False)  # atomic: of two runs that start together, only one succeeds
     except FileExistsError:
         # Workers that were killed before they wrote anything have left it empty, but for their lock.
         if restarts and all(LOCK_FILE in path.name for path in folder.iterdir()):

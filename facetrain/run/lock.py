@@ -159,7 +159,12 @@ class RunLock:
         """Create the file with all of its content; return False if it exists."""
         scratch = self._folder / f".{LOCK_FILE}.{self._me.token}"
         try:
-            scratch.write_bytes(self._me.dump())
+            with scratch.open("wb") as file:
+                file.write(self._me.dump())
+                file.flush()
+                os.fsync(
+                    file.fileno()
+                )  # an empty lock, after a power cut, would be watched like that of another host
             try:
                 os.link(scratch, self._path)
             except OSError as error:

@@ -35,7 +35,7 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, RunError, SkippedError
-from facetrain.files import os_errors_as, write_atomically
+from facetrain.files import os_errors_as, sync_folder, write_atomically
 from facetrain.models.model_file import save_model
 from facetrain.run.build import (
     build_augment,
@@ -76,7 +76,7 @@ from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
-from facetrain.telemetry.log import log_to, logger, stop_logging, warn
+from facetrain.telemetry.log import LogFile, log_to, logger, stop_logging, warn
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.execution import Execution
@@ -184,6 +184,8 @@ class _Run:
     """Config keys whose values differ from those in the checkpoint."""
     check_lock: Callable[[], None]
     """Raises an error if another process writes the run folder; only on the leader."""
+    log: LogFile
+    """log.txt, as this process writes it."""
 
 
 def _run(
@@ -240,7 +242,7 @@ def _run(
         resumed = checkpoint is not None
         run = _Run(
             config, world, folder, source, sets, schedule, state, execution, network, workers, resumed,
-            started_at, profile, run_id, dataset, changes, lock.require_held if lock else _accept,
+            started_at, profile, run_id, dataset, changes, lock.require_held if lock else _accept, log,
         )  # fmt: skip
         if missing is not None:
             warn(f"going back to step {state.step}: {missing}, the newest checkpoint, is missing")
@@ -302,7 +304,7 @@ def _train(run: _Run) -> int:
     )
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, print_message)
-        checkpointing = _build_checkpointing(run, recorder, print_message, loader.skipped)
+        checkpointing = _build_checkpointing(run, recorder, spike_recorder, print_message, loader.skipped)
         callbacks = Callbacks(
             logging=Logging(
                 recorder,
@@ -443,14 +445,27 @@ def _build_verifier(run: _Run, stop_request: StopRequest) -> Verifier:
 
 
 def _build_checkpointing(
-    run: _Run, recorder: Recorder, print_message: Callable[[str], None], skipped: Sequence[str]
+    run: _Run,
+    recorder: Recorder,
+    spike_recorder: Recorder,
+    print_message: Callable[[str], None],
+    skipped: Sequence[str],
 ) -> Checkpointing:
     config = run.config
+
+    def sync_run() -> None:
+        run.log.sync()
+        recorder.sync()
+        spike_recorder.sync()
+        if run.world.is_leader:
+            sync_folder(run.folder)  # the names of these files, which are new in a new run
+
     writer = CheckpointWriter(
         run.folder / "checkpoints",
         keep=config.checkpoint.keep,
         asynchronous=config.checkpoint.asynchronous,
         best_metric=config.checkpoint.best_metric,
+        sync_run=sync_run,
     )
     meta = {
         "model": describe_model(config),
@@ -484,7 +499,7 @@ def _open_spike_recorder(run: _Run) -> Recorder:
     if run.state.spike_detector is None or not run.world.is_leader:
         return Recorder()
     resume_at = run.state.step if run.resumed else None
-    return Recorder([JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at)])
+    return Recorder(journal=JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at))
 
 
 def _uses_tf32(run: _Run) -> bool:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from facetrain.errors import RunError
-from facetrain.files import error_reason, os_errors_as, parse_json, read_regular_text, write_atomically
+from facetrain.files import (
+    error_reason,
+    os_errors_as,
+    parse_json,
+    read_regular_text,
+    sync_file,
+    write_atomically,
+)
 from facetrain.telemetry.log import warn
 
 
@@ -34,6 +44,8 @@ class JsonLines:
             self._file = path.open("ab", buffering=0)
         self._pending = b""
         self._has_warned = False
+        # The thread that writes a checkpoint syncs the file.
+        self._lock = Lock()
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write one record. A number that JSON does not have (NaN, infinity) is written as a string."""
@@ -41,13 +53,28 @@ class JsonLines:
             {"step": step} | {name: _json_value(value) for name, value in values.items()} | self._suffix
         )
         if line not in self._known:
-            self._pending += line.encode()
-            self._write_pending()
+            with self._lock:
+                self._pending += line.encode()
+                self._write_pending()
+
+    def sync(self) -> None:
+        """Wait until all records are on the disk. For any thread.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        with self._lock:
+            if not self._file.closed:
+                sync_file(self._file.fileno(), self._file.name)
+            if self._pending:
+                reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
+                raise OSError(errno.ENOSPC, reason, self._file.name)
 
     def close(self) -> None:
         """Close the file."""
-        self._write_pending()
-        self._file.close()
+        with self._lock:
+            self._write_pending()
+            self._file.close()
 
     def _write_pending(self) -> None:
         try:

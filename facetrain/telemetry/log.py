@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from facetrain.errors import RunError
+from facetrain.files import sync_file
 
 logger = logging.getLogger("facetrain")
 
 
-class _LogFile(logging.FileHandler):
+class LogFile(logging.FileHandler):
     """File handler for a disk that may be full: lines that cannot be written are lost, and training goes on."""
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk. For any thread.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        with self.lock or nullcontext():
+            if self.stream is not None:
+                sync_file(self.stream.fileno(), self.baseFilename)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Do nothing: logging's default prints a traceback for every line."""
@@ -30,7 +41,7 @@ def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-def log_to(path: Path, rank: int) -> logging.Handler:
+def log_to(path: Path, rank: int) -> LogFile:
     """Write the log of this process to a file from now on; return the handler, for `stop_logging`.
 
     Raises:
@@ -39,7 +50,7 @@ def log_to(path: Path, rank: int) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True)  # missing on a host that does not share the run folder
     if path.exists() and not path.is_file():
         raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
-    handler = _LogFile(path, encoding="utf-8")
+    handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

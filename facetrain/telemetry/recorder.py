@@ -33,11 +33,18 @@ class Board(Sink, Protocol):
         """Show images of a step by name, uint8 (H, W, 3) in RGB."""
 
 
+class Journal(Sink, Protocol):
+    """File of all records."""
+
+    def sync(self) -> None:
+        """Wait until all records are on the disk."""
+
+
 class Recorder:
     """Sends each report to all sinks. On ranks other than the leader there are none."""
 
     def __init__(
-        self, sinks: Iterable[Sink] = (), board: Board | None = None, journal: Sink | None = None
+        self, sinks: Iterable[Sink] = (), board: Board | None = None, journal: Journal | None = None
     ) -> None:
         """Take the sinks of numbers, the board, which gets numbers and images, and the file of all records."""
         self._sinks = [sink for sink in (journal, *sinks, board) if sink is not None]
@@ -62,6 +69,15 @@ class Recorder:
         """Show images of a step by name, uint8 (H, W, 3) in RGB, on the board if there is one."""
         if self._board:
             self._board.show(step, images)
+
+    def sync(self) -> None:
+        """Wait until the file of all records is on the disk. For any thread.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._journal:
+            self._journal.sync()
 
     def close(self) -> None:
         """Close all sinks."""
