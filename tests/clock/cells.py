@@ -150,7 +150,9 @@ def _reported(output: str, folder: Path) -> list[str]:
     replaced = {str(folder): "", f"{ROOT}/": "", os.uname().nodename: "host"}
     for old, new in replaced.items():
         lines = [line.replace(old, new) for line in lines]
-    return list(dict.fromkeys(re.sub(r"process \d+", "process N", line) for line in lines))
+    lines = [re.sub(r"(process|step) \d+", r"\1 N", line) for line in lines]
+    lines = [re.sub(r"step_\d+\.tmp-\w+", "step_N", line) for line in lines]
+    return list(dict.fromkeys(lines))
 
 
 def all_cells() -> list[Cell]:

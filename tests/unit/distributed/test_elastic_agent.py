@@ -1,10 +1,13 @@
+import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from facetrain.distributed.elastic_agent import _explain_rendezvous_failure, agent_folder
+from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure, agent_folder
+from facetrain.errors import LaunchError
 from tests.support.command import environment
 
 HOLD_A_FOLDER = """
@@ -94,3 +97,29 @@ def test_an_agent_that_is_stuck_after_the_end_of_its_ranks_is_ended_unless_it_ma
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     assert done.stderr == ("error: the ranks of this node ended: rank 0 cannot be reached\n" if code else "")
+
+
+def failed_ranks(folder, **codes_and_reasons):
+    """Return the agent's error for ranks that ended with (exit code, reason of the watchdog, whether it printed it)."""
+    failures = {}
+    for rank, (code, reason, printed) in enumerate(codes_and_reasons.values()):
+        path = folder / f"{rank}.json"
+        if reason:
+            path.write_text(json.dumps({"message": reason, "printed": printed}))
+        failures[rank] = SimpleNamespace(exitcode=code, error_file=str(path), pid=100 + rank)
+    return SimpleNamespace(failures=failures)
+
+
+def test_the_first_cause_is_reported_and_neither_a_rank_that_followed_nor_one_that_the_agent_ended(tmp_path):
+    lost = "rank 1 (host, process 101) has ended without a message"
+    with pytest.raises(LaunchError, match="rank 1 .process 101. was ended by SIGKILL"):
+        _exit_code(failed_ranks(tmp_path, survivor=(-9, lost, False), killed=(-9, "", False)))
+    with pytest.raises(
+        LaunchError, match="the ranks of this node ended: rank 1 .host, process 101. has ended"
+    ):
+        _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), other=(-15, lost, False)))
+    assert (
+        _exit_code(failed_ranks(tmp_path, stopped=(-9, "rank 0 was stopped", True), other=(3, "", False)))
+        == 1
+    )
+    assert _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), refused=(2, "", False))) == 2
