@@ -7,7 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket
 from torch.futures import Future, collect_all
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,7 +52,7 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
     return wrapped
 
 
-def average_each_gradient(bucket: GradBucket) -> Future[Tensor]:
+def average_each_gradient(bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     """Average the gradients of a bucket over the ranks, one collective for each parameter.
 
     DDP changes the order of the parameters in its buckets after the first step of a process. In a ring of three or more

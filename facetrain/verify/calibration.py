@@ -92,18 +92,26 @@ def calibrate(
     kept = int(impostors * max(fmrs) * ROUNDING) + 1
     score_P, first_P, second_P = _highest_impostors(unit_ND, subject_N, kept)
     genuine_P, person_P = _genuine_scores(unit_ND, subject_N)
-    return [
-        Threshold(
-            fmr,
-            cosine := _lowest_threshold(score_P, int(impostors * fmr * ROUNDING)),
-            _fmr_interval(first_P[score_P >= cosine], second_P[score_P >= cosine], image_S, replicates, seed),
-            *_fnmr_with_interval(genuine_P < cosine, person_P, len(image_S), replicates, seed),
-            data,
-            int(impostors),
-            len(image_S),
+    thresholds = []
+    for fmr in fmrs:
+        cosine = _lowest_threshold(score_P, int(impostors * fmr * ROUNDING))
+        accepted_P = score_P >= cosine
+        fnmr, fnmr_interval = _fnmr_with_interval(
+            genuine_P < cosine, person_P, len(image_S), replicates, seed
         )
-        for fmr in fmrs
-    ]
+        thresholds.append(
+            Threshold(
+                fmr,
+                cosine,
+                _fmr_interval(first_P[accepted_P], second_P[accepted_P], image_S, replicates, seed),
+                fnmr,
+                fnmr_interval,
+                data,
+                int(impostors),
+                len(image_S),
+            )
+        )
+    return thresholds
 
 
 def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:
