@@ -118,13 +118,13 @@ def _run(
     max_restarts: int,
 ) -> None:
     from facetrain.distributed.launch import launch
-    from facetrain.distributed.process_lifetime import launched_by_torchrun
+    from facetrain.distributed.process_lifetime import exit_process, launched_by_torchrun
     from facetrain.distributed.topology import topology
 
     if launched_by_torchrun():  # torchrun has its own launch options: those of facetrain do not apply
         sys.exit(start())
     where = topology(nproc_per_node, nnodes, rdzv_endpoint, max_restarts, config.train.device)
-    sys.exit(launch(start, where, run_id=f"facetrain-{config.run.name}"))
+    exit_process(launch(start, where, run_id=f"facetrain-{config.run.name}"))
 
 
 def runs(

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from facetrain.distributed.process_lifetime import request_exit_at_once
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.wait_for_nodes import reported_wait
 from facetrain.distributed.watchdog import read_reason
@@ -48,6 +49,7 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
             with reported_wait(where, run_id, log_dir), _ended_if_stuck(where, log_dir):
                 elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
         except ChildFailedError as error:
+            request_exit_at_once(in_any_program=False)  # the cleanup of torch's store can take many seconds
             return _exit_code(error)
         except SignalException as error:
             # Keep the traceback until exit. Its frames hold the agent: if they were dropped while the agent's
@@ -55,6 +57,7 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
             atexit.register(error.with_traceback, error.__traceback__)
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
+            request_exit_at_once(in_any_program=False)
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
 

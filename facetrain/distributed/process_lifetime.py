@@ -45,7 +45,7 @@ def end_with_parent(number: int) -> None:
 
 
 def request_exit_at_once(*, in_any_program: bool) -> None:
-    """Let `exit_process` end this process without Python's cleanup: the process group has failed.
+    """Let `exit_process` end this process without Python's cleanup: the process group or its launcher has failed.
 
     Python's exit would first wait for the threads of all pools. One of them may be waiting for a GPU stream or a disk
     that waits for a lost rank. With `in_any_program`, a program that does not call `exit_process` ends without the
