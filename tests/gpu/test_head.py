@@ -85,3 +85,24 @@ def test_storage_in_16_bits_is_updated_in_one_pass_and_stays_close_to_float64(pr
     assert head._optimizer.one_pass
     assert found == pytest.approx(losses, rel=3e-2)
     assert torch.nn.functional.cosine_similarity(near.flatten(1), gradients.flatten(1)).min() > 0.98
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.2])
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_the_host_waits_for_the_gpu_in_no_step(rate, weight_dtype):
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(64.0, m2=0.5), weight_dtype=weight_dtype,
+        product_dtype=torch.bfloat16, sample_rate=rate, chunk_size=1500, device=torch.device("cuda"),
+    )  # fmt: skip
+    head.lr = 0.1
+    for step in range(3):
+        label = torch.randint(0, CLASSES, (BATCH,))
+        embedding, on_device = torch.randn(BATCH, SIZE, device="cuda", requires_grad=True), label.cuda()
+        if step == 2:  # the first steps compile kernels and move running averages
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            head.begin_step(step)
+            head.expect_labels(label)
+            head(embedding, on_device).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

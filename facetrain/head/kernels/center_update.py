@@ -109,9 +109,10 @@ def update_centers(
         valid.view(torch.uint8),
         rows.start if isinstance(rows, slice) else 0,
         len(gradient_RD),
-        lr,
-        settings.momentum,
-        settings.weight_decay,
+        # Triton compiles again for an integer.
+        float(lr),
+        float(settings.momentum),
+        float(settings.weight_decay),
         *noise.keys,
         *constants,
         D=size,
