@@ -68,7 +68,7 @@ ON_GPU = Sizes(
 REHEARSAL = Sizes(
     backbones=("r18",),
     batches=(2,),
-    image_size=32,
+    image_size=16,
     identities=(2000,),
     step_backbones=("r18",),
     step_identities=(5000,),
@@ -108,7 +108,7 @@ def _backbones(sizes: Sizes) -> Iterator[Job]:
                 "name": name, "batch": batch, "image_size": sizes.image_size,
                 "steps": sizes.steps, "rounds": sizes.rounds,
             }  # fmt: skip
-            yield Job(f"backbone {name} {batch}", "backbone", 420, options, interpreted=True)
+            yield Job(f"backbone {name} {batch}", "backbone", 420, options)
 
 
 def _heads(sizes: Sizes) -> Iterator[Job]:

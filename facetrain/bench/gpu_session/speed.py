@@ -68,6 +68,8 @@ def measure_backbone(
 def _unsuitable(variant: BackboneVariant, name: str, device: str) -> str | None:
     if variant.fused and not name.startswith("r"):
         return "only an IResNet has a fused trunk"
+    if variant.fused and device == "cpu":
+        return "Triton's interpreter takes minutes for a whole network; the group `kernels` rehearses the kernels"
     if variant.cuda_graphs and device == "cpu":
         return "there are no CUDA graphs on a CPU"
     return None
