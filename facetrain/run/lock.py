@@ -266,7 +266,7 @@ class RunLock:
                 self._me = replace(self._me, beat=self._me.beat + 1)
                 file.seek(0)
                 file.write(self._me.dump())
-        except FileNotFoundError:  # somebody has removed the file: the folder is locked again
+        except FileNotFoundError:  # the file was removed: the folder is locked again
             return self._create()
         return True
 

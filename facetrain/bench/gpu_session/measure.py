@@ -61,7 +61,7 @@ def _machine() -> dict[str, str]:
     cuda = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if cuda else "CPU (rehearsal)",
-        "torch": torch.__version__,
+        "torch": str(torch.version.__version__),
         "Python": sys.version.split()[0],
         "cores": str(usable_cores()),
     }

@@ -60,7 +60,7 @@ def found_in(images, error, share):
     ]
 
 
-@pytest.mark.parametrize("name", IMAGE_ERRORS.keys() - TOO_RARE_IN_DRAWN_FACES)
+@pytest.mark.parametrize("name", sorted(IMAGE_ERRORS.keys() - TOO_RARE_IN_DRAWN_FACES))
 def test_an_error_planted_into_drawn_faces_is_found(name, drawn_faces):
     error, share, words = IMAGE_ERRORS[name]
     found = found_in(drawn_faces, error, share)
