@@ -293,13 +293,17 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def damage_often(original: Path, foreign: Path, whole: Path, folder: Path, count: int, seed: int) -> Tally:
+def damage_often(
+    original: Path, foreign: Path, whole: Path, folder: Path, count: int, seed: int, deadline: float
+) -> Tally:
     """Damage copies of `original`, and read each with all readers."""
     rng, tally = random.Random(seed), Tally()
     damager, readers = Damager(original, foreign, rng), Readers(original)
     folder.mkdir(parents=True, exist_ok=True)
     run = folder / "run"
     for number in range(count):
+        if time.monotonic() > deadline:
+            break
         _remove(run)
         shutil.copytree(original, run, symlinks=True)
         done = [damager.damage(run)]
@@ -445,13 +449,15 @@ def _distribute(
     options: argparse.Namespace, original: Path, foreign: Path, whole: Path, folder: Path
 ) -> Tally:
     """Share the damages among forked processes; return the sum of their counts."""
-    children = []
+    children, deadline = [], time.monotonic() + 60 * options.minutes
     for number in range(options.processes):
         child = os.fork()
         if not child:
             count = options.damages // options.processes + (number < options.damages % options.processes)
             seed = options.seed * 1000 + number
-            tally = damage_often(original, foreign, whole, folder / f"damaged_{number}", count, seed)
+            tally = damage_often(
+                original, foreign, whole, folder / f"damaged_{number}", count, seed, deadline
+            )
             (folder / f"{number}.json").write_text(json.dumps(vars(tally)))
             os._exit(0)
         children.append(child)
@@ -466,6 +472,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--damages", type=int, default=10_000, help="number of damages; default: 10,000")
     parser.add_argument("--seed", type=int, default=0, help="seed of the damages; default: 0")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="ends earlier after this time; default: 60"
+    )
     parser.add_argument("--processes", type=int, default=2, help="number of processes; default: 2")
     options = parser.parse_args()
     torch.set_num_threads(1)
