@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from facetrain.errors import DataError, FacetrainError
 
+_OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
 _FOLDER_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
@@ -37,6 +39,26 @@ def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> It
     except OSError as error:
         place = error.filename if isinstance(error.filename, str | os.PathLike) else path
         raise kind(f"{place}: {error_reason(error)}" + (f"; {advice}" if advice else "")) from error
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that control a terminal or change the order of the others: they are escaped.
+
+    Names of files, identities and images come from other people. An escape sequence in one could rewrite lines of
+    the terminal, and a line break could forge a line of the log.
+    """
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
+
+
+def _is_control(char: str) -> bool:
+    # Cf has the direction overrides (U+202A to U+202E, U+2066 to U+2069), but also joiners that some scripts need.
+    return (
+        unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs")
+        or unicodedata.bidirectional(char) in _OVERRIDES
+    )
 
 
 def read_regular_text(path: Path) -> str:

@@ -16,7 +16,7 @@ from facetrain import __version__
 from facetrain.cli import bench, calibrate, config, data, doctor, evaluate, export, plan, search, train
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
 from facetrain.errors import FacetrainError, LostRankError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, printable
 
 _INTERRUPTED = 130
 _CONFIG_FILE = re.compile(r"[^-=][^=]*\.(ya?ml|py)")
@@ -124,5 +124,5 @@ def _stray_config() -> str | None:
 
 
 def _exit(message: str, exit_code: int) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {printable(message)}", file=sys.stderr, flush=True)
     exit_process(exit_code)

@@ -77,6 +77,7 @@ def _print(results: list[dict[str, Any]], failures: int, *, as_json: bool) -> No
     from rich.text import Text
 
     from facetrain.doctor.check_result import count_text
+    from facetrain.files import printable
 
     if as_json:
         typer.echo(json.dumps({"failures": failures, "results": results}, indent=1))
@@ -86,9 +87,9 @@ def _print(results: list[dict[str, Any]], failures: int, *, as_json: bool) -> No
         status = f"{result['status']:8}", _COLORS[result["status"]]
         rank = f" (rank {result['rank']})" if result["rank"] else ""
         certainty = f" ({result['certainty']})" if result["certainty"] else ""
-        line = f" {result['check']}{rank}: {result['message']}{certainty}"
+        line = printable(f" {result['check']}{rank}: {result['message']}{certainty}")
         terminal.print(Text.assemble(status, line), soft_wrap=True)
         if result["advice"]:
-            typer.echo(f"{'':8} → {result['advice']}")
+            typer.echo(f"{'':8} → {printable(result['advice'])}")
     warnings = sum(result["status"] == "warning" for result in results)
     typer.echo(f"{count_text(failures, 'failure')}, {count_text(warnings, 'warning')}")

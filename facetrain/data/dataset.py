@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from facetrain.data.skipped_files import SkippedFile
+from facetrain.files import printable
 
 
 class FaceDataset(Protocol):
@@ -85,12 +86,15 @@ def image_name(dataset: FaceDataset, index: int) -> str:
 
 def original_name(dataset: FaceDataset, index: int) -> str | None:
     """Return the path of an image inside the dataset, or inside the one that was packed; None if it is unknown."""
-    return dataset.name(index) if isinstance(dataset, SupportsImageName) else None
+    name = dataset.name(index) if isinstance(dataset, SupportsImageName) else None
+    return None if name is None else printable(name)
 
 
 def identity_name(dataset: FaceDataset, label: int) -> str:
     """Return the name of an identity: its folder, or its number if it has no name."""
-    return dataset.identity_name(label) if isinstance(dataset, SupportsIdentityName) else str(label)
+    return (
+        printable(dataset.identity_name(label)) if isinstance(dataset, SupportsIdentityName) else str(label)
+    )
 
 
 def skipped_files(dataset: FaceDataset) -> list[SkippedFile]:

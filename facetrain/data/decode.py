@@ -8,8 +8,9 @@ import numpy as np
 from facetrain.data.image_header import FORMAT_SUFFIX, jpeg_orientation, read_header
 from facetrain.errors import ImageError
 
-MAX_PIXELS = 1 << 26
-"""64 megapixels. The header of a tiny file can claim 100,000 × 100,000 pixels; it is refused before decoding."""
+MAX_PIXELS = 40_000_000
+"""40 megapixels, which need 230 MiB while OpenCV decodes them. The header of a tiny file can claim 100,000 × 100,000
+pixels; it is refused before decoding."""
 
 
 def decode_rgb(data: bytes, *, location: str) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,15 +31,6 @@ class SkippedFile:
     kind: str
     """A key of `SKIP_KINDS`."""
     reason: str
-
-
-def printable_name(name: str) -> str:
-    """Return a file name as UTF-8 text on one line: control characters and other bytes are escaped."""
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if text.isprintable():
-        return text
-    controls = {char for char in text if unicodedata.category(char) in ("Cc", "Zl", "Zp")}
-    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in controls})
 
 
 def skipped_table(skipped: Iterable[SkippedFile]) -> str:

@@ -107,7 +107,10 @@ def _read_array(cursor: _Cursor) -> Tensor:
         raise ModelError(f"{cursor.path}: has an array of the unknown dtype {kind}")
     dtype = np.dtype(_DTYPES[kind])
     data = cursor.read(math.prod(shape) * dtype.itemsize)
-    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
+    try:
+        return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
+    except ValueError as error:  # no values, but lengths whose product NumPy cannot represent
+        raise ModelError(f"{cursor.path}: has an array of shape {shape}") from error
 
 
 def _read_shape(cursor: _Cursor, version: int) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
 
+_MAX_TENSORS = 1 << 16
+"""Tensors of one file; each needs a kilobyte of memory, even without numbers."""
 _PREFIXES = ("module.", "_orig_mod.", "backbone.")
 """Prefixes of parameter names: of DistributedDataParallel, of torch.compile, and of networks with a head."""
 
@@ -46,6 +49,7 @@ def load_without_code(path: Path) -> Any:
     Raises:
         ModelError: the file contains other objects, or is not a .pt file.
     """
+    _require_stored(path)
     try:
         # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -60,6 +64,25 @@ def load_without_code(path: Path) -> Any:
         TypeError,
     ) as error:
         raise ModelError(f"{path}: {_unreadable_reason(path, error)}; no code in it was run") from error
+
+
+def _require_stored(path: Path) -> None:
+    """Refuse an archive with compressed records: torch.save stores them, and a few megabytes could become gigabytes.
+
+    Raises:
+        ModelError: a record is compressed, or the directory of the archive is damaged.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            packed = [r for r in archive.infolist() if r.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as error:
+        raise ModelError(f"{path}: {_unreadable_reason(path, RuntimeError())}") from error
+    if packed:
+        raise ModelError(
+            f"{path}: has compressed records ({packed[0].filename}), which torch.save does not write"
+        )
 
 
 def _unreadable_reason(path: Path, error: Exception) -> str:
@@ -114,7 +137,10 @@ def require_same_shapes(module: nn.Module, weights: dict[str, Tensor], origin: s
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            names = list(file.keys())
+            if len(names) > _MAX_TENSORS:
+                raise ModelError(f"{path}: has {len(names):,} tensors; the limit is {_MAX_TENSORS:,}")
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: {error}") from error
 

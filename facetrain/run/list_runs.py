@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import UsageError
+from facetrain.files import printable
 from facetrain.run.run_state import read_state
 from facetrain.telemetry.jsonl import read_jsonl
 
@@ -77,7 +78,9 @@ def _row(run: ListedRun) -> tuple[str, ...]:
     total = "?" if run.total_steps is None else f"{run.total_steps:,}"
     loss = f"{run.loss:.4f}" if isinstance(run.loss, float) else run.loss or "–"
     best = ", ".join(f"{name} {value:.2%}" for name, value in run.best.items()) or "–"
-    return Path(run.folder).name, run.state, f"{run.step:,} of {total}", loss, best
+    return tuple(
+        map(printable, (Path(run.folder).name, run.state, f"{run.step:,} of {total}", str(loss), best))
+    )
 
 
 def _describe(folder: Path) -> ListedRun:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from facetrain.files import printable
 from facetrain.telemetry.log import logger
 
 _SHOWN_TAR = "tar@1e-03"
@@ -46,7 +47,7 @@ class Console:
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
-        self._terminal.print(line, markup=False, soft_wrap=True)
+        self._terminal.print(printable(line), markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the bar."""

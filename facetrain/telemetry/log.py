@@ -8,9 +8,17 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from facetrain.errors import RunError
-from facetrain.files import sync_file
+from facetrain.files import printable, sync_file
 
 logger = logging.getLogger("facetrain")
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Formatter that escapes control characters: a name with a line break cannot forge a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, without a traceback."""
+        return printable(super().formatMessage(record))
 
 
 class LogFile(logging.FileHandler):
@@ -38,7 +46,7 @@ class LogFile(logging.FileHandler):
 def warn(message: str) -> None:
     """Write a warning to the log and, because the log may be on a full disk, to standard error."""
     logger.warning(message)
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def log_to(path: Path, rank: int) -> LogFile:
@@ -50,8 +58,12 @@ def log_to(path: Path, rank: int) -> LogFile:
     path.parent.mkdir(parents=True, exist_ok=True)  # missing on a host that does not share the run folder
     if path.exists() and not path.is_file():
         raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
+<<<<<<< HEAD
     handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+=======
+    handler = _LogFile(path, encoding="utf-8")
+    handler.setFormatter(_PrintableFormatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

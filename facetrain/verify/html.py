@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
+from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
@@ -24,10 +27,21 @@ figcaption{font-size:.8rem;color:#555;text-align:center}
 """
 
 
+# No script, no network, no plug-in. Inline styles are allowed for the block above only, by its hash (CSP Level 3,
+# section 2.3.1): a name that a page failed to escape could not run code or load an image from elsewhere.
+_POLICY = (
+    "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+    f"style-src 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+)
+_SVG_STYLE = re.compile(r'<style type="text/css">.*?</style>', re.S)
+_STYLE_ATTRIBUTE = re.compile(r' style="([^"]*)"')
+
+
 def html_page(title: str, body: Iterable[str]) -> str:
     """Return a page with a title, which is also its first heading, and a body that is HTML already."""
     frame = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
@@ -55,7 +69,19 @@ def svg(figure: Figure, salt: str) -> str:
     # A fixed salt makes the ids in the SVG the same in every run, and different for each figure of the page.
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    return _without_styles(text.getvalue()[text.getvalue().index("<svg") :])
+
+
+def _without_styles(drawing: str) -> str:
+    """Return an SVG of matplotlib with attributes in place of styles, which the page's policy blocks."""
+    # matplotlib sets these two for all elements; as attributes of the root they are inherited.
+    drawing = drawing.replace("<svg ", '<svg stroke-linejoin="round" stroke-linecap="butt" ', 1)
+    return _STYLE_ATTRIBUTE.sub(_attributes, _SVG_STYLE.sub("", drawing))
+
+
+def _attributes(style: re.Match[str]) -> str:
+    declarations = (part.partition(":") for part in style[1].split(";") if part.strip())
+    return "".join(f' {name.strip()}="{value.strip()}"' for name, _, value in declarations)
 
 
 def row(*cells: str) -> str:

@@ -3,7 +3,7 @@
 Each damage changes a copy of a run that was killed halfway: a file or a folder of the run, by its role, is truncated,
 flipped, extended, removed, swapped, replaced by a link, a loop, a folder or a pipe, or edited as another version of
 facetrain would have written it. Then every reader of run folders reads the copy. A reader may refuse it with an error
-of facetrain in one line; it may not raise anything else, change a file, take more than ten seconds, or accept a
+of facetrain in one line; it may not raise anything else, change a file, take more than a minute, or accept a
 checkpoint whose files differ from those that were saved. Some copies are also resumed to their end: a run that
 continues must have the weights of the undisturbed run.
 """
@@ -43,7 +43,7 @@ from facetrain.run.report import write_run_report
 from tests.soak.kills import Starter
 from tests.soak.settings import Setting, write_data
 
-_MAX_SECONDS = 10
+_MAX_SECONDS = 60
 _RESUMED_EVERY, _REPORTED_EVERY = 100, 20
 """One of so many damaged runs is resumed, or described by a report, whose figures take a second."""
 _KEPT_STEPS = 3

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.image_header import IMAGE_SUFFIXES
-from facetrain.data.skipped_files import SkippedFile, printable_name
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, printable
 
 
 class FolderDataset:
@@ -53,15 +53,15 @@ class FolderDataset:
 
     def name(self, index: int) -> str:
         """Return the path of an image inside the folder."""
-        return printable_name(f"{self._identities[self.labels[index]]}/{self._files[index]}")
+        return printable(f"{self._identities[self.labels[index]]}/{self._files[index]}")
 
     def identity_name(self, label: int) -> str:
         """Return the name of an identity's folder."""
-        return printable_name(self._identities[label])
+        return printable(self._identities[label])
 
     def location(self, index: int) -> str:
         """Return the path of the file."""
-        return printable_name(str(self._folder)) + "/" + self.name(index)
+        return printable(str(self._folder)) + "/" + self.name(index)
 
     def _subfolders(self) -> list[str]:
         found = []
@@ -93,7 +93,7 @@ class FolderDataset:
         return found
 
     def _skip(self, name: str, kind: str, reason: str) -> None:
-        self.skipped.append(SkippedFile(printable_name(name), kind, reason))
+        self.skipped.append(SkippedFile(printable(name), kind, reason))
 
     def _no_images(self) -> str:
         message = (

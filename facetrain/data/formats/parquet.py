@@ -15,6 +15,7 @@ from facetrain.files import error_reason
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
 _MAX_LABEL = 2**31
+_SPARE_BYTES = 1 << 27
 _ROW_GROUPS_IN_MEMORY = 8
 """Row groups in memory per process. A single row cannot be read: use `data.shuffle: blocks`, or pack the dataset."""
 
@@ -35,6 +36,7 @@ class ParquetDataset:
         label_column = _pick(names, _LABEL_COLUMNS, "identity", self._paths[0])
         labels, groups = [], []
         for number, file in enumerate(files):
+            _require_fitting_rows(file, self._paths[number])
             labels.append(_column_of(file, label_column, self._paths[number]).to_numpy())
             rows = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
             groups += [(number, group, count) for group, count in enumerate(rows)]
@@ -73,6 +75,7 @@ class ParquetDataset:
     def _read_group(self, group: int) -> Any:
         file, row_group, _ = self._groups[group].tolist()
         path = self._paths[file]
+        _require_fitting_group(path, _open(path).metadata.row_group(row_group), row_group)
         return _read(path, lambda: _open(path).read_row_group(row_group, [self._column]))[self._column]
 
 
@@ -84,6 +87,23 @@ def _open(path: Path) -> Any:
             f"{path}: reading .parquet needs pyarrow; install it with `pip install facetrain[parquet]`"
         ) from error
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path))
+
+
+def _require_fitting_rows(file: Any, path: Path) -> None:
+    """Refuse a file whose labels, compressed a thousand times, would fill the memory: every image has some bytes."""
+    size = path.stat().st_size
+    if file.metadata.num_rows > size:
+        raise DataError(f"{path}: claims {file.metadata.num_rows:,} rows in {size:,} bytes; it has no images")
+
+
+def _require_fitting_group(path: Path, group: Any, number: int) -> None:
+    """Refuse a row group that grows too much when it is decompressed: images are compressed already."""
+    limit = 2 * path.stat().st_size + _SPARE_BYTES
+    if group.total_byte_size > limit:
+        raise DataError(
+            f"{path}: row group {number} decompresses to {group.total_byte_size:,} bytes, more than the {limit:,} that "
+            "a file of this size may need; write the images without compression"
+        )
 
 
 def _column_of(file: Any, name: str, path: Path) -> Any:

@@ -5,7 +5,6 @@ The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,7 +17,7 @@ from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, parse_json
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_FILE_BYTES = 1 << 20
@@ -101,7 +100,7 @@ def _images(path: Path) -> Iterator[tuple[int, int, int | str]]:
                     identities[key] = _identity(
                         content.read() if content else b"", suffix, f"{path}: {member.name}"
                     )
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, MemoryError) as error:  # MemoryError: a header claims gigabytes
         raise DataError(
             f"{path}: not an uncompressed tar archive ({error_reason(error)}); unpack it if it is compressed"
         ) from error
@@ -119,7 +118,7 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
     try:
         value = content.decode("utf-8").strip()
         if suffix == ".json":
-            fields = json.loads(value)
+            fields = parse_json(value)
             value = next(str(fields[name]) for name in _LABEL_KEYS if name in fields)
     except (ValueError, StopIteration, TypeError) as error:
         raise DataError(f"{location}: contains no identity (keys: {', '.join(_LABEL_KEYS)})") from error

@@ -1,0 +1,276 @@
+"""Hostile files for every reader, and the time and memory that it takes: `python -m tests.support.bombs [NAME …]`.
+
+Prints one JSON object per file: its name, its bytes, the seconds, the growth of resident memory in MiB, and the message of
+the reader's error (empty if it read the file). Each file is read in a forked process.
+"""
+
+# ruff: noqa: E501 (the table has one line per file)
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import load_config
+from facetrain.data.decode import decode_rgb, encode_jpeg
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.recordio import MAGIC
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import FacetrainError
+from facetrain.models.model_file import open_model
+from facetrain.models.weight_files import read_weights
+
+MAX_SECONDS, SPARE_MIB = 10.0, 256
+_SAFETY = 6 << 30
+_GIB = 1 << 30
+
+
+def _jpeg(width: int, height: int) -> bytes:
+    import numpy as np
+
+    data = bytearray(encode_jpeg(np.zeros((16, 16, 3), np.uint8), 90))
+    place = data.index(b"\xff\xc0") + 5
+    data[place : place + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def _png(width: int, height: int, *, bits: int = 8, kind: int = 2) -> bytes:
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    channels = {0: 1, 2: 3, 6: 4}[kind]
+    packer, rows = zlib.compressobj(9), []
+    line = bytes(1 + width * channels * bits // 8)
+    for _ in range(min(height, 9000)):
+        rows.append(packer.compress(line))
+    body = b"".join(rows) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def _tar(
+    folder: Path, name: str, body: bytes, *, kind: bytes = tarfile.REGTYPE, size: int | None = None
+) -> Path:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(body) if size is None else size
+    folder.mkdir()
+    padded = body + bytes(-len(body) % 512)
+    (folder / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + padded + bytes(1024))
+    return folder
+
+
+def _parquet(folder: Path, rows: int, image: bytes, *, labels: bool) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    if labels:
+        column = pa.chunked_array([pa.array([0]).take(pa.array([0] * 1_000_000))] * (rows // 1_000_000))
+        images = pa.nulls(len(column), pa.binary())
+        table = pa.table({"image": images, "label": column})
+    else:
+        table = pa.table({"image": pa.array([image] * rows, pa.binary()), "label": pa.array([0] * rows)})
+    pq.write_table(table, folder / "a.parquet", compression="zstd", row_group_size=10**9)
+    return folder
+
+
+def _records(folder: Path, words: bytes) -> Path:
+    folder.mkdir()
+    (folder / "train.rec").write_bytes(words)
+    return folder
+
+
+def _pt(path: Path, body: bytes) -> Path:
+    """Write an archive as torch.save does, with a compressed record."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", body)
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+def _safetensors(path: Path, header: bytes, *, length: int | None = None, body: bytes = b"") -> Path:
+    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + body)
+    return path
+
+
+def _onnx(path: Path, location: str, *, offset: int = 0, dims: int = 1) -> Path:
+    import onnx
+    from onnx import TensorProto, helper
+
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[dims])
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(4 * dims))):
+        entry = weight.external_data.add()
+        entry.key, entry.value = key, value
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 112, 112]) for name in "xy")
+    graph = helper.make_graph([node], "g", [x], [y], [weight])
+    # Versions that every onnxruntime reads: otherwise it refuses the file before it sees the external data.
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def _symbol(folder: Path, symbol: str, params: bytes = struct.pack("<QQQQ", 0x112, 0, 0, 0)) -> Path:
+    folder.mkdir()
+    (folder / "m-symbol.json").write_text(symbol)
+    (folder / "m-0000.params").write_bytes(params)
+    return folder / "m-symbol.json"
+
+
+def _params(shape: tuple[int, ...]) -> bytes:
+    array = struct.pack("<Ii", 0xF993FAC9, 0) + struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+    return (
+        struct.pack("<QQ", 0x112, 0)
+        + struct.pack("<Q", 1)
+        + array
+        + struct.pack("<iii", 1, 0, 0)
+        + struct.pack("<Q", 0)
+    )
+
+
+def _file(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def _read_dataset(path: Path) -> None:
+    dataset = open_dataset(path)
+    dataset.read(0)
+
+
+def _open(path: Path) -> None:
+    open_model(path, torch.device("cpu"))
+
+
+def _decode(path: Path) -> None:
+    decode_rgb(path.read_bytes(), location=str(path))
+
+
+def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path], object]]]:
+    """Return for each name the function that writes a file, and the reader."""
+    nested, f = "[" * 5_000_000, folder
+    aliases = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    memo = b"\x80\x04r" + struct.pack("<I", 1 << 28) + b"N."
+    long_list = pickle.dumps(([b"x"] * 1_000_000, [True]), 4)
+    return {
+        "pickle: memo index 2^28": (lambda: _file(f / "a.bin", memo), read_bin),
+        "pickle: a string of 2^31 bytes claimed": (lambda: _file(f / "b.bin", b"\x80\x04B\xff\xff\xff\x7fabc."), read_bin),
+        "pickle: one image a million times": (lambda: _file(f / "c.bin", long_list), read_bin),
+        "pickle: nested 1,000,000 deep": (lambda: _file(f / "d.bin", b"\x80\x04" + b"]" * 1_000_000 + b"a" * 999_999 + b"."), read_bin),
+        "JPEG: 65,500 pixels a side": (lambda: _file(f / "a.jpg", _jpeg(65500, 65500)), _decode),
+        "JPEG: 6,300 pixels a side": (lambda: _file(f / "b.jpg", _jpeg(6300, 6300)), _decode),
+        "PNG: 65,500 pixels a side": (lambda: _file(f / "a.png", _png(65500, 65500)), _decode),
+        "PNG: 6,300 pixels a side": (lambda: _file(f / "b.png", _png(6300, 6300)), _decode),
+        "PNG: 6,300 a side, 16 bits, alpha": (lambda: _file(f / "c.png", _png(6300, 6300, bits=16, kind=6)), _decode),
+        "tar: nested label": (lambda: _tar(f / "t1", "a.json", nested[:1_000_000].encode()), _read_dataset),
+        "tar: long name of 8 GiB claimed": (lambda: _tar(f / "t2", "././@LongLink", b"x", kind=b"L", size=8 * _GIB - 512), _read_dataset),
+        "tar: pax header of 8 GiB claimed": (lambda: _tar(f / "t3", "pax", b"x", kind=b"x", size=8 * _GIB - 512), _read_dataset),
+        "tar: image of 8 GiB claimed": (lambda: _tar(f / "t4", "a/a.jpg", b"x", size=8 * _GIB - 512), _read_dataset),
+        "Parquet: 60 million labels in a few kB": (lambda: _parquet(f / "p1", 60_000_000, b"", labels=True), _read_dataset),
+        "Parquet: an image of zeros, compressed 1,000 times": (lambda: _parquet(f / "p2", 1, bytes(400 << 20), labels=False), _read_dataset),
+        "RecordIO: a record of 2^29 bytes claimed": (lambda: _records(f / "r1", struct.pack("<II", MAGIC, (1 << 29) - 1) + bytes(64)), _read_dataset),
+        "RecordIO: 2^30 labels claimed": (lambda: _records(f / "r2", struct.pack("<IIIfQQ", MAGIC, 28, 1 << 30, 0.0, 0, 0) + bytes(64)), _read_dataset),
+        "YAML: aliases, 2^40 values": (lambda: _file(f / "a.yaml", aliases.encode()), load_config),
+        "YAML: nested 900,000 deep": (lambda: _file(f / "b.yaml", nested[:900_000].encode()), load_config),
+        "zip: a .pt of 1 GiB in 1 MB": (lambda: _pt(f / "a.pt", bytes(_GIB)), read_weights),
+        "pickle: a .pt before torch 1.6": (lambda: _file(f / "b.pt", pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + memo), read_weights),
+        "safetensors: header of 2^60 bytes claimed": (lambda: _safetensors(f / "a.safetensors", b"{}", length=1 << 60), read_weights),
+        "safetensors: nested header": (lambda: _safetensors(f / "b.safetensors", nested.encode()), read_weights),
+        "safetensors: 300,000 tensors": (lambda: _safetensors(f / "c.safetensors", json.dumps({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(300_000)}).encode()), read_weights),
+        "safetensors: a tensor of 2^60 bytes claimed": (lambda: _safetensors(f / "d.safetensors", json.dumps({"t": {"dtype": "U8", "shape": [1 << 60], "data_offsets": [0, 1 << 60]}}).encode()), read_weights),
+        "ONNX: data outside the folder": (lambda: _onnx(f / "a.onnx", "../../../../../../etc/passwd"), _open),
+        "ONNX: data at an absolute path": (lambda: _onnx(f / "b.onnx", "/dev/zero"), _open),
+        "ONNX: data at offset 2^62": (lambda: (_file(f / "w", b"0" * 64), _onnx(f / "c.onnx", "w", offset=1 << 62))[1], _open),
+        "ONNX: a weight of 2^40 numbers": (lambda: (_file(f / "w", b"0" * 64), _onnx(f / "d.onnx", "w", dims=1 << 40))[1], _open),
+        "MXNet: nested symbol": (lambda: _symbol(f / "m1", nested), _open),
+        "MXNet: an array of 2^62 numbers": (lambda: _symbol(f / "m2", '{"nodes": [], "heads": [[0]]}', _params((1 << 62,))), _open),
+        "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
+        "checkpoint: nested manifest": (lambda: ((f / "step_00000001").mkdir(), _file(f / "step_00000001" / "manifest.json", nested.encode()))[1].parent, Checkpoint.open),
+    }  # fmt: skip
+
+
+def _resident(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError(f"no {name} in /proc/self/status")
+
+
+def measure(path: Path, read: Callable[[Path], object]) -> dict[str, object]:
+    """Read a file in this process; return the seconds, the growth of memory and the message."""
+    import gc
+
+    gc.collect()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _SAFETY, resource.RLIM_INFINITY))
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5))
+    before, since, message = _resident("VmRSS"), time.process_time(), ""
+    try:
+        read(path)
+    except FacetrainError as error:
+        message = str(error)
+    except BaseException as error:
+        message = f"unexpected {type(error).__name__}: {str(error)[:300]}"
+    seconds = time.process_time() - since
+    return {"seconds": round(seconds, 2), "mib": (_resident("VmHWM") - before) >> 20, "message": message}
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)
+    import onnx  # noqa: F401
+    import onnxruntime  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (write, read) in _bombs(Path(folder)).items():
+            if names and name not in names:
+                continue
+            # The file is written in a process of its own: what the writer frees must not count as free memory here.
+            receiver, sender = os.pipe()
+            if not os.fork():
+                os.write(sender, str(write()).encode())
+                os._exit(0)
+            os.wait()
+            path = Path(os.read(receiver, 4096).decode())
+            files = path.rglob("*") if path.is_dir() else [path]
+            if path.name.endswith("-symbol.json"):
+                files = path.parent.iterdir()
+            size = sum(file.stat().st_size for file in files if file.is_file())
+            if not os.fork():
+                print(json.dumps({"name": name, "bytes": size} | measure(path, read)), flush=True)
+                os._exit(0)
+            _, status = os.wait()
+            if status:
+                print(
+                    json.dumps(
+                        {
+                            "name": name,
+                            "bytes": size,
+                            "seconds": 0,
+                            "mib": 0,
+                            "message": f"unexpected end by signal {status}",
+                        }
+                    ),
+                    flush=True,
+                )
+            os.close(receiver)
+            os.close(sender)
+
+
+if __name__ == "__main__":
+    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)
+    main(sys.argv[1:])
