@@ -58,11 +58,7 @@ def log_to(path: Path, rank: int) -> LogFile:
     path.parent.mkdir(parents=True, exist_ok=True)  # missing on a host that does not share the run folder
     if path.exists() and not path.is_file():
         raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
-<<<<<<< HEAD
     handler = LogFile(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
-=======
-    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(_PrintableFormatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
