@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PLACES = {
-    "start-up": ("facetrain.run.training", "open_data", 1),
+    "start-up": ("facetrain.run.prepare", "open_data", 1),
     "loading": ("facetrain.data.reader_pool", "ReaderPool.wait", 6),
     "forward": ("torch.nn.parallel.distributed", "DistributedDataParallel.forward", 6),
     "head": ("facetrain.head.margin_head", "MarginHead.__call__", 6),
@@ -29,7 +29,7 @@ PLACES = {
     "update": ("facetrain.optim.stepper", "Stepper.finish", 6),
     "verification": ("facetrain.verify.embedder", "ImageEmbedder._embed_shared", 2),
     "save": ("facetrain.checkpoint.save", "CheckpointWriter._write_file", 1),
-    "end": ("facetrain.run.training", "_write_results", 1),
+    "end": ("facetrain.run.training", "write_results", 1),
 }
 """Module, function and number of the call at which the fault happens."""
 

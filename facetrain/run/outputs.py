@@ -1,0 +1,103 @@
+"""Messages and files of a run beside its checkpoints: opening lines, skipped files, metrics, results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from facetrain.data.dataset import skipped_files
+from facetrain.data.loader import Loader
+from facetrain.data.skipped_files import skipped_summary, skipped_table
+from facetrain.files import write_atomically
+from facetrain.models.model_file import save_model
+from facetrain.run.build import describe_model
+from facetrain.run.callbacks.logging import open_recorder
+from facetrain.run.curves import plot_curves
+from facetrain.run.prepare import PreparedRun
+from facetrain.run.summary import summarize
+from facetrain.telemetry.console import Console
+from facetrain.telemetry.jsonl import JsonLines
+from facetrain.telemetry.recorder import Recorder
+from facetrain.training.state import averaged_state
+
+
+def report_config_changes(run: PreparedRun, recorder: Recorder, report: Callable[[str], None]) -> None:
+    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
+    for change in run.changes:
+        line = f"config changed since the checkpoint of step {run.state.step}: {change}"
+        report(line)
+        recorder.note(run.state.step, {"config_key": change.key, "before": change.before, "now": change.now})
+
+
+def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
+    """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
+    skipped = skipped_files(run.source)
+    if skipped:
+        path = run.folder / "skipped_files.csv"
+        write_atomically(path, skipped_table(skipped))
+        print_message(
+            f"{len(skipped):,} files of {run.config.data.train} are left out, see {path}: "
+            + "; ".join(skipped_summary(skipped))
+        )
+
+
+def write_skipped_images(run: PreparedRun, loader: Loader) -> list[str]:
+    """Write the list of images that any rank could not read, and return it. Collective."""
+    run.state.add_skipped_images(loader.skipped)
+    skipped = sorted(run.state.skipped_images)
+    if skipped and run.world.is_leader:
+        write_atomically(run.folder / "skipped_images.txt", "\n".join(skipped) + "\n")
+    return skipped
+
+
+def write_results(run: PreparedRun, skipped: list[str]) -> None:
+    """Write the model file and the plot, and print the summary. Collective."""
+    weights = averaged_state(run.state.backbone)
+    if not run.world.is_leader:
+        return
+    save_model(run.folder / "model.safetensors", weights, describe_model(run.config))
+    plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
+    steps_of_all_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
+    summary = summarize(
+        run.folder,
+        run.config.eval.targets,
+        run.config.eval_dir,
+        ended_by="train.max_steps" if run.schedule.total_steps < steps_of_all_epochs else "train.epochs",
+        skipped=skipped,
+        seconds=time.perf_counter() - run.started_at,
+    )
+    print(summary)
+
+
+def open_metrics(run: PreparedRun) -> tuple[Recorder, Console | None]:
+    """Open the outputs of the metrics on the leader; the other ranks have none."""
+    if not run.world.is_leader:
+        return Recorder(), None
+    console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
+    resume_at = run.state.step if run.resumed else None
+    recorder = open_recorder(run.config, run.folder, console, run_id=run.run_id, resume_at=resume_at)
+    return recorder, console
+
+
+def open_loss_spikes(run: PreparedRun) -> Recorder:
+    """Open loss_spikes.jsonl on the leader if the run looks for loss spikes; the other ranks write nothing."""
+    if run.state.spike_detector is None or not run.world.is_leader:
+        return Recorder()
+    resume_at = run.state.step if run.resumed else None
+    return Recorder(journal=JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at))
+
+
+def _uses_tf32(run: PreparedRun) -> bool:
+    return run.world.device.type == "cuda" and run.config.train.precision == "fp32" and run.config.train.tf32
+
+
+def opening_line(run: PreparedRun) -> str:
+    """Return the first line of a run: its data, its network, its steps, and where it computes."""
+    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
+    return (
+        f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
+        f"{config.model.backbone}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
+        + (" (convolutions in TF32)" if _uses_tf32(run) else "")
+        + (f"; resuming from step {step:,}" if step else "")
+    )

@@ -1,0 +1,190 @@
+"""Preparation of a run: data, network, head and optimizers, restored from a checkpoint if there is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from facetrain.checkpoint.identity import adopt_checkpoint, new_run_id, read_run_id, run_id_of
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.sampler import epoch_size
+from facetrain.distributed.agreement import fail_together
+from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.world import World
+from facetrain.errors import RunError
+from facetrain.files import os_errors_as
+from facetrain.run.build import build_state, check_decoder, count_workers
+from facetrain.run.build_execution import build_execution
+from facetrain.run.compatibility import (
+    ConfigChange,
+    check_compatibility,
+    check_meaning,
+    digest_labels,
+    find_config_changes,
+)
+from facetrain.run.folder import missing_newest, recorded_threads, rename_later_checkpoints, write_run_files
+from facetrain.run.lock import RunLock
+from facetrain.run.open_data import open_data
+from facetrain.run.step_schedule import StepSchedule, schedule_steps
+from facetrain.telemetry.log import LogFile, log_to, logger, warn
+from facetrain.training.execution import Execution
+from facetrain.training.state import TrainState
+from facetrain.verify.pair_set import PairSet
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """Parts of a run that its other parts are built from. Its log is open."""
+
+    config: Config
+    world: World
+    folder: Path
+    source: FaceDataset
+    sets: list[PairSet]
+    schedule: StepSchedule
+    state: TrainState
+    execution: Execution
+    network: nn.Module
+    """Network for training steps, in DDP if there are several ranks."""
+    workers: int
+    """Reading processes of this rank."""
+    resumed: bool
+    """Whether the state comes from a checkpoint."""
+    started_at: float
+    """Start of the command, by time.perf_counter."""
+    profile: bool
+    """Whether to record a few steps."""
+    run_id: str
+    """Random id of the run; only the leader has it."""
+    dataset: str
+    """Digest of the training data; only the leader has it."""
+    changes: list[ConfigChange]
+    """Config keys whose values differ from those in the checkpoint."""
+    check_lock: Callable[[], None]
+    """Raises an error if another process writes the run folder; only on the leader."""
+    log: LogFile
+    """log.txt, as this process writes it."""
+
+
+def prepare_run(
+    config: Config,
+    world: World,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    lock: RunLock | None,
+    *,
+    profile: bool,
+    set_keys: Set[str],
+    adopt: bool = False,
+) -> PreparedRun:
+    """Build every part that does not depend on the training loop, and restore the checkpoint. Collective.
+
+    Args:
+        config: settings, as they were given.
+        world: the ranks of the run.
+        folder: run folder.
+        checkpoint: checkpoint to continue from; None for a new run.
+        lock: lock of the run folder, on the leader.
+        profile: whether to record a few steps.
+        set_keys: config keys that the command line sets.
+        adopt: whether the checkpoint of another run becomes one of this run.
+
+    Raises:
+        RunError: the run folder cannot be written, or the checkpoint does not fit the config.
+        DataError: the data cannot be read.
+    """
+    started_at = time.perf_counter()
+    given, config = config, with_absolute_paths(config)
+    workers = count_workers(config, world)
+    with fail_together(world):
+        check_decoder(config, world)
+        source, sets = open_data(config, workers=workers)
+        schedule = schedule_steps(config, epoch_size(source), world.size)
+        dataset = digest_labels(source) if world.is_leader else ""
+        run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""
+        changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
+        if checkpoint is not None:
+            check_compatibility(checkpoint, config, schedule)
+            if world.is_leader:
+                check_meaning(checkpoint, changes, dataset, source.num_classes, set_keys)
+        state = build_state(config, world, source.num_classes, schedule, folder, source)
+        state.head.check_labels(source.labels)
+        execution = build_execution(config, world, state.network, schedule)
+    network = wrap_in_ddp(
+        execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+    )
+    threads_before: int | None = None
+    left: list[str] = []
+    missing: str | None = None
+    with fail_together(world):
+        if checkpoint is not None:
+            state.restore(checkpoint)
+        if world.is_leader:
+            # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
+            if checkpoint is not None:
+                threads_before = recorded_threads(folder)
+                with os_errors_as(RunError, folder):
+                    missing = missing_newest(folder)
+                    if adopt:
+                        adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
+                    left = rename_later_checkpoints(folder, checkpoint.step)
+            write_run_files(
+                folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
+            )
+    log = log_to(folder / "log.txt", world.rank)
+    _report_start(state.step, missing, left, threads_before)
+    return PreparedRun(
+        config=config,
+        world=world,
+        folder=folder,
+        source=source,
+        sets=sets,
+        schedule=schedule,
+        state=state,
+        execution=execution,
+        network=network,
+        workers=workers,
+        resumed=checkpoint is not None,
+        started_at=started_at,
+        profile=profile,
+        run_id=run_id,
+        dataset=dataset,
+        changes=changes,
+        check_lock=lock.require_held if lock else _check_nothing,
+        log=log,
+    )
+
+
+def _report_start(step: int, missing: str | None, left: list[str], threads_before: int | None) -> None:
+    """Warn if the run goes back to an earlier step, or computes with another number of threads than before."""
+    if missing is not None:
+        warn(f"going back to step {step}: {missing}, the newest checkpoint, is missing")
+    if left:
+        warn(f"going back to step {step}: the newer checkpoints are kept as {', '.join(left)}")
+    if threads_before not in (None, torch.get_num_threads()):
+        logger.warning(
+            "this process computes with %d threads, and the run did with %d before: on a CPU its numbers may "
+            "differ in the last digits; set OMP_NUM_THREADS=%d to continue bit for bit",
+            torch.get_num_threads(),
+            threads_before,
+            threads_before,
+        )
+
+
+def _check_nothing() -> None:
+    """Check nothing: only the leader has the lock."""
+
+
+def _choose_run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
+    """Return the id of a run: of the folder, else of the checkpoint that it continues from, else a new one."""
+    if checkpoint is None:
+        return new_run_id()
+    return read_run_id(folder) or run_id_of(checkpoint.manifest) or new_run_id()
