@@ -359,6 +359,11 @@ class TrainConfig(Section):
                 "deterministic: true cannot be combined with compile: on, because the compiler may choose other code "
                 "for the same network in each process"
             )
+        if self.deterministic and self.compress_gradients != "none":
+            raise ValueError(
+                f"deterministic: true cannot be combined with compress_gradients: {self.compress_gradients}, because a "
+                "restarted process adds the compressed gradients of three or more ranks in another order"
+            )
         return self
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future, collect_all
@@ -46,7 +47,7 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:
         wrapped.register_comm_hook(None, hooks[compress])
-    elif world.device.type == "cpu" and world.size > 2:
+    elif world.size > 2 and (world.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()):
         # A lambda: DDP compares annotations with classes, and here they are strings.
         wrapped.register_comm_hook(None, lambda _, bucket: average_each_gradient(bucket))
     return wrapped
@@ -57,7 +58,8 @@ def average_each_gradient(bucket: dist.GradBucket) -> Future[Tensor]:  # type: i
 
     DDP changes the order of the parameters in its buckets after the first step of a process. In a ring of three or more
     ranks, the order in which the ranks' values are added depends on the place in the bucket, so a resumed run would
-    differ by rounding from one that was not interrupted. The place in the parameter's own gradient never changes.
+    differ by rounding from one that was not interrupted. The place in the parameter's own gradient never changes. On a
+    GPU the many small collectives cost time, so only `train.deterministic` asks for them.
     """
     size = dist.get_world_size()
     sums = []

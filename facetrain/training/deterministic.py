@@ -7,6 +7,8 @@ The sources of different bits on a GPU, and what removes them:
   `torch.use_deterministic_algorithms` replaces it by a sort and sums in a fixed order. Where torch has no such
   algorithm, it raises an error.
 - cuDNN: its algorithms with atomic operations are excluded, and it does not choose by measuring.
+- DDP's buckets, whose order changes after the first step of a process: with three or more ranks each gradient is
+  averaged by itself (`distributed.ddp.average_each_gradient`).
 - cuBLAS: a workspace that is shared by streams (`distributed.process_setup.fix_cublas_workspace`).
 """
 
