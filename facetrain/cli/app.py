@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason, printable
 
 _INTERRUPTED = 130
+_HEAD_START_S = 1.0
 _CONFIG_FILE = re.compile(r"[^-=][^=]*\.(ya?ml|py)")
 
 app = typer.Typer(
@@ -91,7 +93,10 @@ def main() -> None:
 
 def _exit_with_error(error: Any) -> None:
     """Print an exception as one line and end the process with its exit code."""
-    if isinstance(error, LostRankError):  # the rank that failed prints the reason
+    if isinstance(error, LostRankError):
+        # The rank that failed prints the reason. If this one ended first, the elastic agent would end that one by
+        # SIGTERM, perhaps before it has printed.
+        time.sleep(_HEAD_START_S)
         exit_process(error.exit_code)
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)

@@ -16,6 +16,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_run_killed_at_ten_random_moments_equals_one_that_was_not_killed(describe, tmp_path, options):
     config = describe(**({"steps": 16, "checkpoint": "every_steps: 3, keep: 2"} | options))

@@ -21,7 +21,7 @@ log: {{every_steps: 29, tensorboard: false}}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_packed_images_train_a_network_that_tells_real_people_apart(tmp_path):
     images = shared_path("real/lfw_train")
     pairs = shared_path("real/lfw_verification/lfw_folds1-2.bin")
@@ -49,6 +49,7 @@ def test_real_records_and_sets_read_without_special_handling(tmp_path):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["y1_rgb_pm1.onnx"])
 def test_a_published_model_has_its_published_accuracy(model, tmp_path):
     target = shared_path("real/lfw_verification/lfw_folds1-2.bin")

@@ -25,6 +25,7 @@ FILE_ENDINGS = (
     ".pt",
     ".onnx",
     ".safetensors",
+    ".lock",
     ".yaml",
     ".json",
     ".jsonl",

@@ -50,8 +50,8 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "precision", "batch", "verified", "ranks"),
     [
-        (NET, "bf16", 8, 128, 1),  # verification needs more than a step
-        (NET, "fp32", 16, 16, 2),
+        pytest.param(NET, "bf16", 8, 128, 1, marks=LONG),  # verification needs more than a step
+        pytest.param(NET, "fp32", 16, 16, 2, marks=LONG),
         pytest.param({"backbone": "r18"}, "bf16", 32, 16, 1, marks=LONG),
         pytest.param({"backbone": "mbf"}, "fp32", 32, 64, 1, marks=LONG),
         pytest.param({"backbone": "r50"}, "bf16", 16, 64, 1, marks=LONG),

@@ -154,7 +154,8 @@ def test_every_interval_contains_its_estimate(seed):
         assert {"accuracy", "auc", "eer", "threshold", "xnorm"} <= set(result.interval)
         for name, (low, high) in result.interval.items():
             assert low <= result.metrics[name] <= high, name
-        for group in slice_groups(scored, table, 0.3, replicates=100):
+        groups, _ = slice_groups(scored, table, 0.3, replicates=100)
+        for group in groups:
             for name, (low, high) in group.interval.items():
                 assert low <= group.metrics[name] <= high, (group.value, name)
         results.append(result)
