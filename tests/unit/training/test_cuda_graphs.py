@@ -126,10 +126,14 @@ def test_a_skipped_step_leaves_no_trace_in_the_next_ones():
 
 
 def test_training_without_graphs_and_with_them_can_alternate():
-    network = graphed(make_network())
+    recorder = FunctionRecorder()
+    network = graphed(make_network(), recorder=recorder)
+    replays = []
     for enabled in (False, True, False, True):
         network.enabled = enabled
         network(images(4)[0]).sum().backward()
+        replays.append(recorder.replays)
+    assert replays[0] == 0 < replays[1] == replays[2] < replays[3]
 
 
 def test_graphs_that_are_not_used_hold_no_memory():
