@@ -140,7 +140,7 @@ def _count_pass(
 
 def _count_fused_pass(net: Backbone, image_BCHW: Tensor, precision: str) -> _Pass:
     from facetrain.backbone.fused_iresnet import FusedTrunk
-    from facetrain.backbone.kernels.launch import shapes_only
+    from facetrain.kernel_launches import shapes_only
 
     assert isinstance(net, IResNet)
     for module in net.modules():

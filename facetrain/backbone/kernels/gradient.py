@@ -14,12 +14,12 @@ from facetrain.backbone.kernels.launch import (
     BLOCK_ROWS,
     WARPS,
     empty_parts,
-    is_only_counted,
     launch,
     size_of,
 )
 from facetrain.backbone.kernels.normalize import Normalization
 from facetrain.backbone.kernels.tiles import channel, store_part, tile_at
+from facetrain.kernel_launches import is_only_counted
 
 
 def reduce_gradient(

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+from facetrain.kernel_launches import is_only_counted
 
 BLOCK_ROWS, BLOCK_CHANNELS = 32, 64
 """Tile of one iteration: 128 contiguous bytes of each row in 16 bits. Each thread sums its own numbers of all tiles,
@@ -18,40 +18,6 @@ which are added up once at the end."""
 WARPS = 4
 _MOST_PROGRAMS = 1024
 """Programs along N at most: enough to fill a GPU of 150 processors with 64 channels, few enough to add up quickly."""
-
-
-class LaunchCounter:
-    """Launches of these kernels, and the bytes of the activations that they read and write."""
-
-    def __init__(self) -> None:
-        self.launches = 0
-        self.bytes = 0
-
-
-_counter: LaunchCounter | None = None
-
-
-@contextmanager
-def shapes_only() -> Iterator[LaunchCounter]:
-    """Allocate results without launching a kernel, and count what would be launched.
-
-    For forecasts and tests, which run the network on fake tensors.
-    """
-    global _counter
-    before, _counter = _counter, LaunchCounter()
-    try:
-        yield _counter
-    finally:
-        _counter = before
-
-
-def is_only_counted(moved_bytes: int) -> bool:
-    """Count a launch that moves so many bytes, and return True, inside `shapes_only`; return False outside."""
-    if _counter is None:
-        return False
-    _counter.launches += 1
-    _counter.bytes += moved_bytes
-    return True
 
 
 def size_of(x: Tensor) -> tuple[int, int]:

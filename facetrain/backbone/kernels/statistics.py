@@ -13,11 +13,11 @@ from facetrain.backbone.kernels.launch import (
     BLOCK_ROWS,
     WARPS,
     empty_parts,
-    is_only_counted,
     launch,
     size_of,
 )
 from facetrain.backbone.kernels.tiles import count_rows, first_row, store_statistics, tile_at
+from facetrain.kernel_launches import is_only_counted
 
 
 def partial_statistics(x: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.head.kernels.launches import launch
 from facetrain.head.row_optimizer import INT8_BLOCK, RowOptimizerSettings, UnfinishedGradient
 from facetrain.head.stochastic_rounding import MIX_1, MIX_2, Noise
+from facetrain.kernel_launches import launch
 
 LARGEST_SIZE = 4096
 """Largest embedding: a center must fit into the registers of a thread block."""

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.head.kernels.launches import launch
+from facetrain.kernel_launches import launch
 
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""

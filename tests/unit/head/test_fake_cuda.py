@@ -71,7 +71,7 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     precision, capability, dtype, monkeypatch, tmp_path
 ):
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
-    launches = pytest.importorskip("facetrain.head.kernels.launches")
+    launches = pytest.importorskip("facetrain.kernel_launches")
     products, found = Products(), []
 
     def statistics(statistics_2G, factor_GD, factor_CD, **_):

@@ -1,4 +1,4 @@
-"""Counter of the launches of the head's Triton kernels, and of the bytes that they move."""
+"""Counter of the launches of facetrain's Triton kernels, and of the bytes that they move."""
 
 from __future__ import annotations
 
@@ -38,9 +38,16 @@ def launch(
 
     `moved` is the number of bytes that the kernel reads and writes; None: those of all its tensors.
     """
-    if _counter is None:
+    if moved is None:
+        moved = sum(argument.nbytes for argument in arguments if isinstance(argument, Tensor))
+    if not is_only_counted(moved):
         kernel[grid](*arguments, **options)
-        return
+
+
+def is_only_counted(moved: int) -> bool:
+    """Count a launch that moves so many bytes, and return True, inside `shapes_only`; return False outside."""
+    if _counter is None:
+        return False
     _counter.launches += 1
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    _counter.bytes += sum(tensor.nbytes for tensor in tensors) if moved is None else moved
+    _counter.bytes += moved
+    return True
