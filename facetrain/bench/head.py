@@ -27,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.bench.machine_peak import synchronize
-from facetrain.config.schema import HeadConfig, OptimConfig
+from facetrain.config.head_section import HeadConfig
+from facetrain.config.training_section import OptimConfig
 from facetrain.distributed import collectives
 from facetrain.distributed.world import join
 from facetrain.errors import RunError, UsageError

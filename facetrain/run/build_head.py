@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
-from facetrain.config.schema import Config, HeadConfig, MarginConfig, OptimConfig
+from facetrain.config.head_section import HeadConfig, MarginConfig
+from facetrain.config.schema import Config
+from facetrain.config.training_section import OptimConfig
 from facetrain.counter_rng import key_of
 from facetrain.distributed.world import World
 from facetrain.head.margin_head import HeadSettings, MarginHead

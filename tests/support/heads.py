@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from facetrain.config.schema import HeadConfig, MarginConfig, OptimConfig
+from facetrain.config.head_section import HeadConfig, MarginConfig
+from facetrain.config.training_section import OptimConfig
 from facetrain.head import sharded_softmax
 from facetrain.head.margin_head import HeadSettings, MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin

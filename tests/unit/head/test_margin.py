@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.config.schema import MarginConfig
+from facetrain.config.head_section import MarginConfig
 from facetrain.errors import ConfigError
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.margins import MARGINS as MARGIN_REGISTRY

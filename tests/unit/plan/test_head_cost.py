@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from facetrain.config.schema import OptimConfig
+from facetrain.config.training_section import OptimConfig
 from facetrain.plan.head_cost import HeadShape, head_bytes, moved_per_number
 from facetrain.run.build_head import optimizer_settings
 from facetrain.torch_private import LiveBytes

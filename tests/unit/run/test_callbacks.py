@@ -11,7 +11,8 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.schema import HeadConfig, MarginConfig, OptimConfig
+from facetrain.config.head_section import HeadConfig, MarginConfig
+from facetrain.config.training_section import OptimConfig
 from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch, Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset

@@ -1,0 +1,78 @@
+"""Section `data` of the config: dataset, decoding and augmentation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from facetrain.config.section import NotNegative, Positive, Probability, Section
+
+
+class AugmentConfig(Section):
+    """Image augmentations, as probabilities from 0 to 1. Each is drawn independently for each image."""
+
+    flip: Probability = 0.5
+    """Probability of a horizontal flip."""
+    low_resolution: Probability = 0.0
+    """Probability of shrinking the image to 50–80 % of its size and enlarging it again."""
+    blur: Probability = 0.0
+    """Probability of a Gaussian blur."""
+    gray: Probability = 0.0
+    """Probability of a conversion to grayscale."""
+    color: Probability = 0.0
+    """Probability of a change of brightness, contrast and saturation."""
+    crop: Probability = 0.0
+    """Probability of a random crop, enlarged to the full size."""
+    erase: Probability = 0.0
+    """Probability of covering a random rectangle."""
+    jpeg: Probability = 0.0
+    """Probability of a JPEG compression with a low quality."""
+
+
+class SyntheticConfig(Section):
+    """Synthetic dataset of rendered faces, generated if the folder `data.train` does not exist."""
+
+    identities: Positive = 400
+    """Number of identities to train on."""
+    images_per_identity: Positive = 20
+    """Number of images of each identity."""
+    eval_identities: Annotated[int, Field(ge=2)] = 100
+    """Number of further identities for the verification set, which are not in the training data."""
+    eval_pairs: Annotated[int, Field(ge=20, multiple_of=20)] = 1000
+    """Number of pairs in the verification set `synth`, half of them of the same identity; a multiple of 20."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the generator; another seed generates other identities."""
+
+
+class DataConfig(Section):
+    """Training data."""
+
+    train: str
+    """Path of the training data: a folder with train.rec, with one folder per identity, or with tar or Parquet
+    shards; a list file; or the YAML file of a mixture of datasets."""
+    image_size: Annotated[int, Field(ge=16, le=1024)] = 112
+    """Width and height of the network input, in pixels."""
+    num_classes: Positive | None = None
+    """Expected number of identities; a run with other data is refused. null: no check."""
+    num_images: Positive | None = None
+    """Expected number of images; a run with other data is refused. null: no check."""
+    min_images_per_identity: Positive = 1
+    """Smallest number of images of an identity; identities with fewer images are left out."""
+    workers: NotNegative | Literal["auto"] = "auto"
+    """Number of processes per rank that read and decode images. auto: the usable CPU cores divided by the ranks on
+    the machine, at most 16. 0: no processes, the training process reads."""
+    shuffle: Literal["full", "blocks"] = "full"
+    """Order of the images. full: a random permutation of all images. blocks: images are read in contiguous blocks
+    and shuffled within a window, for slow disks."""
+    bad_records: Literal["error", "skip"] = "error"
+    """Action for an image that cannot be decoded. error: end the run. skip: use the next image instead."""
+    decode: Literal["cpu", "gpu", "dali"] = "cpu"
+    """Decoder of the images. cpu: OpenCV. gpu: nvJPEG on CUDA, whose pixels may differ by rounding. dali: NVIDIA
+    DALI, if it is installed."""
+    max_skipped: NotNegative | None = None
+    """Largest number of images that all ranks together may skip with `bad_records: skip`; the run ends if there are
+    more. null: no limit."""
+    augment: AugmentConfig = AugmentConfig()
+    synthetic: SyntheticConfig | None = None
+    """Synthetic dataset to generate if `train` does not exist. null: `train` must exist."""

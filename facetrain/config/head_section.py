@@ -1,0 +1,120 @@
+"""Section `head` of the config: margin, loss, class centers and their sampling."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from facetrain.config.section import Positive, Probability, Section
+
+
+class MarginConfig(Section):
+    """Margin of the softmax loss."""
+
+    type: Literal[
+        "arcface",
+        "cosface",
+        "combined",
+        "softmax",
+        "adaface",
+        "magface",
+        "curricularface",
+        "elastic_arcface",
+        "elastic_cosface",
+    ] = "arcface"
+    """Formula of the target logit. arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3.
+    softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: m2 by the norm of the embedding, see
+    `norms` and `margins`. curricularface: arcface with a growing weight on hard negatives. elastic_arcface,
+    elastic_cosface: m2 or m3 drawn at random for each image."""
+    scale: Annotated[float, Field(gt=0)] = 64.0
+    """Factor s on the cosines."""
+    m1: Annotated[float, Field(ge=1)] = 1.0
+    """Factor on the target angle (SphereFace); only for type combined."""
+    m2: Annotated[float, Field(ge=0)] | None = None
+    """Margin added to the target angle, in radians. null: the published value (0.5; adaface 0.4)."""
+    m3: Annotated[float, Field(ge=0)] | None = None
+    """Margin subtracted from the target cosine. null: the published value (cosface 0.4, elastic_cosface 0.35,
+    combined 0)."""
+    h: Annotated[float, Field(gt=0)] = 0.333
+    """Width to which image qualities are scaled within [−1, 1]; only for type adaface."""
+    average: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Weight of each batch in the running averages; only for types adaface and curricularface."""
+    sigma: Annotated[float, Field(ge=0)] = 0.0125
+    """Standard deviation of the random margin; only for types elastic_arcface and elastic_cosface."""
+    norms: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (10.0, 110.0)
+    """Smallest and largest norm of the embedding, between which the margin grows; only for type magface."""
+    margins: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.45, 0.8)
+    """Margins at the two norms, in radians; only for type magface."""
+    norm_weight: Annotated[float, Field(ge=0)] = 35.0
+    """Weight of the regularizer that rewards large norms; only for type magface."""
+    gradient: Literal["exact", "straight_through"] = "exact"
+    """Gradient of the margin. exact: the derivative of the formula. straight_through: as in arcface_torch's present
+    code, which does not differentiate the margin."""
+    beyond_pi: Literal["none", "linear"] = "linear"
+    """Target logit where θ + m2 > π. none: cos(θ + m2), which grows again. linear: cos θ − m2·sin m2, as in the code
+    of the ArcFace paper."""
+    filter_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Cosine above which a negative class counts as label noise; its logit is set to 0. 0: no filter."""
+
+    @model_validator(mode="after")
+    def _check_margins(self) -> Self:
+        if self.type == "cosface" and self.m3 == 0:
+            raise ValueError("m3 must be greater than 0 for cosface (published: 0.4)")
+        if self.type != "combined" and self.m1 != 1:
+            raise ValueError(
+                f"m1 must be 1 for {self.type}, not {self.m1:g}; use type combined for another m1"
+            )
+        if self.type == "curricularface" and self.filter_threshold:
+            raise ValueError(
+                "filter_threshold cannot be used with curricularface: both change the hard negatives"
+            )
+        if self.norms[0] >= self.norms[1]:
+            raise ValueError("norms must be in increasing order")
+        return self
+
+
+class HeadConfig(Section):
+    """Class centers, divided among the ranks, and their loss."""
+
+    init_from: Literal["reinit", "keep", "extend"] = "reinit"
+    """Class centers of a run with `model.init_from`. reinit: random centers. keep: the centers of that model, which
+    must have the same identities. extend: the centers of that model, and random ones for the further identities of
+    the dataset."""
+    margin: MarginConfig = MarginConfig()
+    loss: Literal["softmax", "unified"] = "softmax"
+    """Loss function. softmax: cross-entropy over the classes. unified: UniFace, with one learned threshold between
+    positive and negative cosines; published with margin cosface and m3 0.4."""
+    negative_weight: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of the negative classes in the loss; only for loss unified."""
+    sub_centers: Positive = 1
+    """Number of centers per identity, of which the nearest one counts (Sub-center ArcFace, published with 3). Memory
+    and time grow with it."""
+    drop_sub_centers_epoch: Annotated[float, Field(ge=0)] | None = None
+    """Epoch from which only the dominant sub-center of each identity is used, and images far from it are left out;
+    may be a fraction. null: never."""
+    drop_angle: Annotated[float, Field(gt=0, le=180)] = 75.0
+    """Angle to the dominant sub-center, in degrees, beyond which an image is left out as label noise; with
+    `drop_sub_centers_epoch`."""
+    sample_rate: Probability = 1.0
+    """Fraction of the classes that take part in a step (Partial FC). 1: all classes. 0: only the classes of the
+    batch."""
+    sample_block: Positive | Literal["auto"] = "auto"
+    """Number of consecutive classes that are sampled together. auto: 8 with placement disk, where they are read at
+    once; otherwise 1."""
+    weight_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type in which centers are stored."""
+    momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Data type in which the momentum of the centers is stored. int8: in blocks of 128 values with one scale each;
+    only for sgd."""
+    placement: Literal["device", "host", "disk"] = "device"
+    """Memory that holds centers and momentum: of the GPU (device), of the host, or a file on disk. With host and
+    disk, only the sampled rows are copied to the GPU."""
+    chunk_size: Positive | Literal["auto"] = "auto"
+    """Number of classes whose logits are in memory at the same time. auto: chosen by the size of the batch."""
+
+    @model_validator(mode="after")
+    def _check_sub_centers(self) -> Self:
+        if self.drop_sub_centers_epoch is not None and self.sub_centers == 1:
+            raise ValueError("drop_sub_centers_epoch needs sub_centers of at least 2 (published: 3)")
+        return self

@@ -1,0 +1,57 @@
+"""Section `model` of the config: the backbone and its initial weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from facetrain.config.section import Positive, Section
+
+BackboneName = Literal[
+    "r18", "r34", "r50", "r100", "r200", "r2060",
+    "mbf_small", "mbf", "mbf_large",
+    "vit_t", "vit_s", "vit_b", "vit_l", "vit_h",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+    "iresnet",
+]  # fmt: skip
+
+
+class ModelConfig(Section):
+    """Backbone network, which maps an image to an embedding."""
+
+    backbone: BackboneName = "r50"
+    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…), or ResNet of
+    torchvision (resnet…); iresnet takes `layers` and `widths`."""
+    embedding_size: Positive = 512
+    """Number of elements of an embedding."""
+    layers: tuple[Positive, ...] | None = None
+    """Number of blocks in each of the four stages; only for backbone iresnet, and required there."""
+    widths: tuple[Positive, ...] | None = None
+    """Number of channels in each of the four stages; only for backbone iresnet, and required there."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of dropping a feature before the last layer."""
+    checkpoint_activations: bool = False
+    """Recompute activations in the backward pass instead of storing them: needs less memory, and takes about a third
+    longer."""
+    batch_norm: Literal["auto", "local", "sync"] = "auto"
+    """Batch norm statistics. local: of each rank. sync: over all ranks. auto: sync if `train.global_batch_size` is
+    given, so that the result does not depend on the number of ranks; otherwise local, as in the published recipes."""
+    init_from: str | None = None
+    """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's .pt, MXNet's
+    -symbol.json, or an .onnx file. null: random weights."""
+    freeze: tuple[str, ...] = ()
+    """Prefixes of parameter names; the parameters that match are not trained."""
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
+    """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts."""
+
+    @model_validator(mode="after")
+    def _check_layers_and_widths(self) -> Self:
+        is_iresnet = self.backbone == "iresnet"
+        if is_iresnet and (self.layers is None or self.widths is None):
+            raise ValueError("backbone iresnet needs layers and widths, with four numbers each")
+        if is_iresnet and not len(self.layers or ()) == len(self.widths or ()) == 4:
+            raise ValueError("layers and widths must have four numbers each")
+        if not is_iresnet and (self.layers or self.widths):
+            raise ValueError(f"layers and widths are only for backbone iresnet, not {self.backbone}")
+        return self

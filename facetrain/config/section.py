@@ -1,0 +1,32 @@
+"""Base class of the sections of the config, and types that several sections use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _switch_name(value: object) -> object:
+    """Return on or off for a truth value: YAML reads the words on and off as true and false."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
+
+
+class Section(BaseModel):
+    """Section of the config: rejects unknown keys, and cannot be changed after it is read."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        populate_by_name=True,
+    )

@@ -1,0 +1,103 @@
+"""Sections `optim` and `train` of the config: optimizer, batch size, length, number formats and limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from facetrain.config.section import Positive, Section, Switch
+
+
+class OptimConfig(Section):
+    """Optimizer and learning rate."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer of the backbone and the class centers."""
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """Highest learning rate, for the whole global batch."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum; only for sgd."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the first and the second moment; only for adamw."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Term added to the denominator; only for adamw."""
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
+    """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
+    accumulate: Positive = 1
+    """Number of micro-batches per step, whose gradients are added up."""
+    schedule: Literal["polynomial"] = "polynomial"
+    """Learning rate schedule: linear warm-up, then a polynomial down to 0."""
+    power: Annotated[float, Field(gt=0)] = 2.0
+    """Exponent of the polynomial schedule."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    """Number of epochs of warm-up; may be a fraction."""
+
+
+class TrainConfig(Section):
+    """Length of the run, batch size, number formats, and limits."""
+
+    batch_size: Positive | None = None
+    """Images per rank and micro-batch. null: 128, unless `global_batch_size` is given."""
+    global_batch_size: Positive | None = None
+    """Images per step, over all ranks and micro-batches. null: given by `batch_size`."""
+    epochs: Positive = 20
+    """Number of passes over the training data."""
+    max_steps: Positive | None = None
+    """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Number format of the backbone. The last layer and the loss are always computed in float32."""
+    tf32: bool = True
+    """With precision fp32 and in verification, let a GPU round the factors of convolutions to TF32 (10 bits after the
+    leading one instead of 23): several times faster; PyTorch's default, too. Products of matrices are never rounded."""
+    fused: Switch = "auto"
+    """Run batch norm, PReLU and residual addition of an IResNet as fused Triton kernels: less memory traffic, half of
+    the activations. auto: on GPUs where the kernels agree with PyTorch at the start of the run."""
+    compile: Switch = "auto"
+    """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs. auto: on a
+    GPU, if the first hundred steps show that it is faster; on a CPU, off."""
+    cuda_graphs: Switch = "auto"
+    """Record the kernels of the backbone's forward and backward pass once, and replay them with one launch each. auto:
+    on a GPU with at most 128 images per rank, if the first hundred steps show that it is faster."""
+    deterministic: bool = False
+    """Use only algorithms whose results are equal bit for bit in every run, also on a GPU. Slower, because fewer
+    algorithms are left; `compile` and `cuda_graphs` are off if they are auto."""
+    channels_last: bool = True
+    """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
+    compress_gradients: Literal["none", "fp16", "bf16"] = "none"
+    """Number format in which ranks exchange the gradients of the backbone. none: float32."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Device to train on. auto: cuda if there is a GPU, otherwise cpu."""
+    keep_freed_memory: bool = True
+    """On a CPU, keep freed memory for the next step: faster, but needs up to twice the memory."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that a rank waits for the others before it reports them as lost."""
+    max_skipped_steps: Positive = 10
+    """Number of consecutive steps whose loss or gradient is not finite, after which the run ends."""
+    loss_spike: Annotated[float, Field(gt=0)] | None = None
+    """Number of deviations above the median of the last 128 losses from which a loss is reported as a spike; 10 is a
+    good start. null: no reports."""
+
+    @model_validator(mode="after")
+    def _check_batch_sizes(self) -> Self:
+        if self.batch_size and self.global_batch_size:
+            raise ValueError(
+                "give either batch_size (per rank) or global_batch_size (of all ranks), not both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_deterministic(self) -> Self:
+        if self.deterministic and self.compile == "on":
+            raise ValueError(
+                "deterministic: true cannot be combined with compile: on, because the compiler may choose other code "
+                "for the same network in each process"
+            )
+        if self.deterministic and self.compress_gradients != "none":
+            raise ValueError(
+                f"deterministic: true cannot be combined with compress_gradients: {self.compress_gradients}, because a "
+                "restarted process adds the compressed gradients of three or more ranks in another order"
+            )
+        return self
