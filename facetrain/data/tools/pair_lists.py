@@ -18,37 +18,27 @@ that contains Split.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_subjects import remove_subjects, subjects_agree, write_subjects
-from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.listed_pairs import (
+    Line,
+    ListedPair,
+    check_inside,
+    find_numbered,
+    is_image_name,
+    quoted,
+    read_lines,
+)
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError
-from facetrain.files import error_reason
 from facetrain.progress import ProgressCallback, ignore_progress
 
-
-@dataclass(frozen=True)
-class ListedPair:
-    """Two image files of a pair list."""
-
-    first: Path
-    second: Path
-    same: bool
-    """Whether both show one person."""
-    subjects: tuple[str, str]
-    """Names of the two people, as far as the form of the list has them."""
-
-
-_Line = tuple[str, list[str]]
-"""Location of a line for messages, and its words."""
 _QUALITY = 95
-_QUOTED_CHARACTERS = 60
 
 
 def is_pair_list(path: Path, images: Path | None) -> bool:
@@ -71,56 +61,42 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
     elif images is None:
         raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
-        pairs = list(_read_list(_lines(path), images))
+        pairs = list(_read_list(read_lines(path), images))
     if not pairs:
         raise PairsError(f"{path}: the list has no pairs")
     return pairs
 
 
-def _lines(path: Path) -> list[_Line]:
-    """Return the lines that are not empty."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PairsError(f"{path}: {error_reason(error)}") from error
-    numbered = enumerate(text.splitlines(), start=1)
-    return [(f"{path}, line {number}", line.split()) for number, line in numbered if line.strip()]
-
-
-def _read_list(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
+def _read_list(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     words = lines[0][1] if lines else []
-    if len(words) == 2 and _is_image_name(words[0]):
+    if len(words) == 2 and is_image_name(words[0]):
         return _read_two_line_pairs(lines, images)
-    if len(words) == 3 and _is_image_name(words[0]):
+    if len(words) == 3 and is_image_name(words[0]):
         return _read_path_pairs(lines, images)
     return _read_numbered_pairs(lines, images)
 
 
-def _is_image_name(word: str) -> bool:
-    return Path(word).suffix.lower() in IMAGE_SUFFIXES
-
-
-def _read_numbered_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
+def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
         lines = lines[1:]
     for location, words in lines:
         if len(words) not in (3, 4):
-            raise PairsError(f"{location}: {_quoted(words)} is neither `name i j` nor `name i other j`")
+            raise PairsError(f"{location}: {quoted(words)} is neither `name i j` nor `name i other j`")
         other = words[0] if len(words) == 3 else words[2]
         first, second = (
-            _find_numbered(images, words[0], words[1], location),
-            _find_numbered(images, other, words[-1], location),
+            find_numbered(images, words[0], words[1], location),
+            find_numbered(images, other, words[-1], location),
         )
         yield ListedPair(first, second, len(words) == 3, (words[0], other))
 
 
-def _read_two_line_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
+def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     if len(lines) % 2:
         raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
     for (location, one), (below, other) in zip(lines[::2], lines[1::2], strict=True):
         for line, words in ((location, one), (below, other)):
-            if len(words) != 2 or not _is_image_name(words[0]) or not words[1].isdigit():
-                raise PairsError(f"{line}: {_quoted(words)} is not of the form `image.jpg number`")
+            if len(words) != 2 or not is_image_name(words[0]) or not words[1].isdigit():
+                raise PairsError(f"{line}: {quoted(words)} is not of the form `image.jpg number`")
         if (one[1] == "0") != (other[1] == "0"):
             raise PairsError(
                 f"{below}: the number {other[1]} contradicts {one[1]} in the line before; both are 0, or neither"
@@ -129,11 +105,11 @@ def _read_two_line_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPai
         yield ListedPair(first, second, one[1] != "0", (_person(one[0]), _person(other[0])))
 
 
-def _read_path_pairs(lines: list[_Line], images: Path) -> Iterator[ListedPair]:
+def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     for location, words in lines:
         if len(words) != 3 or words[2] not in ("0", "1"):
-            raise PairsError(f"{location}: {_quoted(words)} is neither `image image 1` nor `image image 0`")
-        first, second = (_check_inside(images, images / word, location) for word in words[:2])
+            raise PairsError(f"{location}: {quoted(words)} is neither `image image 1` nor `image image 0`")
+        first, second = (check_inside(images, images / word, location) for word in words[:2])
         # Such lists do not name people; their images often are in one folder per person.
         yield ListedPair(first, second, words[2] == "1", (str(first.parent), str(second.parent)))
 
@@ -144,11 +120,11 @@ def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
     other = frontal if split.name == "FF" else _cfp_images(protocol / "Pair_list_P.txt", images)
     for fold in sorted(path for path in split.iterdir() if path.is_dir()):
         for name, same in (("same.txt", True), ("diff.txt", False)):
-            for location, words in _lines(fold / name):
+            for location, words in read_lines(fold / name):
                 numbers = "".join(words).split(",")
                 if len(numbers) != 2 or numbers[0] not in frontal or numbers[1] not in other:
                     raise PairsError(
-                        f"{location}: {_quoted(words)} is not a pair `i,j` of numbers in the image lists"
+                        f"{location}: {quoted(words)} is not a pair `i,j` of numbers in the image lists"
                     )
                 first, second = frontal[numbers[0]], other[numbers[1]]
                 # Paths end in person/pose/image.
@@ -158,28 +134,13 @@ def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
 def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
     """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
     found = {}
-    for location, words in _lines(path):
-        if len(words) != 2 or not words[0].isdigit() or not _is_image_name(words[1]):
-            raise PairsError(f"{location}: {_quoted(words)} is not of the form `number image`")
+    for location, words in read_lines(path):
+        if len(words) != 2 or not words[0].isdigit() or not is_image_name(words[1]):
+            raise PairsError(f"{location}: {quoted(words)} is not of the form `number image`")
         root = path.parent.parent if images is None else images
         whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])
-        found[words[0]] = _check_inside(root, whole, location)
+        found[words[0]] = check_inside(root, whole, location)
     return found
-
-
-def _quoted(words: list[str]) -> str:
-    return repr(" ".join(words)[:_QUOTED_CHARACTERS])
-
-
-def _find_numbered(images: Path, name: str, number: str, location: str) -> Path:
-    if not number.isdigit() or Path(name).name != name:
-        raise PairsError(f"{location}: {name!r} {number!r} is not a name and the number of an image")
-    stem = images / name / f"{name}_{int(number):04d}"
-    for suffix in sorted(IMAGE_SUFFIXES):
-        path = stem.with_name(stem.name + suffix)
-        if path.is_file():
-            return path
-    raise PairsError(f"{location}: there is no {stem}.jpg (nor .png, .bmp)")
 
 
 def _find_named(images: Path, name: str, location: str) -> Path:
@@ -195,15 +156,6 @@ def _find_named(images: Path, name: str, location: str) -> Path:
 def _person(name: str) -> str:
     """Return the person's name in the name of an image of CALFW and CPLFW: `Ann_Lee_0001.jpg` -> `Ann_Lee`."""
     return Path(name).stem.rpartition("_")[0]
-
-
-def _check_inside(root: Path, path: Path, location: str) -> Path:
-    """Return a path of a list after a check that the image exists and is inside `root`."""
-    if not _is_image_name(path.name) or not path.resolve().is_relative_to(root.resolve()):
-        raise PairsError(f"{location}: {path} is not an image inside {root}")
-    if not path.is_file():
-        raise PairsError(f"{location}: there is no {path}")
-    return path
 
 
 def convert_pair_list(

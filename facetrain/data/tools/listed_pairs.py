@@ -1,0 +1,82 @@
+"""Pairs of a list: the lines of the file, and the checks of the images that they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.errors import PairsError
+from facetrain.files import error_reason
+
+
+@dataclass(frozen=True)
+class ListedPair:
+    """Two image files of a pair list."""
+
+    first: Path
+    second: Path
+    same: bool
+    """Whether both show one person."""
+    subjects: tuple[str, str]
+    """Names of the two people, as far as the form of the list has them."""
+    groups: tuple[str, str] | None = None
+    """Groups of the two people, for example RFW's four; None if the list has no groups."""
+
+
+Line = tuple[str, list[str]]
+"""Location of a line for messages, and its words."""
+_QUOTED_CHARACTERS = 60
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of a text file that are not empty.
+
+    Raises:
+        PairsError: the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PairsError(f"{path}: {error_reason(error)}") from error
+    numbered = enumerate(text.splitlines(), start=1)
+    return [(f"{path}, line {number}", line.split()) for number, line in numbered if line.strip()]
+
+
+def is_image_name(word: str) -> bool:
+    """Return whether a word has the suffix of an image."""
+    return Path(word).suffix.lower() in IMAGE_SUFFIXES
+
+
+def quoted(words: list[str]) -> str:
+    """Return the beginning of a line, quoted for a message."""
+    return repr(" ".join(words)[:_QUOTED_CHARACTERS])
+
+
+def find_numbered(images: Path, name: str, number: str, location: str) -> Path:
+    """Return image `number` of a person in a folder per person, `name/name_0001.jpg`.
+
+    Raises:
+        PairsError: the name or the number is not valid, or there is no such image.
+    """
+    if not number.isdigit() or Path(name).name != name:
+        raise PairsError(f"{location}: {name!r} {number!r} is not a name and the number of an image")
+    stem = images / name / f"{name}_{int(number):04d}"
+    for suffix in sorted(IMAGE_SUFFIXES):
+        path = stem.with_name(stem.name + suffix)
+        if path.is_file():
+            return path
+    raise PairsError(f"{location}: there is no {stem}.jpg (nor .png, .bmp)")
+
+
+def check_inside(root: Path, path: Path, location: str) -> Path:
+    """Return a path of a list after a check that the image exists and is inside `root`.
+
+    Raises:
+        PairsError: it does not.
+    """
+    if not is_image_name(path.name) or not path.resolve().is_relative_to(root.resolve()):
+        raise PairsError(f"{location}: {path} is not an image inside {root}")
+    if not path.is_file():
+        raise PairsError(f"{location}: there is no {path}")
+    return path
