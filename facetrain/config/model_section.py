@@ -41,9 +41,19 @@ class ModelConfig(Section):
     """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's .pt, MXNet's
     -symbol.json, or an .onnx file. null: random weights."""
     freeze: tuple[str, ...] = ()
-    """Prefixes of parameter names; the parameters that match are not trained."""
+    """Prefixes of parameter names; the parameters that match are not trained, and the running statistics of their
+    batch norms stay as they are."""
+    train_batch_norm: bool = True
+    """Train the batch norms that are not frozen. false: all batch norms keep statistics, weights and biases, and
+    normalize with the statistics of `init_from`; for fine-tuning on few images."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts."""
+
+    @model_validator(mode="after")
+    def _check_train_batch_norm(self) -> Self:
+        if not self.train_batch_norm and self.init_from is None:
+            raise ValueError("train_batch_norm: false needs init_from, the model whose statistics are kept")
+        return self
 
     @model_validator(mode="after")
     def _check_layers_and_widths(self) -> Self:

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from facetrain.errors import ConfigError
-
 ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
-
-
-def freeze(module: nn.Module, prefixes: Iterable[str]) -> None:
-    """Exclude every parameter from training whose name starts with one of the prefixes.
-
-    Raises:
-        ConfigError: no parameter's name starts with a prefix, or no parameter is left to train.
-    """
-    for prefix in prefixes:
-        matched = [parameter for name, parameter in module.named_parameters() if name.startswith(prefix)]
-        if not matched:
-            modules = ", ".join(sorted({name.split(".")[0] for name, _ in module.named_parameters()}))
-            raise ConfigError(
-                f"model.freeze: no parameter's name starts with {prefix!r}; names start with one of: {modules}"
-            )
-        for parameter in matched:
-            parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError(
-            "model.freeze: excludes every parameter of the backbone; leave at least one to train"
-        )
 
 
 def parameter_groups(module: nn.Module, lr_factors: Mapping[str, float]) -> list[ParameterGroup]:

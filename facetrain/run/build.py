@@ -26,8 +26,9 @@ from facetrain.errors import ConfigError
 from facetrain.head.margin_head import MarginHead
 from facetrain.models.initialize_from import initialize_backbone, initialize_centers
 from facetrain.models.model_file import describe_backbone
+from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, freeze, parameter_groups, polynomial_lr
+from facetrain.optim.optimizer import build_optimizer, parameter_groups, polynomial_lr
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
@@ -183,7 +184,7 @@ def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
     if config.model.init_from:
         images = partial(evenly_spread_images, source, config.data.image_size)
         initialize_backbone(backbone, Path(config.model.init_from), images)
-    freeze(backbone, config.model.freeze)
+    freeze(backbone, config.model.freeze, train_batch_norm=config.model.train_batch_norm)
     return backbone
 
 

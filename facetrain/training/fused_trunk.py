@@ -13,6 +13,7 @@ from facetrain.backbone.iresnet import IResNet
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import StatisticsAcrossRanks
 from facetrain.errors import ConfigError
+from facetrain.optim.frozen_parts import has_frozen_batch_norm
 from facetrain.telemetry.log import logger
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _settings_against(
         return "train.compile compiles the same blocks"
     if checkpoint_activations:
         return "model.checkpoint_activations recomputes the same blocks"
+    if has_frozen_batch_norm(backbone):
+        return "the kernels use the statistics of each batch, and model.freeze or model.train_batch_norm fixes them"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return ""

@@ -18,6 +18,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError
 from facetrain.head.margin_head import MarginHead
+from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
 from facetrain.training.loss_spikes import SpikeDetector
@@ -162,9 +163,12 @@ class TrainState:
 
 
 def averaged_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the `state_dict` of a module, with the buffers averaged over the ranks. Collective."""
+    """Return the `state_dict` of a module, with the buffers averaged over the ranks. Collective.
+
+    Buffers of frozen batch norms are equal on all ranks; a sum divided by three ranks would round them.
+    """
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in state}
+    buffers = {name: buffer.clone() for name, buffer in trained_buffers(module) if name in state}
     collectives.mean_all_(buffers.values())
     return state | buffers
 
@@ -172,13 +176,14 @@ def averaged_state(module: nn.Module) -> dict[str, Tensor]:
 @contextmanager
 def averaged_buffers(module: nn.Module) -> Iterator[None]:
     """Replace the buffers by their averages over the ranks for the duration of the context. Collective."""
-    local = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    collectives.mean_all_(buffer for _, buffer in module.named_buffers())
+    buffers = [buffer for _, buffer in trained_buffers(module)]  # before the context changes the mode
+    local = [buffer.clone() for buffer in buffers]
+    collectives.mean_all_(buffers)
     try:
         yield
     finally:
-        for name, buffer in module.named_buffers():
-            buffer.copy_(local[name])
+        for buffer, value in zip(buffers, local, strict=True):
+            buffer.copy_(value)
 
 
 def _text_tensor(texts: set[str]) -> dict[str, Tensor]:

@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from facetrain.errors import ConfigError
+from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, freeze, fused_step, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, fused_step, parameter_groups
 from facetrain.optim.stepper import Stepper
 
 

@@ -1,0 +1,62 @@
+"""Parts of a backbone that are not trained: frozen parameters and frozen batch norms."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torch import Tensor, nn
+
+from facetrain.errors import ConfigError
+
+
+def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bool = True) -> None:
+    """Exclude parameters and batch norms from training.
+
+    A frozen batch norm is switched to evaluation mode: it normalizes with its running statistics and does not change
+    them. Otherwise the statistics of new images would change the output of a part whose weights are fixed.
+
+    Args:
+        module: network in training mode. Nothing may call its `train()` afterward, which would undo the above.
+        prefixes: every parameter is frozen whose name starts with one of them, and every batch norm all of whose
+            parameters are.
+        train_batch_norm: False: all batch norms are frozen, with their weights and biases.
+
+    Raises:
+        ConfigError: no parameter's name starts with a prefix, or no parameter is left to train.
+    """
+    for prefix in prefixes:
+        matched = [parameter for name, parameter in module.named_parameters() if name.startswith(prefix)]
+        if not matched:
+            modules = ", ".join(sorted({name.split(".")[0] for name, _ in module.named_parameters()}))
+            raise ConfigError(
+                f"model.freeze: no parameter's name starts with {prefix!r}; names start with one of: {modules}"
+            )
+        for parameter in matched:
+            parameter.requires_grad_(False)
+    for name, norm in module.named_modules():
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and (
+            not train_batch_norm or _all_match(norm, name, prefixes)
+        ):
+            norm.eval().requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(
+            "model.freeze: excludes every parameter of the backbone; leave at least one to train"
+        )
+
+
+def has_frozen_batch_norm(module: nn.Module) -> bool:
+    """Return whether a batch norm of a network in training mode is frozen."""
+    return any(not submodule.training for submodule in module.modules())
+
+
+def trained_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and value of the buffers that training changes: all but those of frozen batch norms."""
+    for prefix, submodule in module.named_modules():
+        if submodule.training:
+            yield from submodule.named_buffers(prefix, recurse=False)
+
+
+def _all_match(module: nn.Module, name: str, prefixes: Collection[str]) -> bool:
+    """Return whether the name of each parameter of a module starts with one of the prefixes."""
+    names = [key for key, _ in module.named_parameters(name)]
+    return all(key.startswith(tuple(prefixes)) for key in names)

@@ -1,0 +1,114 @@
+"""Frozen parts of a network: neither weights nor batch norm statistics change."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from facetrain.backbone.iresnet import IResNet
+from facetrain.config.loading import load_config
+from facetrain.distributed import collectives
+from facetrain.errors import ConfigError
+from facetrain.optim.frozen_parts import freeze
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.run import training
+from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.state import averaged_buffers, averaged_state
+from tests.runs.conftest import dataset  # noqa: F401
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return IResNet([1, 1, 1, 1], [4, 4, 4, 4], embedding_size=8, image_size=16)
+
+
+def copy_of(tensors):
+    return {name: tensor.clone() for name, tensor in tensors}
+
+
+def train(network, steps):
+    optimizer = build_optimizer(
+        parameter_groups(network, {}), "sgd", momentum=0.9, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    for _ in range(steps):
+        network(torch.randn(4, 3, 16, 16)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_weights_and_statistics_of_frozen_parts_are_bit_equal_after_100_steps(network):
+    freeze(network, ["conv1", "bn1", "prelu", "layer1", "layer2.0.bn1.weight"])
+    before = copy_of(network.state_dict().items())
+    train(network, 100)
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    frozen = {name for name in before if name.startswith(("conv1", "bn1", "prelu", "layer1"))}
+    assert "layer1.0.bn2.running_mean" in frozen and not changed & frozen
+    # A norm that is frozen in part is trained. The features' weight is fixed in every run.
+    assert changed == set(before) - frozen - {"layer2.0.bn1.weight", "features.weight"}
+
+
+def test_without_training_of_batch_norms_only_the_other_layers_change(network):
+    freeze(network, [], train_batch_norm=False)
+    before = copy_of(network.state_dict().items())
+    train(network, 100)
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    norms = {name for name in before if "bn" in name or "features" in name or "downsample.1" in name}
+    assert changed == set(before) - norms
+
+
+def test_statistics_of_frozen_norms_are_not_averaged_over_the_ranks(network, monkeypatch):
+    freeze(network, ["layer1"])
+    averaged = []
+    monkeypatch.setattr(collectives, "mean_all_", averaged.extend)
+    averaged_state(network)
+    state_of_all = len(averaged)
+    with averaged_buffers(network):
+        network.eval()  # as the verification does; the buffers are restored all the same
+    assert len(averaged) == 2 * state_of_all
+    frozen = [buffer for name, buffer in network.named_buffers() if name.startswith("layer1")]
+    assert frozen and state_of_all == len(list(network.buffers())) - len(frozen)
+    assert not {buffer.data_ptr() for buffer in frozen} & {buffer.data_ptr() for buffer in averaged}
+
+
+def test_the_fused_trunk_is_refused_for_a_frozen_batch_norm(network):
+    freeze(network, ["layer1"])
+    with pytest.raises(ConfigError, match=r"statistics of each batch, and model\.freeze"):
+        choose_trunk(
+            network,
+            "on",
+            "bf16",
+            torch.device("cpu"),
+            memory_format=torch.channels_last,
+            compile=False,
+            checkpoint_activations=False,
+        )
+
+
+@pytest.mark.parametrize("key", ["freeze: [conv, bn, prelu, layer, features]", "train_batch_norm: false"])
+def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, tmp_path, key):  # noqa: F811
+    text = (
+        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8, MORE}\n"
+        "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
+        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false}\n"
+    )
+    (tmp_path / "first.yaml").write_text(text.replace(", MORE", ""))
+    (tmp_path / "tuned.yaml").write_text(text.replace("MORE", f"init_from: {tmp_path}/first, {key}"))
+    assert training.train(load_config(tmp_path / "first.yaml"), tmp_path / "first") == 0
+    tuned = load_config(tmp_path / "tuned.yaml")
+    assert training.train(tuned, tmp_path / "tuned") == 0
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "tuned"))
+    statistics = [name for name in before if "running" in name]
+    assert statistics and all(torch.equal(before[name], after[name]) for name in statistics)
+    assert not torch.equal(before["fc.weight"], after["fc.weight"])
+    expected = (tmp_path / "tuned" / "model.safetensors").read_bytes()
+    assert training.resume(tuned, tmp_path / "tuned", 1) == 0
+    assert (tmp_path / "tuned" / "model.safetensors").read_bytes() == expected
+
+
+def test_statistics_can_only_be_kept_if_there_is_a_model_that_has_them(tmp_path):
+    (tmp_path / "a.yaml").write_text("data: {train: x}\nmodel: {train_batch_norm: false}\n")
+    with pytest.raises(ConfigError, match="needs init_from"):
+        load_config(tmp_path / "a.yaml")
