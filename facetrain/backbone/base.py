@@ -38,6 +38,14 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
+        """Return the prefixes of the parameter names of each layer, from the image on.
+
+        A layer is the stem, or a block of the trunk. All other parameters are those of the last layer: the norm at the
+        end of the trunk, and the neck.
+        """
+        raise NotImplementedError
+
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW))

@@ -141,6 +141,10 @@ class MobileFaceNet(Backbone):
         """Yield each layer."""
         yield from ((layer, "forward") for layer in self.layers)
 
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
+        """Return the name of each layer of the trunk."""
+        return [(f"layers.{n}.",) for n in range(len(self.layers))]
+
     def neck(self, feature: Tensor) -> Tensor:
         """Map the trunk's features to embeddings (B, D)."""
         return self.features(self.conv_sep(feature))

@@ -24,6 +24,9 @@ class OptimConfig(Section):
     """Term added to the denominator; only for adamw."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor between the learning rates of two neighboring layers of the backbone (stem, blocks, last layer): the last
+    layer has `lr`, the first the smallest rate. 1: the same rate everywhere."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
     accumulate: Positive = 1

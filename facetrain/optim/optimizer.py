@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,31 @@ ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
 
 
-def parameter_groups(module: nn.Module, lr_factors: Mapping[str, float]) -> list[ParameterGroup]:
+def parameter_groups(
+    module: nn.Module,
+    lr_factors: Mapping[str, float],
+    *,
+    layer_decay: float = 1.0,
+    layer_prefixes: Sequence[tuple[str, ...]] = (),
+) -> list[ParameterGroup]:
     """Group the trained parameters of a module by learning rate factor.
 
-    `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
-    none does.
+    The factor of a parameter is the product of two:
+
+    - `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
+      none does.
+    - `layer_decay` ** n for a parameter with n layers behind it (layerwise decay of ELECTRA, arXiv 2003.10555; layers
+      are counted as in BEiT, arXiv 2106.08254). `layer_prefixes` has the prefixes of the parameter names of each
+      layer, from the input on. Parameters without a prefix belong to one more layer, the last.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             matching = [prefix for prefix in lr_factors if name.startswith(prefix)]
             factor = lr_factors[max(matching, key=len)] if matching else 1.0
+            last = len(layer_prefixes)
+            layer = next((n for n, layer in enumerate(layer_prefixes) if name.startswith(layer)), last)
+            factor *= layer_decay ** (last - layer)
             groups.setdefault(factor, []).append(parameter)
     return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
 

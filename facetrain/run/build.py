@@ -232,7 +232,12 @@ def _build_stepper(
     config: Config, backbone: Backbone, head: MarginHead, scale: LossScale, schedule: StepSchedule
 ) -> Stepper:
     optimizer = build_optimizer(
-        parameter_groups(backbone, config.model.lr_factors),
+        parameter_groups(
+            backbone,
+            config.model.lr_factors,
+            layer_decay=config.optim.layer_decay,
+            layer_prefixes=backbone.layer_prefixes(),
+        ),
         config.optim.name,
         momentum=config.optim.momentum,
         betas=config.optim.betas,

@@ -1,8 +1,10 @@
 import json
 
 import pytest
+import torch
 
-from facetrain.optim.optimizer import polynomial_lr
+from facetrain.backbone.zoo import build_backbone
+from facetrain.optim.optimizer import parameter_groups, polynomial_lr
 from tests.support.shared import shared_path
 
 
@@ -30,3 +32,38 @@ def test_the_rate_equals_the_peers_from_its_second_step_on():
                 power=1,
             )
             assert ours == pytest.approx(expected, rel=1e-9), f"step {step} of {case['total_steps']}"
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("r18", [["conv1.weight", "bn1.bias", "prelu.weight"], *[[f"layer{s}.{n}.conv1.weight"] for s in range(1, 5)
+         for n in range(2)], ["bn2.weight", "fc.weight", "features.bias"]]),
+        ("vit_t", [["pos_embed", "patch_embed.proj.weight"], *[[f"blocks.{n}.attn.qkv.weight", f"blocks.{n}.norm1.bias"]
+         for n in range(12)], ["norm.weight", "feature.0.weight", "feature.3.bias"]]),
+        ("mbf_small", [*[[f"layers.{n}."] for n in range(8)], ["conv_sep.", "features.layers.3.bias"]]),
+        ("resnet18", [["stem.0.weight", "stem.1.bias"], *[[f"stages.{s}.{n}."] for s in range(4) for n in range(2)],
+         ["fc.weight", "features.bias"]]),
+    ],
+)  # fmt: skip
+def test_layer_decay_gives_each_layer_the_power_of_the_layers_behind_it(name, layers):
+    with torch.device("meta"):
+        network = build_backbone(name)
+    groups = parameter_groups(network, {}, layer_decay=0.75, layer_prefixes=network.layer_prefixes())
+    factors = {id(parameter): group["lr_factor"] for group in groups for parameter in group["params"]}
+    found = {key: factors[id(p)] for key, p in network.named_parameters() if p.requires_grad}
+    assert len(groups) == len(layers)
+    for behind, starts in enumerate(reversed(layers)):
+        for start in starts:
+            matching = [factor for key, factor in found.items() if key.startswith(start)]
+            assert matching and set(matching) == {0.75**behind}, start
+
+
+def test_layer_decay_multiplies_the_factors_of_prefixes_and_1_keeps_one_group():
+    with torch.device("meta"):
+        network = build_backbone("r18")
+    options = {"layer_prefixes": network.layer_prefixes()}
+    groups = parameter_groups(network, {"layer4.1.": 0.1}, layer_decay=0.5, **options)
+    assert {group["lr_factor"] for group in groups} == {0.1 * 0.5, 1.0, *(0.5**n for n in range(2, 10))}
+    (group,) = parameter_groups(network, {}, **options)
+    assert group["lr_factor"] == 1.0
