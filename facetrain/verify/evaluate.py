@@ -94,7 +94,7 @@ def evaluate(
         data_dir: folder of the sets that are given by name.
         against: path of the other model; or, with one set of pairs, a file of another system's scores or embeddings
             in the order of the set, see `score_files`.
-        tables: slice tables (CSV) by the name of the set of pairs.
+        tables: slice tables (CSV) by the name of the set of pairs; the default is the table of groups beside the set.
         options: options of the protocols.
         device: `cpu`, `cuda` or `auto`.
         batch_size: images per forward pass on each rank.
@@ -233,8 +233,9 @@ def _evaluate_model(
 
 
 def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str, Path]) -> dict[str, SliceTable]:
+    groups = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
     tables = {}
-    for name, path in paths.items():
+    for name, path in (groups | dict(paths)).items():
         target = sets.get(name)
         if not isinstance(target, PairSet):
             pair_sets = ", ".join(other for other, one in sets.items() if isinstance(one, PairSet))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin_groups import groups_path
 from facetrain.data.formats.bin_subjects import read_subjects
 from facetrain.errors import PairsError
 
@@ -23,10 +24,12 @@ class PairSet:
     """True for a pair of one person, bool (pairs,)."""
     subject: np.ndarray | None = None
     """Subject id of each image, int (2 × pairs,) from 0 without gaps; None if unknown."""
+    groups: Path | None = None
+    """Slice table with the groups of people, beside the set; None if there is none."""
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
-    """Read a `.bin` set, given by its path or by its name in `folder`, and the table of its subjects if it has one.
+    """Read a `.bin` set, given by its path or by its name in `folder`, and the tables beside it.
 
     Raises:
         PairsError: the file does not exist (the message lists the sets of the folder), or is not a `.bin` set, or
@@ -40,7 +43,9 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
         hint = f"there are {', '.join(names)}" if names else f"{path.parent} has no .bin files"
         raise PairsError(f"{path}: no such verification set; {hint}")
     images, same = read_bin(path)
-    return PairSet(path.stem, images, same, read_subjects(path, same))
+    groups = groups_path(path)
+    subjects = read_subjects(path, same)
+    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None)
 
 
 def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:

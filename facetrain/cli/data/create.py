@@ -144,13 +144,16 @@ def pairs(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Pair list in the form of LFW, CALFW, CPLFW, AgeDB or CFP; or a dataset to sample pairs from."
+            help="Pair list in the form of LFW, CALFW, CPLFW, SLLFW, AgeDB, MLFW or CFP; the unpacked folder of one of "
+            "these sets, of XQLFW or of RFW; or a dataset to sample pairs from."
         ),
     ],
     output: Annotated[Path, typer.Option(help="The .bin file to write.")],
     images: Annotated[
         Path | None,
-        typer.Option(help="With a pair list, the folder of its images; optional for CFP."),
+        typer.Option(
+            help="With a pair list, the folder of its images; not needed for CFP and for folders of sets."
+        ),
     ] = None,
     count: Annotated[
         int, typer.Option(min=20, help="With a dataset, the number of pairs to sample, a multiple of 20.")

@@ -1,6 +1,6 @@
 """Pair lists of the public verification sets, and their conversion to .bin.
 
-Four forms are read:
+Five forms are read, and the folders of `published_sets`:
 
 LFW: `name i j` is a pair of one person, `name i other j` a pair of two. A first line of one or two numbers, the count
 of folds and pairs, is skipped. Image i of a person is `name/name_000i.jpg`.
@@ -8,7 +8,9 @@ of folds and pairs, is skipped. Image i of a person is `name/name_000i.jpg`.
 CALFW and CPLFW: two lines `image.jpg number` are a pair, of two people if the number is 0. The images are in one
 folder, or in one folder per person, which has the name of the image up to its last `_`.
 
-AgeDB-30 and others: `image image 1` is a pair of one person, `image image 0` a pair of two.
+AgeDB-30, MLFW and others: `image image 1` is a pair of one person, `image image 0` a pair of two.
+
+SLLFW: two lines `name/name_0001.jpg` are a pair, of one person if the folders are the same.
 
 CFP: a folder Split/FP or Split/FF with 01/same.txt, 01/diff.txt, and so on. Their lines `i,j` refer to line i of
 Pair_list_F.txt and to line j of Pair_list_P.txt (for FF, of Pair_list_F.txt as well). Both lists are in the folder
@@ -17,12 +19,15 @@ that contains Split.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_groups import remove_groups, write_groups
 from facetrain.data.formats.bin_subjects import remove_subjects, subjects_agree, write_subjects
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
@@ -35,15 +40,55 @@ from facetrain.data.tools.listed_pairs import (
     read_lines,
 )
 from facetrain.data.tools.parallel import map_in_order, report_progress
+from facetrain.data.tools.published_sets import (
+    find_published_set,
+    find_rfw,
+    read_rfw,
+    read_rfw_landmarks,
+)
 from facetrain.errors import PairsError
 from facetrain.progress import ProgressCallback, ignore_progress
 
 _QUALITY = 95
+_NUMBERS = re.compile(r"(_\d+)+$")
 
 
 def is_pair_list(path: Path, images: Path | None) -> bool:
-    """Return whether `path` is a pair list and not a dataset: `images` is given, or it is a split folder of CFP."""
-    return images is not None or (path / "01" / "same.txt").is_file()
+    """Return whether `path` is a pair list and not a dataset.
+
+    It is a list if `images` is given, and if it is a split folder of CFP or the folder of a published set.
+    """
+    if images is not None or (path / "01" / "same.txt").is_file():
+        return True
+    return find_rfw(path) is not None or find_published_set(path) is not None
+
+
+@dataclass(frozen=True)
+class PairSource:
+    """Pairs of a list, with the folder that the names of their images are relative to."""
+
+    pairs: list[ListedPair]
+    images: Path | None
+    landmarks: LandmarkFinder | None = None
+    """Landmarks that the publisher of the set hands out."""
+
+
+def open_pair_list(path: Path, images: Path | None, *, originals: bool = False) -> PairSource:
+    """Read a list, a split folder of CFP, or the folder of a published set.
+
+    Args:
+        path: the list or the folder.
+        images: folder of the images; None for CFP and published sets.
+        originals: of a published set, take the original images if there are also aligned ones.
+
+    Raises:
+        PairsError: as `read_pairs`, or the images of a published set are missing.
+    """
+    if images is None and (rfw := find_rfw(path)) is not None:
+        return PairSource(read_rfw(rfw), rfw, read_rfw_landmarks(rfw))
+    if images is None and (published := find_published_set(path, originals=originals)) is not None:
+        path, images = published.list_path, published.images
+    return PairSource(read_pairs(path, images), images)
 
 
 def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
@@ -73,6 +118,8 @@ def _read_list(lines: list[Line], images: Path) -> Iterator[ListedPair]:
         return _read_two_line_pairs(lines, images)
     if len(words) == 3 and is_image_name(words[0]):
         return _read_path_pairs(lines, images)
+    if len(words) == 1 and is_image_name(words[0]):
+        return _read_two_path_lines(lines, images)
     return _read_numbered_pairs(lines, images)
 
 
@@ -110,8 +157,30 @@ def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
         if len(words) != 3 or words[2] not in ("0", "1"):
             raise PairsError(f"{location}: {quoted(words)} is neither `image image 1` nor `image image 0`")
         first, second = (check_inside(images, images / word, location) for word in words[:2])
-        # Such lists do not name people; their images often are in one folder per person.
-        yield ListedPair(first, second, words[2] == "1", (str(first.parent), str(second.parent)))
+        people = (_person_of_path(images, first), _person_of_path(images, second))
+        yield ListedPair(first, second, words[2] == "1", people)
+
+
+def _person_of_path(images: Path, path: Path) -> str:
+    """Return the likely person on an image, because such lists name only files.
+
+    The person is the image's folder, or for one folder of all images the name without the numbers at its end:
+    `Ann_Lee_0001_0002.jpg` -> `Ann_Lee`. Only people that agree with all labels are used, see `subjects_agree`.
+    """
+    return _NUMBERS.sub("", path.stem) if path.parent == images else str(path.parent)
+
+
+def _read_two_path_lines(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    if len(lines) % 2:
+        raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
+    paths = []
+    for location, words in lines:
+        if len(words) != 1 or words[0].count("/") != 1:
+            raise PairsError(f"{location}: {quoted(words)} is not of the form `name/image.jpg`")
+        paths.append(check_inside(images, images / words[0], location))
+    for first, second in zip(paths[::2], paths[1::2], strict=True):
+        people = (first.parent.name, second.parent.name)
+        yield ListedPair(first, second, people[0] == people[1], people)
 
 
 def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
@@ -168,17 +237,18 @@ def convert_pair_list(
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> tuple[int, int]:
-    """Write the pairs of a list as .bin, in the order of the list, and the subjects of the images beside it.
+    """Write the pairs of a list as .bin, in the order of the list, and the subjects and groups of the images beside it.
 
     If the names in the list do not agree with its labels (a list of paths without one folder per person), no subjects
     are written, and evaluation infers them from the genuine pairs.
 
     Args:
-        list_path: the list, or a split folder of CFP.
-        images: folder of the images; None is allowed for CFP.
+        list_path: the list, a split folder of CFP, or the folder of a published set.
+        images: folder of the images; None is allowed for CFP and published sets.
         output: the .bin to write.
-        landmarks: if given, faces are aligned to ArcFace's template; otherwise images keep their bytes. The name of
-            an image is its path inside `images`, or person/pose/image for CFP without `images`.
+        landmarks: if given, faces are aligned to ArcFace's template; otherwise those of RFW by the landmarks of its
+            publishers, and other images keep their bytes. The name of an image is its path inside `images` or the
+            image folder of a published set, or person/pose/image for CFP without `images`.
         image_size: pixels a side of aligned images.
         workers: number of threads; one per usable core if None.
         progress: called after every image.
@@ -189,7 +259,9 @@ def convert_pair_list(
     Raises:
         PairsError: a line has an unknown form, or an image is missing or has no landmarks.
     """
-    pairs = read_pairs(list_path, images)
+    source = open_pair_list(list_path, images, originals=landmarks is not None)
+    pairs, images = source.pairs, source.images
+    landmarks = landmarks or source.landmarks
     paths = [path for pair in pairs for path in (pair.first, pair.second)]
 
     def encoded_image(number: int) -> bytes:
@@ -207,8 +279,13 @@ def convert_pair_list(
     encoded = report_progress(map_in_order(encoded_image, range(len(paths)), workers), len(paths), progress)
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
-    remove_subjects(output)  # first: the table of a replaced set must not remain beside the new one
+    groups = [name for pair in pairs if pair.groups for name in pair.groups]
+    # First: the tables of a replaced set must not remain beside the new one.
+    remove_subjects(output)
+    remove_groups(output)
     write_bin(output, encoded, same)
     if subjects_agree(subjects, same):
         write_subjects(output, subjects)
+    if len(groups) == len(subjects):
+        write_groups(output, groups)
     return len(same), sum(same)

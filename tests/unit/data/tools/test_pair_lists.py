@@ -74,8 +74,8 @@ def test_the_subjects_of_a_list_are_written_beside_the_set_and_used(flat, tmp_pa
     convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
     assert (tmp_path / "a.subjects.csv").read_text() == "subject\nann\nann\nann\nbob_x\n"
     assert load_pair_set("a", tmp_path).subject.tolist() == [0, 0, 0, 1]
-    # Pairs of paths in one folder do not name people; the table of the replaced set goes.
-    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\nann_0001.jpg bob_x_0001.jpg 0\n")
+    # The names of these files are not those of people: they contradict the labels. The table of the replaced set goes.
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 0\nann_0001.jpg bob_x_0001.jpg 1\n")
     convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
     assert not (tmp_path / "a.subjects.csv").exists() and load_pair_set("a", tmp_path).subject is None
 

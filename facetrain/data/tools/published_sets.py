@@ -1,0 +1,146 @@
+"""Verification sets in the folders that their publishers hand out, recognized by the names of the lists.
+
+| set | list | images |
+|---|---|---|
+| LFW | `pairs.txt` | a folder per person |
+| SLLFW | `pair_SLLFW.txt` | those of LFW |
+| XQLFW | `xqlfw_pairs.txt` | a folder per person, original or aligned |
+| CALFW, CPLFW | `pairs_CALFW.txt`, `pairs_CPLFW.txt` | one folder, original or aligned |
+| MLFW | `pairs.txt` | one folder, original or aligned |
+| RFW | `txts/GROUP/GROUP_pairs.txt` | `data/GROUP/PERSON/`, landmarks in `GROUP_lmk.txt` |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.tools.landmarks import LandmarkTable
+from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, quoted, read_lines
+from facetrain.data.tools.near_duplicates import digest
+from facetrain.errors import PairsError
+
+_FOLDS = 10
+_LANDMARK_WORDS = 12
+"""Words of a line of RFW's landmarks: path, number of the person, x and y of five points."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Names of the list and the image folders of a set; of several folders, the first one that exists is taken."""
+
+    name: str
+    list: str
+    aligned: tuple[str, ...]
+    originals: tuple[str, ...]
+
+
+_LFW_IMAGES = ("lfw", "lfw_funneled", "lfw-deepfunneled", "lfw-funneled")
+# MLFW and LFW have lists of the same name; MLFW is first because the names of its image folders are different.
+_LAYOUTS = (
+    _Layout("XQLFW", "xqlfw_pairs.txt", ("xqlfw_aligned_112",), ("lfw_original_imgs_min_qual0.85variant11",)),
+    _Layout("SLLFW", "pair_SLLFW.txt", (), _LFW_IMAGES),
+    _Layout("CALFW", "pairs_CALFW.txt", ("aligned images",), ("images&landmarks/images", "images")),
+    _Layout("CPLFW", "pairs_CPLFW.txt", ("aligned images",), ("images",)),
+    _Layout("MLFW", "pairs.txt", ("aligned",), ("origin",)),
+    _Layout("LFW", "pairs.txt", (), _LFW_IMAGES),
+)
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """The list and the images of a set of pairs."""
+
+    name: str
+    list_path: Path
+    images: Path
+
+
+def find_published_set(folder: Path, *, originals: bool = False) -> PublishedSet | None:
+    """Return the set whose list and images are in a folder; None if there is no list with a known name.
+
+    Args:
+        folder: the folder.
+        originals: prefer the original images to the aligned ones of the publisher, because they will be aligned.
+
+    Raises:
+        PairsError: the folder has a list with a name that only one set has, but not its images.
+    """
+    found = [layout for layout in _LAYOUTS if (folder / layout.list).is_file()]
+    for layout in found:
+        names = layout.originals + layout.aligned if originals else layout.aligned + layout.originals
+        for name in names:
+            # Archives often have a folder of the same name inside the folder that they are unpacked to.
+            for images in (folder / name / name, folder / name):
+                if images.is_dir():
+                    return PublishedSet(layout.name, folder / layout.list, images)
+    if len(found) == 1:
+        expected = ", ".join(found[0].aligned + found[0].originals)
+        raise PairsError(
+            f"{folder}: has the list {found[0].list} of {found[0].name} but no folder of its images ({expected}); give "
+            f"the list and --images: facetrain data pairs {folder / found[0].list} --images DIR --output SET.bin"
+        )
+    return None
+
+
+def find_rfw(folder: Path) -> Path | None:
+    """Return the folder with `data/` and `txts/` of RFW, `folder` or `folder/test`; None if there is none."""
+    for root in (folder, folder / "test"):
+        if (root / "data").is_dir() and _rfw_groups(root):
+            return root
+    return None
+
+
+def _rfw_groups(root: Path) -> list[str]:
+    return sorted(path.parent.name for path in root.glob("txts/*/*_pairs.txt"))
+
+
+def read_rfw(root: Path) -> list[ListedPair]:
+    """Return the pairs of all groups of RFW, fold by fold.
+
+    RFW has ten folds of 600 pairs for each of its four groups. Fold i of the result has the pairs of fold i of all
+    groups, so that ten runs of consecutive pairs are again folds, with one threshold for all groups.
+
+    Raises:
+        PairsError: a line has an unknown form, or an image is missing; the message has the line number.
+    """
+    pairs: list[list[ListedPair]] = [[] for _ in range(_FOLDS)]
+    for group in _rfw_groups(root):
+        images = root / "data" / group
+        of_group = []
+        for location, words in read_lines(root / "txts" / group / f"{group}_pairs.txt"):
+            if len(words) not in (3, 4):
+                raise PairsError(f"{location}: {quoted(words)} is neither `name i j` nor `name i other j`")
+            other = words[0] if len(words) == 3 else words[2]
+            first = find_numbered(images, words[0], words[1], location)
+            second = find_numbered(images, other, words[-1], location)
+            subjects = (words[0], other)
+            of_group.append(ListedPair(first, second, len(words) == 3, subjects, (group, group)))
+        for fold, rows in zip(pairs, np.array_split(np.arange(len(of_group)), _FOLDS), strict=True):
+            fold += [of_group[row] for row in rows]
+    return [pair for fold in pairs for pair in fold]
+
+
+def read_rfw_landmarks(root: Path) -> LandmarkTable | None:
+    """Return the published landmarks by the paths of the images inside `root`; None if there are none.
+
+    Raises:
+        PairsError: a line is not a path, a number and five points.
+    """
+    names, points = [], []
+    for path in sorted(root.glob("txts/*/*_lmk.txt")):
+        for location, words in read_lines(path):
+            try:
+                numbers = [float(word) for word in words[2:]]
+            except ValueError:
+                numbers = []
+            inside = words[0].rpartition("data/")[2]
+            if len(words) != _LANDMARK_WORDS or not np.isfinite(numbers).all() or not numbers:
+                raise PairsError(
+                    f"{location}: {quoted(words)} is not a path, a number and x and y of five points"
+                )
+            names.append(digest(f"data/{inside}".encode()))
+            points.append(numbers)
+    return LandmarkTable(names, points) if names else None

@@ -1,0 +1,177 @@
+"""Small folders in the layouts of the publishers."""
+
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.image_header import encoded_image_size
+from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
+from facetrain.data.tools.published_sets import find_published_set
+from facetrain.errors import PairsError
+from facetrain.verify.pair_set import load_pair_set
+from facetrain.verify.slices import read_slice_table
+from tests.support.datasets import encoded_image
+
+POINTS = "4\t6\t11\t6\t8\t8\t5\t11\t10\t11"
+GROUPS = ("African", "Asian", "Caucasian", "Indian")
+
+
+def write_image(path, number, size=16):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded_image(number, size))
+
+
+@pytest.fixture
+def people(tmp_path):
+    """Return a function that writes a folder per person: Ann with images 1 and 2, Bob_X with image 3."""
+
+    def write(folder, start=0):
+        for name, image, number in (("Ann", 1, 1), ("Ann", 2, 2), ("Bob_X", 1, 3)):
+            write_image(folder / name / f"{name}_{image:04d}.jpg", start + number)
+
+    return write
+
+
+def images_of(path):
+    return read_bin(path)[0]
+
+
+def test_lfw_is_read_from_its_folder(people, tmp_path):
+    people(tmp_path / "lfw" / "lfw-deepfunneled" / "lfw-deepfunneled")
+    (tmp_path / "lfw" / "pairs.txt").write_text("1\t1\nAnn\t1\t2\nAnn\t1\tBob_X\t1\n")
+    assert is_pair_list(tmp_path / "lfw", None)
+    assert convert_pair_list(tmp_path / "lfw", None, tmp_path / "lfw.bin") == (2, 1)
+    assert images_of(tmp_path / "lfw.bin") == [encoded_image(number) for number in (1, 2, 1, 3)]
+
+
+def test_sllfw_has_two_paths_for_each_pair(people, tmp_path):
+    people(tmp_path / "lfw")
+    list_path = tmp_path / "pair_SLLFW.txt"
+    list_path.write_text("Ann/Ann_0001.jpg\nAnn/Ann_0002.jpg\nAnn/Ann_0002.jpg\nBob_X/Bob_X_0001.jpg\n")
+    assert convert_pair_list(tmp_path, None, tmp_path / "sllfw.bin") == (2, 1)
+    assert images_of(tmp_path / "sllfw.bin") == [encoded_image(number) for number in (1, 2, 2, 3)]
+    assert load_pair_set("sllfw", tmp_path).subject.tolist() == [0, 0, 0, 1]
+    for text, message in (
+        ("Ann/Ann_0001.jpg\n", "line 1: the second line of the last pair is missing"),
+        ("Ann/Ann_0001.jpg\nAnn/Ann_0009.jpg\n", "line 2: there is no"),
+        ("Ann/Ann_0001.jpg\nAnn_0002.jpg\n", "line 2: 'Ann_0002.jpg' is not of the form"),
+        ("Ann/Ann_0001.jpg\n../lfw.jpg\n", "line 2: .* is not an image inside"),
+    ):
+        list_path.write_text(text)
+        with pytest.raises(PairsError, match=message):
+            convert_pair_list(tmp_path, None, tmp_path / "sllfw.bin")
+
+
+def test_xqlfw_takes_its_original_images_if_they_will_be_aligned(people, tmp_path):
+    people(tmp_path / "xqlfw_aligned_112")
+    people(tmp_path / "lfw_original_imgs_min_qual0.85variant11", start=10)
+    (tmp_path / "xqlfw_pairs.txt").write_text("10\t300\nAnn\t1\t2\nAnn\t2\tBob_X\t1\n")
+    assert convert_pair_list(tmp_path, None, tmp_path / "xqlfw.bin") == (2, 1)
+    assert images_of(tmp_path / "xqlfw.bin") == [encoded_image(number) for number in (1, 2, 2, 3)]
+    points = "".join(
+        f"{name}.jpg,{POINTS}\n" for name in ("Ann/Ann_0001", "Ann/Ann_0002", "Bob_X/Bob_X_0001")
+    )
+    (tmp_path / "points.csv").write_text(points.replace("\t", ","))
+    listed = read_landmarks(tmp_path / "points.csv")
+    assert find_published_set(tmp_path, originals=True).images.name.startswith("lfw_original")
+    convert_pair_list(tmp_path, None, tmp_path / "xqlfw.bin", landmarks=listed)
+    assert {encoded_image_size(image) for image in images_of(tmp_path / "xqlfw.bin")} == {(112, 112)}
+
+
+def test_mlfw_is_not_taken_for_lfw_and_names_its_people(tmp_path):
+    for number, name in enumerate(("Ann_Lee_0001_0001", "Ann_Lee_0002_0000", "Bob_0001_0002")):
+        write_image(tmp_path / "aligned" / f"{name}.jpg", number)
+    (tmp_path / "lfw").mkdir()
+    (tmp_path / "pairs.txt").write_text(
+        "Ann_Lee_0001_0001.jpg\tAnn_Lee_0002_0000.jpg\t1\nAnn_Lee_0001_0001.jpg\tBob_0001_0002.jpg\t0\n"
+    )
+    assert find_published_set(tmp_path).name == "MLFW"
+    assert convert_pair_list(tmp_path, None, tmp_path / "mlfw.bin") == (2, 1)
+    assert (tmp_path / "mlfw.subjects.csv").read_text() == "subject\nAnn_Lee\nAnn_Lee\nAnn_Lee\nBob\n"
+
+
+@pytest.mark.parametrize("name", ["CALFW", "CPLFW"])
+def test_calfw_and_cplfw_have_aligned_images_in_one_folder(tmp_path, name):
+    for number, image in enumerate(("Ann_0001", "Ann_0002", "Bob_0001")):
+        write_image(tmp_path / "aligned images" / f"{image}.jpg", number)
+    list_path = tmp_path / f"pairs_{name}.txt"
+    list_path.write_text("Ann_0001.jpg 1\nAnn_0002.jpg 1\nAnn_0001.jpg 0\nBob_0001.jpg 0\n")
+    assert find_published_set(tmp_path).name == name
+    assert convert_pair_list(tmp_path, None, tmp_path / "a.bin") == (2, 1)
+
+
+def test_a_list_without_its_images_is_an_error(tmp_path):
+    (tmp_path / "xqlfw_pairs.txt").write_text("Ann\t1\t2\n")
+    with pytest.raises(PairsError, match=r"xqlfw_pairs\.txt of XQLFW but no folder of its images"):
+        is_pair_list(tmp_path, None)
+
+
+@pytest.fixture
+def rfw(tmp_path):
+    """Write RFW's folders: in each group ten folds with one genuine and one impostor pair of two people."""
+    test = tmp_path / "rfw" / "test"
+    for number, group in enumerate(GROUPS):
+        people = (f"m.0{number}a_", f"m.0{number}b")
+        lines, landmarks = [], []
+        for at, person in enumerate(people):
+            for image in (1, 2):
+                name = f"{group}/{person}/{person}_{image:04d}.jpg"
+                write_image(test / "data" / name, 10 * number + 2 * at + image)
+                landmarks.append(f"/test/data/{name}\t{at}\t{POINTS}\n")
+        lines = [f"{people[0]}\t1\t2\n", f"{people[0]}\t2\t{people[1]}\t1\n"] * 10
+        (test / "txts" / group).mkdir(parents=True)
+        (test / "txts" / group / f"{group}_pairs.txt").write_text("".join(lines))
+        (test / "txts" / group / f"{group}_lmk.txt").write_text("".join(landmarks))
+    return tmp_path / "rfw"
+
+
+def test_rfw_is_one_set_with_the_folds_of_its_four_groups(rfw, tmp_path):
+    assert is_pair_list(rfw, None)
+    assert convert_pair_list(rfw, None, tmp_path / "rfw.bin", image_size=32) == (80, 40)
+    assert {encoded_image_size(image) for image in images_of(tmp_path / "rfw.bin")} == {(32, 32)}
+    loaded = load_pair_set("rfw", tmp_path)
+    assert loaded.subject.max() + 1 == 8
+    group_P = read_slice_table(loaded.groups, 80).columns["group"]
+    for fold in range(10):
+        assert group_P[8 * fold : 8 * fold + 8].tolist() == [group for group in GROUPS for _ in range(2)]
+        assert loaded.same[8 * fold : 8 * fold + 8].tolist() == [True, False] * 4
+
+
+def test_the_landmarks_of_rfw_are_those_of_the_image(rfw, tmp_path):
+    """Each image is a white dot at its left eye: after the alignment it is at the left eye of the template."""
+    for index, path in enumerate(sorted((rfw / "test" / "data").rglob("*.jpg"))):
+        image = np.zeros((200, 200, 3), np.uint8)
+        eye = np.array([60 + index, 70 + index])
+        cv2.circle(image, eye.tolist(), 3, (255, 255, 255), -1)
+        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
+        points = eye + np.array([[0, 0], [35, 0], [18, 20], [3, 41], [32, 41]])
+        lines = rfw / "test" / "txts" / path.parts[-3] / f"{path.parts[-3]}_lmk.txt"
+        kept = [line for line in lines.read_text().splitlines() if path.name not in line]
+        numbers = "\t".join(str(number) for point in points for number in point)
+        lines.write_text("\n".join([*kept, f"/test/data/{'/'.join(path.parts[-3:])}\t0\t{numbers}"]) + "\n")
+    convert_pair_list(rfw / "test", None, tmp_path / "rfw.bin")
+    for image in images_of(tmp_path / "rfw.bin"):
+        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_GRAYSCALE)
+        center = np.argwhere(pixels > 128).mean(0)[::-1]
+        assert np.abs(center - (38.3, 51.7)).max() < 2
+    (rfw / "test" / "txts" / "Asian" / "Asian_lmk.txt").write_text("/test/data/Asian/a.jpg\t0\t1\t2\n")
+    with pytest.raises(PairsError, match=r"Asian_lmk\.txt, line 1: .* is not a path, a number"):
+        convert_pair_list(rfw, None, tmp_path / "rfw.bin")
+
+
+def test_rfw_without_landmarks_keeps_its_images_and_a_new_set_drops_old_groups(rfw, people, tmp_path):
+    for path in rfw.rglob("*_lmk.txt"):
+        path.unlink()
+    convert_pair_list(rfw, None, tmp_path / "a.bin")
+    assert images_of(tmp_path / "a.bin")[:2] == [encoded_image(1), encoded_image(2)]
+    assert (tmp_path / "a.groups.csv").is_file()
+    shutil.rmtree(rfw / "test" / "txts")
+    people(rfw / "lfw")
+    (rfw / "pairs.txt").write_text("Ann\t1\t2\n")
+    convert_pair_list(rfw, None, tmp_path / "a.bin")
+    assert not (tmp_path / "a.groups.csv").exists()
+    assert load_pair_set("a", tmp_path).groups is None

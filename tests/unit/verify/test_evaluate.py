@@ -1,0 +1,45 @@
+"""`evaluate` on sets of pairs with a small network."""
+
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_groups import write_groups
+from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.verify.evaluate import evaluate
+from facetrain.verify.protocols import Options
+from tests.support.datasets import encoded_image
+
+PAIRS = 20
+
+
+@pytest.fixture
+def model(tmp_path):
+    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+    torch.manual_seed(0)
+    network = build_backbone("iresnet", **options)
+    save_model(tmp_path / "model.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    return tmp_path / "model.safetensors"
+
+
+def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, tmp_path):
+    same = [number % 2 == 0 for number in range(PAIRS)]
+    write_bin(tmp_path / "rfw.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
+    # Groups a and b have pairs of both kinds; the last impostor pair is of two groups.
+    write_groups(tmp_path / "rfw.bin", ["a"] * PAIRS + ["b"] * (PAIRS - 1) + ["a"])
+
+    def groups_of(**kwargs):
+        evaluation = evaluate(
+            model, ["rfw"], tmp_path, options=Options(replicates=0), device="cpu", workers=1, **kwargs
+        )
+        return evaluation.results["rfw"]
+
+    result = groups_of()
+    assert [(group.column, group.value, group.metrics["pairs"]) for group in result.groups] == [
+        ("group", "a", 10), ("group", "a / b", 1), ("group", "b", 9),
+    ]  # fmt: skip
+    assert [summary.column for summary in result.group_summaries] == ["group"]
+    (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
+    result = groups_of(tables={"rfw": tmp_path / "table.csv"})
+    assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
