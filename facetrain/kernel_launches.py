@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,3 +51,12 @@ def is_only_counted(moved: int) -> bool:
     _counter.launches += 1
     _counter.bytes += moved
     return True
+
+
+def launch_error(check: Callable[[], object]) -> str:
+    """Call a function that launches kernels once; return in one line why it failed, "" if it did not."""
+    try:
+        check()
+    except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""

@@ -69,6 +69,18 @@ def test_imports_go_downward(path):
             assert layer(there) < layer(here), f"{path}: {here} must not import {name}"
 
 
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports inside functions and for type checkers count, too: they tie the modules together all the same."""
+    paths = {"facetrain." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    rest = {name: imported(path) & paths.keys() for name, path in paths.items()}
+    # Remove modules that import nothing of the rest, or that nothing of the rest imports: circles are left.
+    while free := {
+        name for name in rest if not rest[name] & rest.keys() or name not in set().union(*rest.values())
+    }:
+        rest = {name: names for name, names in rest.items() if name not in free}
+    assert not rest, f"these modules import each other in a circle: {sorted(rest)}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_environment_and_the_process_group_are_known_in_one_place(path):
     text = path.read_text()

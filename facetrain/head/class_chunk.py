@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.losses import Loss, Softmax
 from facetrain.head.margins import Margin
-from facetrain.head.row_optimizer import UnfinishedGradient
 from facetrain.head.target import TargetClass
+
+if TYPE_CHECKING:
+    from facetrain.head.kernels.margin_softmax import LogitFactors
 
 
 class BackwardInputs(NamedTuple):
@@ -166,21 +169,25 @@ class FusedChunk(Chunk):
         """Return the loss's statistics with this chunk's negatives added."""
         from facetrain.head.kernels.margin_softmax import add_statistics
 
-        return add_statistics(statistics_PG, self._unit_GD, self._factor_RD, **self._kernel_options())
+        return add_statistics(statistics_PG, self._logit_factors())
 
     def slopes(self, loss: Loss, joined_G: Tensor) -> Tensor:
         """Return the derivative of each sample's loss by its negatives' logits, over the center's norm; (G, C)."""
         from facetrain.head.kernels.margin_softmax import slopes
 
-        return slopes(joined_G, self._unit_GD, self._factor_RD, **self._kernel_options())
+        return slopes(joined_G, self._logit_factors())
 
-    def _kernel_options(self) -> dict[str, Any]:
-        return {
-            "inverse_norm_C": self.inverse_norm_R,
-            "target_G": torch.where(self._inside_G, self._column_G, -1),
-            "scale": self._margin.scale,
-            "threshold": self._margin.filter_threshold,
-        }
+    def _logit_factors(self) -> LogitFactors:
+        from facetrain.head.kernels.margin_softmax import LogitFactors
+
+        return LogitFactors(
+            self._unit_GD,
+            self._factor_RD,
+            self.inverse_norm_R,
+            torch.where(self._inside_G, self._column_G, -1),
+            self._margin.scale,
+            self._margin.filter_threshold,
+        )
 
 
 def fused_chunks_available(

@@ -17,16 +17,15 @@ from torch import Tensor
 from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
-from facetrain.head.class_centers import Rows, allocate_tables, draw_centers
+from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradient
+from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
 from facetrain.head.margins import Margin
 from facetrain.head.row_optimizer import (
-    AccumulatedGradient,
     RowOptimizer,
     RowOptimizerSettings,
-    UnfinishedGradient,
     moment_layout,
     one_pass_available,
 )
@@ -98,41 +97,14 @@ class MarginHead:
         in the backward pass divides the centers' gradient by it; otherwise `step` does."""
         self._settings, self._margin, self._rank, self._seed = settings, margin, rank, seed
         self._device = device or torch.device("cpu")
-        columns = settings.sub_centers * embedding_size
-        self._tables = allocate_tables(
-            {
-                "weight": (columns, settings.weight_dtype),
-                **moment_layout(optimizer, columns, settings.momentum_dtype),
-            },
-            self.shard.size,
-            self._device,
-            placement=settings.placement,
-            folder=settings.folder / f"rank_{rank:05d}" if settings.folder else None,
-            fetched_in_slices=settings.sample_rate >= 1,
-        )
+        self._tables = self._allocate_tables(optimizer)
         self.weight = self._tables.by_name["weight"]
         draw_centers(self.weight.data, self.shard, seed)
         self._step_tables = self._tables
         """Tables with the rows of the current step: `_tables`, or prefetched copies of some rows."""
-        self._optimizer = RowOptimizer(
-            optimizer,
-            self._device,
-            seed=key_of(seed, 1),
-            one_pass=one_pass_available(
-                optimizer, self._device, embedding_size, settings.sub_centers, settings.momentum_dtype
-            ),
-            sub_centers=settings.sub_centers,
-        )
+        self._optimizer = self._build_optimizer(optimizer)
         self._gradient = AccumulatedGradient()
-        self._sampler = ClassSampler(
-            self._tables,
-            self.shard,
-            self._device,
-            sample_rate=settings.sample_rate,
-            sample_block=settings.sample_block,
-            seed=seed,
-            prefetch=not self.on_device and settings.update_in_backward,
-        )
+        self._sampler = self._build_sampler()
         self._sub_centers = SubCenters(
             self.shard.size,
             settings.sub_centers,
@@ -140,15 +112,7 @@ class MarginHead:
             drop_from_step=settings.drop_from_step,
             drop_angle=settings.drop_angle,
         )
-        self._threshold: LearnedThreshold | None = None
-        if settings.loss == "unified":
-            self._threshold = LearnedThreshold(
-                optimizer,
-                negatives=num_classes * settings.sample_rate,
-                negative_weight=settings.negative_weight,
-                dtype=settings.weight_dtype,
-                device=self._device,
-            )
+        self._threshold = self._build_threshold(optimizer) if settings.loss == "unified" else None
         self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
         fused = fused_chunks_available(
             self._device, margin, self._loss, settings.sub_centers, settings.product_dtype
@@ -158,6 +122,54 @@ class MarginHead:
         self._step = 0
         self._nearest: Tensor | int = 0
         self._counted_images = 0
+
+    def _allocate_tables(self, optimizer: RowOptimizerSettings) -> RowTables:
+        """Return the tables of the centers and of the optimizer's moments."""
+        settings, columns = self._settings, self._settings.sub_centers * self.embedding_size
+        moments = moment_layout(optimizer, columns, settings.momentum_dtype)
+        return allocate_tables(
+            {"weight": (columns, settings.weight_dtype), **moments},
+            self.shard.size,
+            self._device,
+            placement=settings.placement,
+            folder=settings.folder / f"rank_{self._rank:05d}" if settings.folder else None,
+            fetched_in_slices=settings.sample_rate >= 1,
+        )
+
+    def _build_optimizer(self, optimizer: RowOptimizerSettings) -> RowOptimizer:
+        settings = self._settings
+        one_pass = one_pass_available(
+            optimizer, self._device, self.embedding_size, settings.sub_centers, settings.momentum_dtype
+        )
+        return RowOptimizer(
+            optimizer,
+            self._device,
+            seed=key_of(self._seed, 1),
+            one_pass=one_pass,
+            sub_centers=settings.sub_centers,
+        )
+
+    def _build_sampler(self) -> ClassSampler:
+        settings = self._settings
+        return ClassSampler(
+            self._tables,
+            self.shard,
+            self._device,
+            sample_rate=settings.sample_rate,
+            sample_block=settings.sample_block,
+            seed=self._seed,
+            prefetch=not self.on_device and settings.update_in_backward,
+        )
+
+    def _build_threshold(self, optimizer: RowOptimizerSettings) -> LearnedThreshold:
+        settings = self._settings
+        return LearnedThreshold(
+            optimizer,
+            negatives=self.num_classes * settings.sample_rate,
+            negative_weight=settings.negative_weight,
+            dtype=settings.weight_dtype,
+            device=self._device,
+        )
 
     def begin_step(self, step: int) -> None:
         """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks."""

@@ -1,16 +1,15 @@
-"""Optimizer of the class centers, which updates only the rows of a step, and its gradient accumulation.
+"""Optimizer of the class centers, which updates only the rows of a step.
 
 The center of a class outside the sample is neither updated nor decayed, and its momentum stays as it is, as in the
 first version of Partial FC.
 """
 
-# S rows of a step   D columns of a row   R centers: S times the sub-centers   G gathered batch
+# S rows of a step   D columns of a row
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +17,10 @@ from torch.optim.sgd import sgd
 
 from facetrain.counter_rng import key_of
 from facetrain.errors import ConfigError
+from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
-from facetrain.head.stochastic_rounding import Noise
-
-INT8_BLOCK = 128
-"""Numbers of int8 momentum that share a scale."""
+from facetrain.head.stochastic_rounding import INT8_BLOCK, Noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +33,6 @@ class RowOptimizerSettings:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-
-
-class UnfinishedGradient(NamedTuple):
-    """Gradient of a chunk's centers as the matrix product returns it.
-
-    The update in one pass adds the contributions of the target classes and removes the component along each center.
-    """
-
-    product_RD: Tensor
-    """In float32 or bfloat16."""
-    target_grad_GD: Tensor
-    """Contribution of each sample to the gradient of its target center; float32."""
-    sample_G: Tensor
-    """Samples in the order of their target centers, int64."""
-    first_R1: Tensor
-    """Samples `sample_G[first_R1[r] : first_R1[r + 1]]` have the target center r; int32 (R + 1,)."""
 
 
 def moment_layout(settings: RowOptimizerSettings, columns: int, dtype: torch.dtype) -> Layout:
@@ -143,9 +124,10 @@ class RowOptimizer:
             slice(0, len(values["weight"])) if copied else rows,
             gradient,
             valid,
-            self._settings,
-            lr,
             self._noise,
+            lr=lr,
+            momentum=self._settings.momentum,
+            weight_decay=self._settings.weight_decay,
             sub_centers=self._sub_centers,
         )
         if copied:
@@ -236,36 +218,3 @@ def one_pass_available(
     from facetrain.head.kernels.center_update import LARGEST_SIZE, can_launch
 
     return embedding_size <= LARGEST_SIZE and can_launch(device)
-
-
-class AccumulatedGradient:
-    """Gradient of rows, summed over micro-batches whose samples may differ."""
-
-    def __init__(self) -> None:
-        self._chunks: list[tuple[Rows, Tensor]] = []
-
-    def add(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
-        """Add a chunk's gradient (S, D), which may be changed later. `finite` is ignored: `step` checks all at once."""
-        assert isinstance(gradient, Tensor), "only finished gradients can be accumulated"
-        for number, (others, total) in enumerate(self._chunks):
-            if _equal(rows, others):
-                self._chunks[number] = (others, total.add_(gradient))
-                return
-        self._chunks.append((rows, gradient))
-
-    def take(self) -> list[tuple[Rows, Tensor]]:
-        """Return (rows, gradient) with every row at most once, and start again from zero."""
-        chunks, self._chunks = self._chunks, []
-        if all(isinstance(rows, slice) for rows, _ in chunks) or len(chunks) <= 1:
-            return chunks
-        index = torch.cat([rows for rows, _ in chunks if isinstance(rows, Tensor)])
-        unique, place = index.unique(return_inverse=True)
-        total = chunks[0][1].new_zeros(len(unique), chunks[0][1].shape[1])
-        total.index_add_(0, place, torch.cat([gradient for _, gradient in chunks]))
-        return [(unique, total)]
-
-
-def _equal(a: Rows, b: Rows) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    return isinstance(a, slice) and isinstance(b, slice) and a == b

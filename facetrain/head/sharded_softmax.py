@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed import collectives
+from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable, RowTables
 from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
 from facetrain.head.losses import Loss
 from facetrain.head.margins import Margin
-from facetrain.head.row_optimizer import UnfinishedGradient
 from facetrain.head.target import TargetClass, find_target
 from facetrain.profiling import profiler_range
 

@@ -12,6 +12,8 @@ from facetrain.counter_rng import key_of
 _BITS = 16
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 """Factors of the hash, as signed 32-bit integers."""
+INT8_BLOCK = 128
+"""Numbers of an int8 table that share a scale."""
 
 
 class Noise:

@@ -6,17 +6,13 @@ import math
 import torch
 import torch.nn.functional as F
 
+from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import RowTables, allocate_tables
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.kernels.center_update import update_centers
-from facetrain.head.kernels.margin_softmax import add_statistics, slopes
+from facetrain.head.kernels.margin_softmax import LogitFactors, add_statistics, slopes
 from facetrain.head.margins import CombinedMargin
-from facetrain.head.row_optimizer import (
-    RowOptimizer,
-    RowOptimizerSettings,
-    UnfinishedGradient,
-    moment_layout,
-)
+from facetrain.head.row_optimizer import RowOptimizer, RowOptimizerSettings, moment_layout
 from facetrain.head.stochastic_rounding import Noise
 from tests.support.dense_head import MARGINS
 from tests.support.heads import make_head
@@ -47,11 +43,9 @@ def kernel_errors(rows, classes, size, dtype, scale, threshold):
     before[:, ::3] = torch.tensor([[-math.inf], [0.0]])
     log_total = torch.logaddexp(torch.logsumexp(logit, 1), before[0].double() + before[1].double().log())
     slope = torch.where(trusted, (logit - log_total[:, None]).exp(), 0.0) * inverse
-    options = {"scale": scale, "threshold": threshold}
-    given = on_device(unit, weight)
-    options |= dict(zip(("inverse_norm_C", "target_G"), on_device(inverse.float(), target), strict=True))
-    statistics = add_statistics(before.to(DEVICE), *given, **options)
-    found = slopes(log_total.float().to(DEVICE), *given, **options)
+    factors = LogitFactors(*on_device(unit, weight, inverse.float(), target), scale, threshold)
+    statistics = add_statistics(before.to(DEVICE), factors)
+    found = slopes(log_total.float().to(DEVICE), factors)
     return {
         "log_total": (statistics[1].log() + statistics[0]).cpu().double().sub(log_total).abs().max().item(),
         "slopes": ((found.cpu().double() - slope).abs().max() / slope.abs().max()).item(),
@@ -149,9 +143,10 @@ def update_errors(
     plain._noise = Noise(5, DEVICE)
     plain.update(by_torch.by_name, on, complete.to(DEVICE), 0.1, yes)
     data = {name: table.data for name, table in tables.by_name.items()}
-    update_centers(data, on, given, ~yes, settings, 0.1, Noise(5, DEVICE), sub_centers=sub_centers)
+    options = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.01, "sub_centers": sub_centers}
+    update_centers(data, on, given, ~yes, Noise(5, DEVICE), **options)
     is_skipped = all(torch.equal(table, before[name]) for name, table in data.items())
-    update_centers(data, on, given, yes, settings, 0.1, Noise(5, DEVICE), sub_centers=sub_centers)
+    update_centers(data, on, given, yes, Noise(5, DEVICE), **options)
     others = torch.ones(total, dtype=torch.bool)
     others[index] = False
     found = {
@@ -174,9 +169,8 @@ def at_the_end(cosine, scale):
     direction = F.normalize(torch.ones(1, 16))
     unit, weight = direction.expand(20, 16).contiguous(), (cosine * direction).expand(150, 16).contiguous()
     empty = torch.stack([torch.full((20,), -math.inf), torch.zeros(20)])
-    options = {"scale": scale, "threshold": 0.0, "inverse_norm_C": torch.ones(150, device=DEVICE)}
-    given = on_device(empty, unit, weight)
-    statistics = add_statistics(*given, target_G=torch.full((20,), -1, device=DEVICE), **options)
+    empty, *factors = on_device(empty, unit, weight, torch.ones(150), torch.full((20,), -1))
+    statistics = add_statistics(empty, LogitFactors(*factors, scale, threshold=0.0))
     return (statistics[1].log() + statistics[0])[0].item(), cosine * scale + math.log(150)
 
 

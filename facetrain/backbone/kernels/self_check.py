@@ -12,6 +12,7 @@ from facetrain.backbone.kernels.gradient import apply_gradient, reduce_gradient
 from facetrain.backbone.kernels.normalize import Normalization, normalize
 from facetrain.backbone.kernels.statistics import finish_statistics, partial_statistics
 from facetrain.backbone.kernels.tiles import count_rows
+from facetrain.kernel_launches import launch_error
 
 
 def why_unusable(device: torch.device, dtype: torch.dtype) -> str:
@@ -25,12 +26,14 @@ def why_unusable(device: torch.device, dtype: torch.dtype) -> str:
         return f"the kernels need a GPU, and this is {device.type}"
     if not interpreted and torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need a GPU of compute capability 8.0 or higher"
-    try:
+
+    def compare() -> None:
         error = _error_beside_torch(device, dtype)
-    except Exception as failure:  # of Triton, the C compiler or the driver: they have no common type
-        return " ".join(str(failure).split())[:200] or type(failure).__name__
-    # Rounding gives 2e-6 (float32), 1e-3 (float16) and 8e-3 (bfloat16).
-    return "" if error < 0.03 else f"the kernels differ from PyTorch's batch norm by {error:.2g}"
+        # Rounding gives 2e-6 (float32), 1e-3 (float16) and 8e-3 (bfloat16).
+        if not error < 0.03:
+            raise ValueError(f"the kernels differ from PyTorch's batch norm by {error:.2g}")
+
+    return launch_error(compare)
 
 
 def _error_beside_torch(device: torch.device, dtype: torch.dtype) -> float:

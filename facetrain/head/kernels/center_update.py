@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.head.row_optimizer import INT8_BLOCK, RowOptimizerSettings, UnfinishedGradient
-from facetrain.head.stochastic_rounding import MIX_1, MIX_2, Noise
-from facetrain.kernel_launches import launch
+from facetrain.head.center_gradient import UnfinishedGradient
+from facetrain.head.stochastic_rounding import INT8_BLOCK, MIX_1, MIX_2, Noise
+from facetrain.kernel_launches import launch, launch_error
 
 LARGEST_SIZE = 4096
 """Largest embedding: a center must fit into the registers of a thread block."""
@@ -36,22 +36,22 @@ _MIX_1, _MIX_2 = tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 def can_launch(device: torch.device) -> bool:
     """Return whether the kernel can be compiled and launched; warn with the reason if not."""
     weight, gradient = torch.ones(2, 64, device=device), torch.zeros(2, 64, device=device)
-    try:
+    yes = torch.ones((), dtype=torch.bool, device=device)
+
+    def halve_ones() -> None:
         update_centers(
-            {"weight": weight}, slice(0, 2), gradient, torch.ones((), dtype=torch.bool, device=device),
-            RowOptimizerSettings(name="sgd", momentum=0.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=1.0),
-            0.5, Noise(0, device),
+            {"weight": weight}, slice(0, 2), gradient, yes, Noise(0, device),
+            lr=0.5, momentum=0.0, weight_decay=1.0,
         )  # fmt: skip
         if weight.sum().item() != 64.0:
             raise ValueError("it returned wrong numbers")
-    except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
-        reason = " ".join(str(error).split())[:200]
+
+    if reason := launch_error(halve_ones):
         warnings.warn(
             f"the centers' update cannot run as one Triton kernel, so it uses slower PyTorch operations: {reason}",
             stacklevel=2,
         )
-        return False
-    return True
+    return not reason
 
 
 def update_centers(
@@ -59,10 +59,11 @@ def update_centers(
     rows: slice | Tensor,
     gradient: Tensor | UnfinishedGradient,
     valid: Tensor,
-    settings: RowOptimizerSettings,
-    lr: float,
     noise: Noise,
     *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
     sub_centers: int = 1,
 ) -> None:
     """Update centers in place by SGD.
@@ -73,12 +74,13 @@ def update_centers(
         rows: rows of the tables, as a slice or an ascending index without repetitions; R = rows · N.
         gradient: complete, float32 (rows, N·D), or unfinished.
         valid: bool scalar on the device. If it is false, nothing changes.
-        settings: momentum and weight decay.
-        lr: learning rate.
         noise: random integers for stochastic rounding.
+        lr: learning rate.
+        momentum: factor on the momentum, without effect if there is no such table.
+        weight_decay: factor on the centers in their gradient.
         sub_centers: centers of a row, N.
     """
-    weight, momentum, scale = (tables.get(name) for name in ("weight", "momentum", "momentum_scale"))
+    weight, velocity, scale = (tables.get(name) for name in ("weight", "momentum", "momentum_scale"))
     assert weight is not None, "a table of centers is required"
     size = weight.shape[1] // sub_centers
     if isinstance(gradient, Tensor):
@@ -95,13 +97,13 @@ def update_centers(
     # Like `RowTable.store`, which takes a constant for each table that it rounds, momentum first.
     constants = [
         0 if table is None or table.dtype == torch.float32 else noise.next_constant()
-        for table in (momentum, weight)
+        for table in (velocity, weight)
     ]
     launch(
         _update,
         (triton.cdiv(len(gradient_RD), tile),),
         _bits(weight),
-        _bits(weight if momentum is None else momentum),
+        _bits(weight if velocity is None else velocity),
         weight if scale is None else scale,
         _bits(gradient_RD),
         gradient_RD if index is None else index,
@@ -111,8 +113,8 @@ def update_centers(
         len(gradient_RD),
         # Triton compiles again for an integer.
         float(lr),
-        float(settings.momentum),
-        float(settings.weight_decay),
+        float(momentum),
+        float(weight_decay),
         *noise.keys,
         *constants,
         D=size,
@@ -120,7 +122,7 @@ def update_centers(
         B=1 if scale is None else scale.shape[1] // sub_centers,
         # Numbers that share a scale of int8 momentum: a block, or a whole center.
         W=INT8_BLOCK if size % INT8_BLOCK == 0 else block,
-        has_momentum=momentum is not None,
+        has_momentum=velocity is not None,
         has_index=index is not None,
         is_unfinished=not isinstance(gradient, Tensor),
         BR=tile,

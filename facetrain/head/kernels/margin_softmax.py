@@ -11,18 +11,34 @@ the two matrix products of the backward pass, which cuBLAS computes.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.kernel_launches import launch
+from facetrain.kernel_launches import launch, launch_error
 
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""
 _WARPS, _STAGES = 8, 3
+
+
+class LogitFactors(NamedTuple):
+    """Inputs of a chunk's logits, scale · e·w/|w|."""
+
+    factor_GD: Tensor
+    """Unit embeddings, in the dtype of the products."""
+    factor_CD: Tensor
+    """Class centers, in the same dtype."""
+    inverse_norm_C: Tensor
+    """1/|w|, float32."""
+    target_G: Tensor
+    """Column of each sample's target class, which is left out; −1 if it is not in this chunk. int64."""
+    scale: float
+    threshold: float
+    """A cosine above it is replaced by 0; 0 disables that."""
 
 
 def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
@@ -32,37 +48,27 @@ def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
     """
     factor_CD = torch.ones(_ROWS, _DEPTH, dtype=dtype, device=device)
     one_C, target_G = torch.ones(_ROWS, device=device), torch.arange(_ROWS, device=device)
-    options: dict[str, Any] = {"inverse_norm_C": one_C, "target_G": target_G, "scale": 1.0, "threshold": 0.0}
-    try:
-        add_statistics(torch.stack([one_C, one_C]), factor_CD, factor_CD, **options)
-        slopes(one_C, factor_CD, factor_CD, **options)
-    except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
-        reason = " ".join(str(error).split())[:200]
+    factors = LogitFactors(factor_CD, factor_CD, one_C, target_G, scale=1.0, threshold=0.0)
+
+    def run_both() -> None:
+        add_statistics(torch.stack([one_C, one_C]), factors)
+        slopes(one_C, factors)
+
+    if reason := launch_error(run_both):
         warnings.warn(
             f"the head's Triton kernels cannot run, so it uses slower PyTorch operations: {reason}",
             stacklevel=2,
         )
-        return False
-    return True
+    return not reason
 
 
-def add_statistics(
-    statistics_2G: Tensor,
-    factor_GD: Tensor,
-    factor_CD: Tensor,
-    *,
-    inverse_norm_C: Tensor,
-    target_G: Tensor,
-    scale: float,
-    threshold: float,
-) -> Tensor:
+def add_statistics(statistics_2G: Tensor, factors: LogitFactors) -> Tensor:
     """Return each sample's largest logit and Σ exp(logit − largest) with this chunk added; float32 (2, G).
 
-    `target_G` (int64) is the column of a sample's target class, which is left out, or −1. A logit above
-    `threshold`·`scale` counts as 0; a threshold of 0 disables that. The result is deterministic: each split is
-    reduced in order, and the splits are joined in order.
+    The result is deterministic: each split is reduced in order, and the splits are joined in order.
     """
-    tile = _tile(factor_GD, threshold)
+    factor_GD, factor_CD = factors[:2]
+    tile = _tile(factors)
     tiles = triton.cdiv(len(factor_CD), tile["BC"])
     splits = min(tiles, _splits(factor_GD.device, triton.cdiv(len(factor_GD), _ROWS)))
     splits_P2G = factor_GD.new_empty((splits, 2, len(factor_GD)), dtype=torch.float32)
@@ -70,7 +76,7 @@ def add_statistics(
         _statistics,
         (triton.cdiv(len(factor_GD), _ROWS), splits),
         splits_P2G,
-        *_inputs(factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold),
+        *_inputs(factors),
         triton.cdiv(tiles, splits),
         **tile,
     )
@@ -81,52 +87,41 @@ def add_statistics(
     return torch.stack([largest_G, total_G])
 
 
-def slopes(
-    log_total_G: Tensor,
-    factor_GD: Tensor,
-    factor_CD: Tensor,
-    *,
-    inverse_norm_C: Tensor,
-    target_G: Tensor,
-    scale: float,
-    threshold: float,
-) -> Tensor:
+def slopes(log_total_G: Tensor, factors: LogitFactors) -> Tensor:
     """Return exp(logit − log_total)/|w| of each pair, 0 for target and filtered classes; (G, C), factors' dtype."""
+    factor_GD, factor_CD = factors[:2]
     slope_GC = factor_GD.new_empty((len(factor_GD), len(factor_CD)))
-    tile = _tile(factor_GD, threshold)
+    tile = _tile(factors)
     launch(
         _slopes,
         (triton.cdiv(len(factor_GD), _ROWS), triton.cdiv(len(factor_CD), tile["BC"])),
         slope_GC,
         log_total_G,
-        *_inputs(factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold),
+        *_inputs(factors),
         **tile,
     )
     return slope_GC
 
 
-def _inputs(
-    factor_GD: Tensor,
-    factor_CD: Tensor,
-    inverse_norm_C: Tensor,
-    target_G: Tensor,
-    scale: float,
-    threshold: float,
-) -> tuple[object, ...]:
+def _inputs(factors: LogitFactors) -> tuple[object, ...]:
+    """Return the arguments that both kernels take."""
+    factor_GD, factor_CD, inverse_norm_C, target_G, scale, threshold = factors
     sizes = len(factor_GD), len(factor_CD), factor_GD.shape[1]
-    factors = factor_GD.contiguous(), factor_CD.contiguous()
-    return (*factors, inverse_norm_C, target_G, *sizes, scale, threshold * scale)
+    return (
+        factor_GD.contiguous(), factor_CD.contiguous(), inverse_norm_C, target_G, *sizes, scale, threshold * scale
+    )  # fmt: skip
 
 
-def _tile(factor_GD: Tensor, threshold: float) -> dict[str, Any]:
-    device = factor_GD.device
+def _tile(factors: LogitFactors) -> dict[str, Any]:
+    """Return the tile of a program, as constants of both kernels."""
+    device, embedding_size = factors.factor_GD.device, factors.factor_GD.shape[1]
     # On Hopper, four warps together multiply a tile of twice the width (wgmma). On Blackwell that width needs more
     # registers than there are: Triton 3.7 keeps the sums in the tensor memory, but copies all of them out at once.
     wide = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     # Tensor cores need products of at least 16 numbers.
-    depth = min(_DEPTH, max(triton.next_power_of_2(factor_GD.shape[1]), 16))
+    depth = min(_DEPTH, max(triton.next_power_of_2(embedding_size), 16))
     return {
-        "filtered": threshold > 0,
+        "filtered": factors.threshold > 0,
         "BG": _ROWS,
         "BC": 256 if wide else 128,
         "BD": depth,

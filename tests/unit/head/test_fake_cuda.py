@@ -74,13 +74,13 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     launches = pytest.importorskip("facetrain.kernel_launches")
     products, found = Products(), []
 
-    def statistics(statistics_2G, factor_GD, factor_CD, **_):
-        found.append((factor_GD.dtype, factor_CD.dtype))
+    def statistics(statistics_2G, factors):
+        found.append((factors.factor_GD.dtype, factors.factor_CD.dtype))
         return torch.empty_like(statistics_2G)
 
-    def slopes(log_total_G, factor_GD, factor_CD, **_):
-        found.append((factor_GD.dtype, factor_CD.dtype))
-        return factor_GD.new_empty((len(factor_GD), len(factor_CD)))
+    def slopes(log_total_G, factors):
+        found.append((factors.factor_GD.dtype, factors.factor_CD.dtype))
+        return factors.factor_GD.new_empty((len(factors.factor_GD), len(factors.factor_CD)))
 
     for name, replacement in (
         ("add_statistics", statistics),

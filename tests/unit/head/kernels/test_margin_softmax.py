@@ -35,7 +35,8 @@ def test_the_compiled_tiles_are_those_of_each_generation_of_gpus(capability, col
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert kernels._tile(torch.empty(4, 512, device="cuda:0"), 0.0)["BC"] == columns
+        factors = kernels.LogitFactors(*[torch.empty(4, 512, device="cuda:0")] * 4, scale=1.0, threshold=0.0)
+        assert kernels._tile(factors)["BC"] == columns
 
 
 def test_if_the_kernels_cannot_be_launched_a_warning_gives_the_reason():

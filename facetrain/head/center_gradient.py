@@ -1,0 +1,61 @@
+"""Gradient of the class centers: of one chunk, as the backward pass leaves it, or summed over micro-batches."""
+
+# S rows of a step   D columns of a row   R centers: S times the sub-centers   G gathered batch
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from facetrain.head.class_centers import Rows
+
+
+class UnfinishedGradient(NamedTuple):
+    """Gradient of a chunk's centers as the matrix product returns it.
+
+    The update in one pass adds the contributions of the target classes and removes the component along each center.
+    """
+
+    product_RD: Tensor
+    """In float32 or bfloat16."""
+    target_grad_GD: Tensor
+    """Contribution of each sample to the gradient of its target center; float32."""
+    sample_G: Tensor
+    """Samples in the order of their target centers, int64."""
+    first_R1: Tensor
+    """Samples `sample_G[first_R1[r] : first_R1[r + 1]]` have the target center r; int32 (R + 1,)."""
+
+
+class AccumulatedGradient:
+    """Gradient of rows, summed over micro-batches whose samples may differ."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[Rows, Tensor]] = []
+
+    def add(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
+        """Add a chunk's gradient (S, D), which may be changed later. `finite` is ignored: `step` checks all at once."""
+        assert isinstance(gradient, Tensor), "only finished gradients can be accumulated"
+        for number, (others, total) in enumerate(self._chunks):
+            if _equal(rows, others):
+                self._chunks[number] = (others, total.add_(gradient))
+                return
+        self._chunks.append((rows, gradient))
+
+    def take(self) -> list[tuple[Rows, Tensor]]:
+        """Return (rows, gradient) with every row at most once, and start again from zero."""
+        chunks, self._chunks = self._chunks, []
+        if all(isinstance(rows, slice) for rows, _ in chunks) or len(chunks) <= 1:
+            return chunks
+        index = torch.cat([rows for rows, _ in chunks if isinstance(rows, Tensor)])
+        unique, place = index.unique(return_inverse=True)
+        total = chunks[0][1].new_zeros(len(unique), chunks[0][1].shape[1])
+        total.index_add_(0, place, torch.cat([gradient for _, gradient in chunks]))
+        return [(unique, total)]
+
+
+def _equal(a: Rows, b: Rows) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    return isinstance(a, slice) and isinstance(b, slice) and a == b
