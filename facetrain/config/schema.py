@@ -112,9 +112,25 @@ class Config(Section):
     @property
     def eval_dir(self) -> str:
         """Folder of the verification sets: `eval.dir`, or the folder of the training data."""
-        mixture = self.data.train.endswith((".yaml", ".yml"))
-        return self.eval.dir or (str(Path(self.data.train).parent) if mixture else self.data.train)
+        is_file = self.data.train.lower().endswith(_DATASET_FILES)
+        return self.eval.dir or (str(Path(self.data.train).parent) if is_file else self.data.train)
 
+
+_DATASET_FILES = (
+    ".yaml",
+    ".yml",
+    ".zip",
+    ".lmdb",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".rec",
+    ".lst",
+    ".txt",
+    ".csv",
+    ".tsv",
+)
+"""Ends of names of datasets that are one file."""
 
 RECIPES: dict[str, dict[str, object]] = {
     "arcface2022": {

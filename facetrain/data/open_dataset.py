@@ -12,16 +12,20 @@ from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.formats.webdataset import TarDataset
+from facetrain.data.formats.zip_archive import ZipDataset
 from facetrain.data.mixture import MIXTURE_SUFFIXES, open_mixture
 from facetrain.errors import DataError
+
+DATASET_SUFFIXES = frozenset({".rec", ".zip", *MIXTURE_SUFFIXES, *LIST_SUFFIXES})
+"""Suffixes of files that are a dataset each."""
 
 
 def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | None = None) -> FaceDataset:
     """Open a dataset in any supported format.
 
     Args:
-        path: a folder (RecordIO, tar or Parquet shards, one subfolder per identity), a .rec file, a list file, or
-            a YAML file that mixes datasets.
+        path: a folder (RecordIO, tar or Parquet shards, one subfolder per identity), a .rec file, a .zip archive, a
+            list file, or a YAML file that mixes datasets.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
 
@@ -40,6 +44,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
         dataset = RecordDataset(path.parent, name=path.name)
     elif path.suffix.lower() in LIST_SUFFIXES and path.is_file():
         dataset = ListDataset(path, root)
+    elif path.suffix.lower() == ".zip" and path.is_file():
+        dataset = ZipDataset(path)
     else:
         dataset = _open_folder(path)
     return drop_small_identities(dataset, path, min_images_per_identity)
@@ -67,7 +73,7 @@ def _open_folder(folder: Path) -> FaceDataset:
         problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
             f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per "
-            "identity, or with .tar or .parquet shards, a list file, or a YAML file that mixes datasets"
+            "identity, or with .tar or .parquet shards, a .zip archive, a list file, or a YAML file that mixes datasets"
         )
     if (folder / "train.rec").exists():
         return RecordDataset(folder)

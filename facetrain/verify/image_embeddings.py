@@ -15,9 +15,8 @@ import numpy as np
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset, original_name
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.formats.image_list import LIST_SUFFIXES
 from facetrain.data.image_header import IMAGE_SUFFIXES
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import DATASET_SUFFIXES, open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
@@ -27,7 +26,6 @@ from facetrain.verify.embedder import ImageEmbedder, autocast
 from facetrain.verify.embedding_files import Embeddings
 from facetrain.verify.normalization import l2_normalize
 
-_DATASET_FILES = frozenset({".rec", ".yaml", ".yml"}) | LIST_SUFFIXES
 _CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
 T = TypeVar("T")
@@ -131,7 +129,7 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
     files = _image_files(input)
     if files:
         return [_read_image_file(path) for path in files], [p.name for p in files], np.full(len(files), -1)
-    if input.is_dir() or input.suffix.lower() in _DATASET_FILES:
+    if input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES:
         source = open_dataset(input)
         count = source.num_images
         return (

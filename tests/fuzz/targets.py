@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import io
 import shutil
 import struct
 import tempfile
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import Tensor
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
+from facetrain.data.dataset import identity_name, image_name
 from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.record_index import build_catalog
@@ -135,6 +138,28 @@ def mxnet_network(data: bytes) -> str:
     return f"{opened} {_refusal(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
 
 
+def zip_archive(data: bytes) -> str:
+    """Open a zip archive and read its images."""
+    return _open_and_read("a.zip", data)
+
+
+def _open_and_read(name: str, data: bytes) -> str:
+    """Open a dataset that is one file of these bytes, and read its first images, with their names."""
+    path, catalog = _FOLDER / name, _FOLDER / f".{name}.catalog"
+    path.write_bytes(data)
+    # Two inputs of one size can have one modification time.
+    catalog.unlink(missing_ok=True)
+
+    def read() -> None:
+        dataset = open_dataset(path)
+        for number in range(min(dataset.num_images, 4)):
+            dataset.location(number), image_name(dataset, number)
+            identity_name(dataset, int(dataset.labels[number]))
+            dataset.read(number)
+
+    return _refusal(DataError, read)
+
+
 def _refusal(documented: type[Exception], read: Callable[[], object]) -> str:
     """Return the message of the documented error; empty if there is none."""
     try:
@@ -146,6 +171,16 @@ def _refusal(documented: type[Exception], read: Callable[[], object]) -> str:
 
 def _faces() -> Tensor:
     return torch.randn(2, 3, 32, 32)
+
+
+def _zip(method: int, *, listed: bool) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for number in range(2):
+            archive.writestr(f"p{number}/{number}.png", encoded_image(number, 4))
+        if listed:
+            archive.writestr("labels.csv", "path,label\np1/1.png,0\np0/0.png,1\n")
+    return file.getvalue()
 
 
 def seeds() -> dict[str, list[bytes]]:
@@ -179,6 +214,7 @@ def seeds() -> dict[str, list[bytes]]:
             _MIXTURE + b"\n\n1\t0.0\ta.png\n",
         ],
         "mxnet_network": [b"\n\n".join(network)],
+        "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
     }
 
 
@@ -191,4 +227,5 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "peer_config": peer_config,
     "mixture": mixture,
     "mxnet_network": mxnet_network,
+    "zip_archive": zip_archive,
 }

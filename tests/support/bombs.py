@@ -102,6 +102,12 @@ def _pt(path: Path, body: bytes) -> Path:
     return path
 
 
+def _zip(path: Path, body: bytes, *, name: str = "p/a.png") -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, body)
+    return path
+
+
 def _safetensors(path: Path, header: bytes, *, length: int | None = None, body: bytes = b"") -> Path:
     path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + body)
     return path
@@ -199,6 +205,9 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "MXNet: nested symbol": (lambda: _symbol(f / "m1", nested), _open),
         "MXNet: an array of 2^62 numbers": (lambda: _symbol(f / "m2", '{"nodes": [], "heads": [[0]]}', _params((1 << 62,))), _open),
         "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
+        "zip: an image of zeros, deflated 1,000 times": (lambda: _zip(f / "z1.zip", bytes(300 << 20)), _read_dataset),
+        "zip: an image of 100 MiB of zeros": (lambda: _zip(f / "z2.zip", bytes(100 << 20)), _read_dataset),
+        "zip: a list of 100 MiB of line breaks": (lambda: _zip(f / "z3.zip", b"\n" * (100 << 20), name="labels.csv"), _read_dataset),
         "checkpoint: nested manifest": (lambda: ((f / "step_00000001").mkdir(), _file(f / "step_00000001" / "manifest.json", nested.encode()))[1].parent, Checkpoint.open),
     }  # fmt: skip
 

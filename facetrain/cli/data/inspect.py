@@ -22,8 +22,8 @@ def inspect(
     dataset: Annotated[
         Path,
         typer.Argument(
-            help="Dataset: a folder with train.rec or the .rec itself, a folder per identity, shards, or a mixture's "
-            "YAML. Or a verification set: a .bin."
+            help="Dataset: a folder with train.rec or the .rec itself, a folder per identity, shards, a zip archive, "
+            "or a mixture's YAML. Or a verification set: a .bin."
         ),
     ],
     sheet: Annotated[

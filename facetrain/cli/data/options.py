@@ -13,7 +13,7 @@ Json = Annotated[
 Dataset = Annotated[
     Path,
     typer.Argument(
-        help="Dataset: a folder with train.rec, a folder per identity, shards, or a mixture's YAML."
+        help="Dataset: a folder with train.rec, a folder per identity, shards, a zip archive, or a mixture's YAML."
     ),
 ]
 Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]

@@ -10,7 +10,7 @@ Paths are relative to the folder of the list, or to another folder given by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,38 +84,41 @@ def _build_catalog(path: Path) -> dict[str, np.ndarray]:
     """Return offset (int64) and size (int32) of each path in the list file, and the labels (int32)."""
     offset, size, identity_number = array("q"), array("i"), array("i")
     number_of: dict[str, int] = {}
-    for start, length, identity in _entries(path):
-        offset.append(start)
-        size.append(length)
-        identity_number.append(number_of.setdefault(identity, len(number_of)))
+    with path.open("rb") as file:
+        for start, image, identity in list_entries(file, str(path)):
+            offset.append(start)
+            size.append(len(image.encode()))
+            identity_number.append(number_of.setdefault(identity, len(number_of)))
     if not identity_number:
         raise DataError(
             f"{path}: contains no images; a line must be `path<tab>identity`, or as im2rec writes it"
         )
-    label = _labels(list(number_of), path)[np.frombuffer(identity_number, np.int32)]
+    label = number_identities(list(number_of), str(path))[np.frombuffer(identity_number, np.int32)]
     return {"offset": np.array(offset, np.int64), "size": np.array(size, np.int32), "label": label}
 
 
-def _entries(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield, for each image, the byte offset and the length of its path in the list, and its identity."""
+def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the byte offset of each image's path in a list, the path, and the identity; errors begin with `place`.
+
+    Raises:
+        DataError: a line is not understood.
+    """
     start = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}, line {number}: the text is not UTF-8") from error
-            fields = _fields(text)
-            column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
-            if column is not None and len(fields) > 1:
-                image = fields[column].encode()
-                yield start + line.index(image), len(image), _identity(fields, column)
-            elif text and number > 1:  # the first line may contain column names
-                raise DataError(
-                    f"{path}, line {number}: {text[:60]!r} does not name an image "
-                    f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity"
-                )
-            start += len(line)
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{place}, line {number}: the text is not UTF-8") from error
+        fields = _fields(text)
+        column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
+        if column is not None and len(fields) > 1:
+            yield start + line.index(fields[column].encode()), fields[column], _identity(fields, column)
+        elif text and number > 1:  # the first line may contain column names
+            raise DataError(
+                f"{place}, line {number}: {text[:60]!r} does not name an image "
+                f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity"
+            )
+        start += len(line)
 
 
 def _fields(text: str) -> list[str]:
@@ -142,10 +145,13 @@ def _number(identity: str) -> float | None:
         return None
 
 
-def _labels(identities: list[str], path: Path) -> np.ndarray:
+def number_identities(identities: list[str], place: str) -> np.ndarray:
     """Return the label of each identity, int32 (N,): the number itself, or the rank of a name in sorted order.
 
     im2rec writes whole numbers as 3.000000.
+
+    Raises:
+        DataError: a number is negative, too large or not whole; the message begins with `place`.
     """
     try:
         number = np.array(identities, dtype=np.float64)
@@ -155,7 +161,7 @@ def _labels(identities: list[str], path: Path) -> np.ndarray:
     if wrong.any():
         identity = identities[int(np.flatnonzero(wrong)[0])]
         raise DataError(
-            f"{path}: the identity {identity} is not a whole number from 0 to 2^31; use such numbers, or "
+            f"{place}: the identity {identity} is not a whole number from 0 to 2^31; use such numbers, or "
             "names for all identities"
         )
     return number.astype(np.int32)
