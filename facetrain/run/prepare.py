@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -121,26 +122,20 @@ def prepare_run(
     network = wrap_in_ddp(
         execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
-    threads_before: int | None = None
-    left: list[str] = []
-    missing: str | None = None
+    continued: _ContinuedFolder | None = None
     with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
         if world.is_leader:
             # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
-                threads_before = recorded_threads(folder)
-                with os_errors_as(RunError, folder):
-                    missing = missing_newest(folder)
-                    if adopt:
-                        adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
-                    left = rename_later_checkpoints(folder, checkpoint.step)
+                continued = _continue_folder(folder, checkpoint, run_id, adopt=adopt)
             write_run_files(
                 folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
             )
     log = log_to(folder / "log.txt", world.rank)
-    _report_start(state.step, missing, left, threads_before)
+    if continued is not None:
+        _report_differences(continued, state.step)
     return PreparedRun(
         config=config,
         world=world,
@@ -163,19 +158,40 @@ def prepare_run(
     )
 
 
-def _report_start(step: int, missing: str | None, left: list[str], threads_before: int | None) -> None:
+class _ContinuedFolder(NamedTuple):
+    """Run folder as an earlier command left it."""
+
+    threads: int | None
+    """Threads with which the run has computed; None: not recorded."""
+    missing: str | None
+    """Name of the newest checkpoint, if it is missing."""
+    renamed: list[str]
+    """New names of the checkpoints after the step from which the run continues."""
+
+
+def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, adopt: bool) -> _ContinuedFolder:
+    """Make a checkpoint the newest of the run folder; return what differs from the run's last command."""
+    threads = recorded_threads(folder)
+    with os_errors_as(RunError, folder):
+        missing = missing_newest(folder)
+        if adopt:
+            adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
+        return _ContinuedFolder(threads, missing, rename_later_checkpoints(folder, checkpoint.step))
+
+
+def _report_differences(continued: _ContinuedFolder, step: int) -> None:
     """Warn if the run goes back to an earlier step, or computes with another number of threads than before."""
-    if missing is not None:
-        warn(f"going back to step {step}: {missing}, the newest checkpoint, is missing")
-    if left:
-        warn(f"going back to step {step}: the newer checkpoints are kept as {', '.join(left)}")
-    if threads_before not in (None, torch.get_num_threads()):
+    if continued.missing is not None:
+        warn(f"going back to step {step}: {continued.missing}, the newest checkpoint, is missing")
+    if continued.renamed:
+        warn(f"going back to step {step}: the newer checkpoints are kept as {', '.join(continued.renamed)}")
+    if continued.threads not in (None, torch.get_num_threads()):
         logger.warning(
             "this process computes with %d threads, and the run did with %d before: on a CPU its numbers may "
             "differ in the last digits; set OMP_NUM_THREADS=%d to continue bit for bit",
             torch.get_num_threads(),
-            threads_before,
-            threads_before,
+            continued.threads,
+            continued.threads,
         )
 
 

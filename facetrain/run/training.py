@@ -13,9 +13,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.loading import (
-    dump_config,
-)
+from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
 from facetrain.data.loader import Batch, Loader
 from facetrain.distributed.agreement import explain_failures, only_leader_reports
@@ -152,9 +150,8 @@ def _train(run: PreparedRun) -> int:
     first_step = state.step
     recorder, console = open_metrics(run)
     spike_recorder = open_loss_spikes(run)
-    print_message = (
-        console.print if console else logger.info
-    )  # the leader has a console, other ranks their log
+    # The leader has a console, other ranks have their log.
+    print_message = console.print if console else logger.info
 
     def report(line: str) -> None:
         """Write a line to the log, and on the leader to the console too."""
