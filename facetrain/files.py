@@ -37,7 +37,9 @@ def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> It
     try:
         yield
     except OSError as error:
-        place = error.filename if isinstance(error.filename, str | os.PathLike) else path
+        # Of a rename, the second name: the first one is that of a temporary file.
+        named = error.filename2 or error.filename
+        place = named if isinstance(named, str | os.PathLike) else path
         raise kind(f"{place}: {error_reason(error)}" + (f"; {advice}" if advice else "")) from error
 
 

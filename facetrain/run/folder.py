@@ -128,7 +128,7 @@ def missing_newest(folder: Path) -> str | None:
     """Return the name of the checkpoint that `latest` names, if it is newer than all others and does not exist."""
     checkpoints = folder / CHECKPOINTS
     try:
-        named = STEP_NAME.fullmatch((checkpoints / LATEST).read_text(encoding="utf-8").strip())
+        named = STEP_NAME.fullmatch(read_regular_text(checkpoints / LATEST).strip())
     except (OSError, ValueError):
         return None
     return named[0] if named and int(named[1]) > max(complete_steps(checkpoints), default=0) else None

@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, parse_json
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -136,7 +137,11 @@ class RunLock:
         Raises:
             RunError: another process writes the run now.
         """
-        if not self._renew():
+        try:
+            is_held = self._renew()
+        except OSError:  # as in `_keep_alive`: if the disk is gone, the next save reports it
+            return
+        if not is_held:
             content = self._read()
             holder = _parse(content[0]) if content else None
             by = f"process {holder.pid} on {holder.host}" if holder else "another process"
@@ -190,10 +195,18 @@ class RunLock:
         """Return content and modification time of the file; None if there is none."""
         try:
             # Opened again for each read: NFS shows the changes of other hosts to a file that is opened after them.
-            with self._path.open("rb") as file:
+            with self._open("rb") as file:
                 return file.read(1 << 16), os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             return None
+
+    def _open(self, mode: Literal["rb", "r+b"]) -> BinaryIO:
+        """Open the file, unless something else has its name."""
+        # A read of a pipe would wait without end, and a link could lead to a file of another program.
+        if not stat.S_ISREG(os.lstat(self._path).st_mode):
+            reason = "not a regular file; remove it if no other process writes the run"
+            raise OSError(errno.EINVAL, reason, str(self._path))
+        return self._path.open(mode)
 
     def _watch(self, content: tuple[bytes, int], fact: str) -> str | None:
         """Wait for the next rewrite of a lock whose process cannot be seen from this host."""
@@ -258,7 +271,7 @@ class RunLock:
     def _renew(self) -> bool:
         """Rewrite the file with a higher count; return False if it is the lock of another process."""
         try:
-            with self._path.open("r+b") as file:
+            with self._open("r+b") as file:
                 holder = _parse(file.read(1 << 16))
                 if holder is not None and holder.token != self._me.token:
                     return False
@@ -305,14 +318,14 @@ def locked(world: World, folder: Path, launchers: Sequence[str]) -> Iterator[Run
 def _parse(content: bytes) -> Holder | None:
     """Return the holder that a file describes; None if it does not describe one."""
     try:
-        values: dict[str, Any] = json.loads(content)
+        values: dict[str, Any] = parse_json(content.decode())
         return Holder(
             **{name: str(values[name]) for name in ("token", "host", "machine", "pid_start", "since")},
             pid=int(values["pid"]),
             launchers=tuple(map(str, values["launchers"])),
             beat=int(values["beat"]),
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):  # the last one: a number of JSON may be infinite
         return None
 
 

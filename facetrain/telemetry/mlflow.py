@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from facetrain.files import write_atomically
+from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
 
 _ID_FILE = "mlflow_run_id.txt"
@@ -43,7 +43,7 @@ class MLflow:
         self._client = MlflowClient(tracking_uri=uri)
         path = folder / _ID_FILE
         if resumed and path.exists():
-            self._id = path.read_text(encoding="utf-8").strip()
+            self._id = read_regular_text(path).strip()
             self._client.update_run(self._id, status="RUNNING")
             return  # parameters of MLflow cannot change
         found = self._client.get_experiment_by_name(experiment)

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from facetrain.files import write_atomically
+from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
 
 _ID_FILE = "wandb_run_id.txt"
@@ -41,7 +41,7 @@ class WandB:
         self._run = wandb.init(
             project=project,
             name=name,
-            id=path.read_text(encoding="utf-8").strip(),
+            id=read_regular_text(path).strip(),
             resume="allow",
             dir=folder,
             config=config,

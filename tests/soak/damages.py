@@ -2,10 +2,12 @@
 
 Each damage changes a copy of a run that was killed halfway: a file or a folder of the run, by its role, is truncated,
 flipped, extended, removed, swapped, replaced by a link, a loop, a folder or a pipe, or edited as another version of
-facetrain would have written it. Then every reader of run folders reads the copy. A reader may refuse it with an error
-of facetrain in one line; it may not raise anything else, change a file, take more than a minute, or accept a
-checkpoint whose files differ from those that were saved. Some copies are also resumed to their end: a run that
-continues must have the weights of the undisturbed run.
+facetrain would have written it, with new checksums where it has some. Then every reader of run folders reads the copy.
+A reader may refuse it with an error of facetrain in one line; it may not raise anything else, change a file, hang, or
+accept a checkpoint whose files differ from those that were saved.
+
+Every twentieth copy is also resumed. The resume either refuses it in one line and with exit code 2, or continues to the
+weights of the undisturbed run. If the refusal names another checkpoint, a second resume from that one must continue.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import hashlib
 import json
 import os
 import random
+import re
+import resource
 import shutil
 import signal
 import sys
@@ -25,39 +29,44 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot  # noqa: F401 (imported before the fork, as the next two)
+import onnx  # noqa: F401
 import torch
+import torch._dynamo
 
-from facetrain.checkpoint import manifest as manifests
 from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import load_config
+from facetrain.config.loading import load_config, override_keys
 from facetrain.doctor.run_checks import check_checkpoints
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import open_model
-from facetrain.run import training
+from facetrain.run import lock, training
 from facetrain.run.list_runs import list_runs
 from facetrain.run.report import write_run_report
+from tests.soak.damage_kinds import CRAFTED, Damager
 from tests.soak.kills import Starter
-from tests.soak.settings import Setting, write_data
+from tests.soak.settings import STEPS, Setting, write_data
 
-_MAX_SECONDS = 60
-_RESUMED_EVERY, _REPORTED_EVERY = 100, 20
+_MAX_CPU_SECONDS, _MAX_SECONDS = 20, 120
+"""Limits of a reader and of a resume. On a loaded machine only the time on the processor shows that a reader is slow;
+one that waits without end is found by the clock."""
+_MAX_RESUME_CPU_SECONDS = 60
+_MAX_MEMORY = 6 << 30
+"""Address space that a resume may add: an absurd size in a file must not end the machine."""
+_RESUMED_EVERY, _REPORTED_EVERY = 20, 20
 """One of so many damaged runs is resumed, or described by a report, whose figures take a second."""
 _KEPT_STEPS = 3
-_JUNK = [
-    b"\0" * 64,
-    b"\xff" * 64,
-    b"[" * 5000,
-    b'{"a":' * 5000,
-    b"NaN\n",
-    b"&a [*a, *a]\n",
-    b"!!python/name:os.system\n",
-]
-_CRAFTED = ("edit", "foreign", "rename")
-"""Damages whose checkpoints are complete: checksums cannot tell them from saved ones."""
+_REFUSED = 2
+"""Exit code of facetrain for an error that it expects."""
+_WAY_ON = re.compile(r"--checkpoint (\d+)")
+
+
+_SILENCE_S = 1.0
+"""Seconds for which a damaged lock is watched, instead of 30."""
 
 
 class Hang(BaseException):
@@ -72,11 +81,10 @@ class Tally:
     by_target: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     """Damages that at least one reader refused."""
-    resumed: int = 0
-    continued: int = 0
-    """Resumed runs that reached the end with the weights of the undisturbed run."""
-    foreign_accepted: Counter[str] = field(default_factory=Counter)
-    """Complete checkpoints of another run or another step that a resume accepted."""
+    resumes: Counter[str] = field(default_factory=Counter)
+    """Ends of the resumed runs."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Messages of the resumes that refused a run, without names and numbers."""
     faults: Counter[str] = field(default_factory=Counter)
     first_faults: list[str] = field(default_factory=list)
 
@@ -88,153 +96,11 @@ class Tally:
             else:
                 setattr(self, name, getattr(self, name) + value)
 
-
-class Damager:
-    """Damages copies of a run."""
-
-    def __init__(self, original: Path, foreign: Path, rng: random.Random) -> None:
-        self._original, self._other, self._rng = original, foreign, rng
-
-    def damage(self, run: Path) -> tuple[str, str]:
-        """Apply one damage; return its kind and the role of its target."""
-        rng = self._rng
-        files = sorted(path for path in run.rglob("*") if path.is_file())
-        folders = [
-            run / "checkpoints",
-            *(step_folder(run / "checkpoints", s) for s in complete_steps(run / "checkpoints")),
-        ]
-        kind = rng.choice([
-            "truncate", "flip", "flip", "append", "junk", "zeros", "delete", "swap", "link", "loop", "folder", "pipe",
-            "edit", "edit", "edit", "foreign", "rename", "delete folder", "link folder", "file for folder",
-        ])  # fmt: skip
-        # By role: the many lines of the log would otherwise be damaged rarely, and the shards most of the time.
-        roles: dict[str, list[Path]] = {}
-        for path in files:
-            roles.setdefault(_role(path), []).append(path)
-        target = rng.choice(roles[rng.choice(sorted(roles))])
-        if kind in ("delete folder", "link folder", "file for folder"):
-            target = rng.choice(folders)
-        elif kind == "edit":
-            editable = [p for p in files if p.suffix in (".json", ".jsonl", ".yaml") or p.name == "latest"]
-            target = rng.choice(editable)
-        elif kind in ("foreign", "rename"):
-            target = folders[-1]
-        role = _role(target)
-        getattr(self, "_" + kind.replace(" ", "_"))(target, files)
-        return kind, role
-
-    def _truncate(self, path: Path, files: list[Path]) -> None:
-        os.truncate(path, self._rng.randrange(path.stat().st_size + 1))
-
-    def _flip(self, path: Path, files: list[Path]) -> None:
-        data = bytearray(path.read_bytes())
-        for _ in range(self._rng.choice([1, 1, 8])):
-            if data:
-                data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
-        path.write_bytes(data)
-
-    def _append(self, path: Path, files: list[Path]) -> None:
-        with path.open("ab") as file:
-            file.write(self._rng.choice([*_JUNK, self._rng.randbytes(100), path.read_bytes()]))
-
-    def _junk(self, path: Path, files: list[Path]) -> None:
-        path.write_bytes(self._rng.choice([b"", *_JUNK, self._rng.randbytes(1000)]))
-
-    def _zeros(self, path: Path, files: list[Path]) -> None:
-        data = bytearray(path.read_bytes())
-        start = self._rng.randrange(len(data) + 1)
-        data[start : start + 512] = bytes(len(data[start : start + 512]))
-        path.write_bytes(data)
-
-    def _delete(self, path: Path, files: list[Path]) -> None:
-        path.unlink()
-
-    def _swap(self, path: Path, files: list[Path]) -> None:
-        other = self._rng.choice(files)
-        mine, theirs = path.read_bytes(), other.read_bytes()
-        path.write_bytes(theirs)
-        other.write_bytes(mine)
-
-    def _link(self, path: Path, files: list[Path]) -> None:
-        path.unlink()
-        path.symlink_to(
-            self._rng.choice(
-                ["/etc/passwd", "/dev/zero", "nowhere", str(self._original), "..", files[0].name]
-            )
-        )
-
-    def _loop(self, path: Path, files: list[Path]) -> None:
-        path.unlink()
-        path.symlink_to(path.name)
-
-    def _folder(self, path: Path, files: list[Path]) -> None:
-        path.unlink()
-        path.mkdir()
-
-    def _pipe(self, path: Path, files: list[Path]) -> None:
-        path.unlink()
-        os.mkfifo(path)
-
-    def _foreign(self, path: Path, files: list[Path]) -> None:
-        steps = complete_steps(self._other / "checkpoints")
-        source = step_folder(self._other / "checkpoints", self._rng.choice(steps))
-        target = path.parent / source.name
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target)
-
-    def _rename(self, path: Path, files: list[Path]) -> None:
-        path.rename(step_folder(path.parent, self._rng.choice([1, 17, 23, 10**12])))
-
-    def _delete_folder(self, path: Path, files: list[Path]) -> None:
-        shutil.rmtree(path)
-
-    def _link_folder(self, path: Path, files: list[Path]) -> None:
-        shutil.rmtree(path)
-        path.symlink_to(self._rng.choice([path.name, ".", "/", str(self._original)]))
-
-    def _file_for_folder(self, path: Path, files: list[Path]) -> None:
-        shutil.rmtree(path)
-        path.write_bytes(b"file")
-
-    def _edit(self, path: Path, files: list[Path]) -> None:
-        """Change a value, as another version or a person would; a manifest gets the right checksum again."""
-        rng, text = self._rng, path.read_text(errors="replace")
-        values = [None, -1, 0, 1, 2**63, 1e308, "x", "../x", [], {}, True, [[]] * 50, float("nan")]
-        if path.name == manifests.MANIFEST:
-            body = json.loads(text)
-            version = body.pop("format"), body.pop("sha256")
-            place = body
-            while isinstance(place, dict) and place and rng.random() < 0.6:
-                key = rng.choice(sorted(place))
-                if not isinstance(place[key], dict) or not place[key]:
-                    break
-                place = place[key]
-            if isinstance(place, dict) and place:
-                place[rng.choice(sorted(place))] = rng.choice(values)
-            number = rng.choice([version[0], version[0], 0, 2, 99, "1", None])
-            path.write_text(json.dumps({"format": number, "sha256": manifests.checksum(body)} | body))
-        elif path.name == "latest":
-            path.write_text(
-                rng.choice(
-                    ["step_00000004", "step_99999999", "../../x", "/etc/passwd", "", "step_00000004\n\n"]
-                )
-            )
-        else:
-            lines = text.splitlines() or [""]
-            number = rng.randrange(len(lines))
-            key, colon, _ = lines[number].partition(":")
-            if path.suffix == ".yaml" and colon:
-                lines[number] = f"{key}: {json.dumps(rng.choice(values))}"
-            else:
-                lines[number] = rng.choice(
-                    ["", "{}", "[]", "null", '{"step": "x"}', '{"step": -1, "loss": []}', "[" * 2000]
-                )
-            path.write_text("\n".join(lines) + "\n")
-
-
-def _role(path: Path) -> str:
-    """Return the name of a file or folder without its numbers."""
-    return "".join(c for c in path.name if not c.isdigit())
+    def add_fault(self, name: str, details: str) -> None:
+        """Count a fault, and keep the details of the first one of its name."""
+        if name not in self.faults:
+            self.first_faults.append(f"{name}\n{details}")
+        self.faults[name] += 1
 
 
 class Readers:
@@ -254,8 +120,8 @@ class Readers:
         yield "newest checkpoint", lambda: self._load(run, is_crafted=is_crafted)
         yield "doctor", lambda: void(check_checkpoints(run))
         yield "runs", lambda: void(list_runs(run))
+        yield "model", lambda: void(open_model(run, torch.device("cpu")))
         if with_report:
-            yield "model", lambda: void(open_model(run, torch.device("cpu")))
             yield "report", lambda: write_run_report(run, run.parent / "report.html")
 
     def _load(self, run: Path, *, is_crafted: bool) -> None:
@@ -281,16 +147,19 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _limited() -> Iterator[None]:
     def hang(*_: object) -> None:
         raise Hang
 
     signal.signal(signal.SIGALRM, hang)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    signal.signal(signal.SIGPROF, hang)
+    signal.setitimer(signal.ITIMER_REAL, _MAX_SECONDS, 1)
+    signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_SECONDS, 1)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def damage_often(
@@ -298,81 +167,122 @@ def damage_often(
 ) -> Tally:
     """Damage copies of `original`, and read each with all readers."""
     rng, tally = random.Random(seed), Tally()
-    damager, readers = Damager(original, foreign, rng), Readers(original)
     folder.mkdir(parents=True, exist_ok=True)
-    run = folder / "run"
+    run, bystander = folder / "run", folder / "bystander"
+    bystander.write_text('{"a file": "outside of the run"}\n')
+    damager, readers, resumer = Damager(foreign, bystander, rng), Readers(original), Resumer(run, whole)
+    outside = [_tree(original), _tree(foreign), bystander.read_bytes()]
     for number in range(count):
         if time.monotonic() > deadline:
             break
         _remove(run)
         shutil.copytree(original, run, symlinks=True)
-        done = [damager.damage(run)]
-        for kind, target in done:
-            tally.by_kind[kind] += 1
-            tally.by_target[target] += 1
-        name = " and ".join(f"{kind} {target}" for kind, target in done)
+        kind, target = damager.damage(run)
+        tally.by_kind[kind] += 1
+        tally.by_target[target] += 1
+        name, is_crafted = f"{kind} {target}", kind in CRAFTED
         before, refused = _tree(run), False
-        is_crafted = any(kind in _CRAFTED for kind, _ in done)
-        with_report = number % _REPORTED_EVERY == 0
+        with_report = number % _REPORTED_EVERY == 10
         for reader, read in readers.read(run, is_crafted=is_crafted, with_report=with_report):
             try:
-                with _limited(_MAX_SECONDS):
+                with _limited():
                     read()
             except FacetrainError as error:
                 refused = True
                 if len(str(error).splitlines()) > 1:
-                    _add_fault(tally, f"{reader}: {name}: message of several lines", str(error))
+                    tally.add_fault(f"{reader}: {name}: message of several lines", str(error))
             except (Exception, Hang) as error:
-                _add_fault(tally, f"{reader}: {name}: {type(error).__name__}", traceback.format_exc()[-1500:])
+                details = traceback.format_exc()[-1500:]
+                tally.add_fault(f"{reader}: {name}: {type(error).__name__}", details)
         if _tree(run) != before:
-            _add_fault(tally, f"{name}: a reader changed the run folder", "")
+            tally.add_fault(f"{name}: a reader changed the run folder", "")
         tally.refused += refused
         if number % _RESUMED_EVERY == _RESUMED_EVERY - 1:
-            _resume(tally, run, whole, name, done)
+            resumer.resume(tally, name, is_crafted=is_crafted, is_config=target == "config.yaml")
+        if [_tree(original), _tree(foreign), bystander.read_bytes()] != outside:
+            raise RuntimeError(f"{name}: a file outside of the run was changed")
     _remove(run)
     return tally
 
 
-def _add_fault(tally: Tally, name: str, details: str) -> None:
-    if name not in tally.faults:
-        tally.first_faults.append(f"{name}\n{details}")
-    tally.faults[name] += 1
+class Resumer:
+    """Resumes damaged runs in forked processes, and compares their weights with those of the undisturbed run."""
 
+    def __init__(self, run: Path, whole: Path) -> None:
+        self._run, self._whole = run, _weights(whole)
+        self._output = run.parent / "output"
 
-def _resume(tally: Tally, run: Path, whole: Path, name: str, done: list[tuple[str, str]]) -> None:
-    """Resume a damaged run in a forked process, and compare its weights with those of the undisturbed run."""
-    output = run.parent / "output"
-    child = os.fork()
-    if not child:
-        os.setpgid(0, 0)
-        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+    def resume(self, tally: Tally, name: str, *, is_crafted: bool, is_config: bool) -> None:
+        """Resume the run, and again from the checkpoint that a refusal names."""
+        code, text = self._start(None)
+        end = self._judge(tally, f"resume: {name}", code, text, is_crafted=is_crafted, is_config=is_config)
+        if code == _REFUSED:
+            tally.refusals[self._reduced(text)] += 1
+            if way_on := _WAY_ON.search(text):
+                code, text = self._start(int(way_on[1]))
+                again = self._judge(
+                    tally, f"resume again: {name}", code, text, is_crafted=is_crafted, is_config=is_config
+                )
+                if code == _REFUSED:
+                    tally.add_fault(f"resume: {name}: the named checkpoint is refused too", text[-1500:])
+                end = f"{end}; from the checkpoint that the message names: {again}"
+        tally.resumes[end] += 1
+
+    def _judge(
+        self, tally: Tally, name: str, code: int | None, text: str, *, is_crafted: bool, is_config: bool
+    ) -> str:
+        """Return the end of a resume in a few words; count a fault if it is none of the allowed ones."""
+        if code == _REFUSED and "Traceback" not in text:
+            lines = [line for line in text.splitlines() if line.startswith("error: ")]
+            if len(lines) != 1 or text.splitlines()[-1] != lines[0]:
+                tally.add_fault(f"{name}: message of several lines", text[-1500:])
+            return "refused"
+        if code != 0 or "Traceback" in text:
+            tally.add_fault(f"{name}: {'hangs' if code is None else f'exit code {code}'}", text[-1500:])
+            return "fault"
         try:
-            os._exit(training.resume(load_config(run / "config.yaml"), run))
-        except FacetrainError as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(2)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(99)
-    tally.resumed += 1
-    code = _wait(child, 120)
-    text = output.read_text(errors="replace")
-    if code is None or code == 99 or "Traceback" in text:
-        _add_fault(tally, f"resume: {name}: {'hangs' if code is None else 'traceback'}", text[-1500:])
-    elif code == 0 and not any(target == "config.yaml" for _, target in done):
-        try:
-            is_equal = _weights(run) == _weights(whole)
+            is_equal = _weights(self._run) == self._whole
         except FacetrainError:
             is_equal = False
         if is_equal:
-            tally.continued += 1
-        elif any(kind in _CRAFTED for kind, _ in done):
-            tally.foreign_accepted[name] += 1
-        else:
-            _add_fault(tally, f"resume: {name}: other weights than the undisturbed run", text[-1500:])
+            return "continued to the weights of the undisturbed run"
+        if is_config:
+            return "continued with another config, which was reported"
+        if is_crafted:
+            return f"continued from a crafted checkpoint ({name.partition(': ')[2]})"
+        tally.add_fault(f"{name}: other weights than the undisturbed run", text[-1500:])
+        return "fault"
+
+    def _start(self, step: int | None) -> tuple[int | None, str]:
+        """Resume in a forked process; return its exit code, or None if it hangs, and what it printed."""
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            log = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + _MAX_MEMORY, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_CPU, (_MAX_RESUME_CPU_SECONDS, resource.RLIM_INFINITY))
+            # A damaged limit of the steps could let the run train for days.
+            limit = [f"train.max_steps={STEPS}"]
+            try:
+                config = load_config(self._run / "config.yaml", limit)
+                os._exit(training.resume(config, self._run, step, set_keys=override_keys(limit)))
+            except FacetrainError as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                os._exit(_REFUSED)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(99)
+        code = _wait(child, _MAX_SECONDS)
+        return code, self._output.read_text(errors="replace")
+
+    def _reduced(self, text: str) -> str:
+        """Return the last line of a message without names and numbers."""
+        line = text.strip().splitlines()[-1].removeprefix("error: ").replace(str(self._run), "RUN")
+        return re.sub(r"\d+", "N", re.sub(r"\S*/\S+/step_\d+", "STEP", line))[:150]
 
 
 def _wait(child: int, seconds: float) -> int | None:
@@ -380,7 +290,8 @@ def _wait(child: int, seconds: float) -> int | None:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == -signal.SIGXCPU else code
         time.sleep(0.01)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -427,20 +338,16 @@ def table(tally: Tally, seconds: float) -> str:
     """Format the counts as Markdown."""
     lines = [
         f"{sum(tally.by_kind.values()):,} damages in {seconds:,.0f} s; {tally.refused:,} refused by at least one "
-        f"reader, {sum(tally.faults.values()):,} faults; {tally.resumed:,} resumed, {tally.continued:,} of them "
-        "continued to the weights of the undisturbed run"
+        f"reader; {sum(tally.resumes.values()):,} resumed; {sum(tally.faults.values()):,} faults"
     ]
     for title, counts in (
         ("damage", tally.by_kind),
         ("target", tally.by_target),
-        ("accepted by resume", tally.foreign_accepted),
+        ("end of a resumed run", tally.resumes),
+        ("message of a resume that refused", tally.refusals),
     ):
-        lines += [
-            "",
-            f"| {title} | number |",
-            "|---|---|",
-            *(f"| {name} | {n:,} |" for name, n in sorted(counts.items())),
-        ]
+        lines += ["", f"| {title} | number |", "|---|---|"]
+        lines += [f"| {name} | {n:,} |" for name, n in sorted(counts.items())]
     lines += [f"fault ({tally.faults[text.splitlines()[0]]} times): {text}" for text in tally.first_faults]
     return "\n".join(lines)
 
@@ -478,6 +385,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="number of processes; default: 2")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    lock.RunLock = partial(lock.RunLock, silence_s=_SILENCE_S)  # type: ignore[assignment,misc]
     os.environ["OMP_NUM_THREADS"] = "1"
     since = time.monotonic()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -7,8 +7,8 @@ import pytest
 
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, RunError
-from facetrain.files import read_regular_text
-from facetrain.run.folder import recorded_threads
+from facetrain.files import os_errors_as, read_regular_text, write_atomically
+from facetrain.run.folder import missing_newest, recorded_threads
 from facetrain.run.list_runs import list_runs, read_metrics
 from facetrain.run.report import write_run_report
 from facetrain.run.run_state import read_state
@@ -52,6 +52,9 @@ def test_a_pipe_in_place_of_a_file_blocks_no_reader(run, name):
     with pytest.raises(OSError, match="not a regular file"):
         read_regular_text(run / name)
     assert read_state(run).starts == () and recorded_threads(run) is None
+    (run / "checkpoints").mkdir()
+    os.mkfifo(run / "checkpoints" / "latest")
+    assert missing_newest(run) is None
     if name != "environment.json":
         write_run_report(run, run / "report.html")
         assert "<h2>Warnings</h2>" in (run / "report.html").read_text()
@@ -72,3 +75,10 @@ def test_a_config_that_is_a_link_to_itself_is_refused(run):
     (run / "config.yaml").symlink_to("config.yaml")
     with pytest.raises(ConfigError, match="symbolic links"):
         load_config(run / "config.yaml")
+
+
+def test_an_error_of_a_rename_names_the_file_and_not_its_temporary_copy(run):
+    (run / "latest").mkdir()
+    with pytest.raises(RunError) as caught, os_errors_as(RunError, run):
+        write_atomically(run / "latest", "text")
+    assert str(caught.value) == f"{run / 'latest'}: Is a directory"

@@ -13,7 +13,7 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.run.lock import LOCK_FILE, RunLock, locked
+from facetrain.run.lock import LOCK_FILE, Holder, RunLock, locked
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -121,6 +121,31 @@ def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path):
     (tmp_path / LOCK_FILE).write_bytes(b"\0" * 100)
     lock = RunLock(tmp_path, **FAST)
     assert "cannot be read" in str(wait_for(lock))
+    lock.release()
+
+
+@pytest.mark.parametrize("content", [b"[" * 60_000, b"\xff" * 10, b'{"pid": Infinity}'])
+def test_a_lock_with_hostile_json_counts_as_one_that_cannot_be_read(tmp_path, content):
+    if b"Infinity" in content:
+        values = json.loads(Holder("t", "h", "m", 1, "", "", ()).dump()) | {"pid": float("inf")}
+        content = json.dumps(values).encode()
+    (tmp_path / LOCK_FILE).write_bytes(content)
+    assert "cannot be read" in str(RunLock(tmp_path, **FAST).try_acquire())
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("absent")])
+def test_something_else_than_a_file_in_place_of_the_lock_is_refused_at_once(tmp_path, make):
+    make(tmp_path / LOCK_FILE)
+    with pytest.raises(RunError, match=r"run\.lock: not a regular file; remove it if no other"):
+        RunLock(tmp_path).try_acquire()
+
+
+def test_a_lock_that_cannot_be_read_while_the_run_writes_does_not_end_it(tmp_path):
+    lock = RunLock(tmp_path, **FAST)
+    assert lock.try_acquire() is None
+    (tmp_path / LOCK_FILE).unlink()
+    (tmp_path / LOCK_FILE).mkdir()
+    lock.require_held()
     lock.release()
 
 
