@@ -64,6 +64,13 @@ def export(
     calibrate_images: Annotated[
         int, typer.Option(min=1, help="Number of images to take from --calibrate, evenly spaced.")
     ] = 256,
+    average: Annotated[
+        bool,
+        typer.Option(
+            "--ema",
+            help="Take the moving average of the weights (optim.ema) of a run folder or a checkpoint.",
+        ),
+    ] = False,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,7 +96,8 @@ def export(
 
     _check_options(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
     require_writable(output, model_card)
-    opened, sets = open_model(model, torch.device("cpu")), data_dir or eval_dir_of_run(model)
+    opened = open_model(model, torch.device("cpu"), average=average)
+    sets = data_dir or eval_dir_of_run(model)
     results = _evaluate(opened, target, sets)
     images = [] if calibrate is None else _read_evenly(calibrate, calibrate_images)
     options = ExportOptions(from_pixels=from_pixels, unit=unit, int8=int8, calibration=images)

@@ -29,6 +29,9 @@ class OptimConfig(Section):
     layer has `lr`, the first the smallest rate. 1: the same rate everywhere."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the backbone's weights, per step; 0.999 to 0.9999 are usual. The
+    average is verified and written beside the weights. null: no average."""
     accumulate: Positive = 1
     """Number of micro-batches per step, whose gradients are added up."""
     schedule: Literal["polynomial"] = "polynomial"

@@ -34,6 +34,8 @@ from facetrain.models.weight_files import load_weights_into, read_weights, requi
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
+AVERAGE_FILE = "model_ema.safetensors"
+"""Name of the file with the average of the weights, beside `MODEL_FILE`."""
 METADATA_KEY = "facetrain"
 _MODEL_SUFFIXES = ("-symbol.json", ".onnx", ".pt", ".pth", ".safetensors")
 DEFAULT_IMAGE_SIZE = 112
@@ -88,22 +90,32 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
         raise RunError(f"{path}: the model cannot be written: {error_reason(error)}") from error
 
 
-def open_model(path: Path, device: torch.device) -> EmbeddingModel:
+def open_model(path: Path, device: torch.device, *, average: bool = False) -> EmbeddingModel:
     """Open a network in evaluation mode on a device (ONNX: on the CPU).
 
     `path` is a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, a .onnx
-    file, or either file of an MXNet network.
+    file, or either file of an MXNet network. With `average`, it is a run folder or a checkpoint, of which the moving
+    average of the weights is opened.
 
     Raises:
         ModelError: the file is missing or damaged, or its network is unknown.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     path = Path(path)
-    if path.is_dir() and (path / MODEL_FILE).exists():
-        path = path / MODEL_FILE
+    if average and not path.is_dir():
+        raise ModelError(
+            f"{path}: has one set of weights; give a run folder or a checkpoint for their average"
+        )
+    name = AVERAGE_FILE if average else MODEL_FILE
+    if path.is_dir() and (path / name).exists():
+        path = path / name
     if path.is_dir():
         checkpoint = open_checkpoint(path)
         weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
+        averages = checkpoint.replicated("ema.") if average else {}
+        if average and not averages:
+            raise ModelError(f"{path}: has no average of the weights; the run was trained without optim.ema")
+        weights |= averages
         return _build_model(weights, description, str(checkpoint.folder), device)
     if path.suffix == ".onnx":
         return _open_onnx(path)

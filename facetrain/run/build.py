@@ -30,6 +30,7 @@ from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups, polynomial_lr
 from facetrain.optim.stepper import Stepper
+from facetrain.optim.weight_average import WeightAverage
 from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import StepSchedule
@@ -169,7 +170,8 @@ def build_state(
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
     tolerance = config.train.loss_spike
     detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
-    return TrainState(world, network, head, stepper, detector)
+    average = None if config.optim.ema is None else WeightAverage(backbone, config.optim.ema)
+    return TrainState(world, network, head, stepper, detector, average)
 
 
 def _build_backbone(config: Config, source: FaceDataset) -> Backbone:

@@ -9,7 +9,7 @@ from facetrain.data.dataset import skipped_files
 from facetrain.data.loader import Loader
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.files import write_atomically
-from facetrain.models.model_file import save_model
+from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
 from facetrain.run.build import describe_model
 from facetrain.run.callbacks.logging import open_recorder
 from facetrain.run.curves import plot_curves
@@ -53,9 +53,12 @@ def write_skipped_images(run: PreparedRun, loader: Loader) -> list[str]:
 def write_results(run: PreparedRun, skipped: list[str]) -> None:
     """Write the model file and the plot, and print the summary. Collective."""
     weights = averaged_state(run.state.backbone)
+    average = run.state.average.state() if run.state.average else None
     if not run.world.is_leader:
         return
-    save_model(run.folder / "model.safetensors", weights, describe_model(run.config))
+    save_model(run.folder / MODEL_FILE, weights, describe_model(run.config))
+    if average is not None:
+        save_model(run.folder / AVERAGE_FILE, weights | average, describe_model(run.config))
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
     steps_of_all_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
     summary = summarize(

@@ -20,6 +20,7 @@ from facetrain.errors import CheckpointError
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
+from facetrain.optim.weight_average import WeightAverage
 from facetrain.telemetry.meter import Meter
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision
@@ -34,6 +35,8 @@ class TrainState:
     head: MarginHead
     stepper: Stepper
     spike_detector: SpikeDetector | None = None
+    average: WeightAverage | None = None
+    """Moving average of the backbone's weights; None without `optim.ema`."""
     meter: Meter = field(default_factory=Meter)
     step: int = 0
     """Number of steps taken."""
@@ -64,6 +67,7 @@ class TrainState:
         replicated = {
             **_prefixed("backbone.", averaged_state(self.backbone)),
             **_prefixed("optimizer.", self._optimizer_state()),
+            **_prefixed("ema.", self.average.state() if self.average else {}),
             **_prefixed("scale.", self.stepper.scale.state()),
             **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
@@ -112,6 +116,10 @@ class TrainState:
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
         self._load_optimizer(checkpoint.replicated("optimizer."))
+        if self.average:
+            # A checkpoint from before `optim.ema` was set has none: the average starts from its weights.
+            self.average.restart()
+            self.average.load_state(checkpoint.replicated("ema."))
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
         if self.spike_detector:
@@ -152,7 +160,8 @@ class TrainState:
         if self.world.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.world.device)
         # Each rank has batch norm statistics of its own, and only with those it continues bit for bit.
-        return state | _prefixed("buffer.", dict(self.backbone.named_buffers()))
+        state |= _prefixed("buffer.", dict(self.backbone.named_buffers()))
+        return state | _prefixed("ema_buffer.", self.average.rank_state() if self.average else {})
 
     def _load_rank_state(self, state: dict[str, Tensor]) -> None:
         torch.set_rng_state(state["random.cpu"])
@@ -160,6 +169,10 @@ class TrainState:
             torch.cuda.set_rng_state(state["random.cuda"], self.world.device)
         for name, buffer in self.backbone.named_buffers():
             buffer.copy_(state[f"buffer.{name}"])
+        if self.average:
+            prefix = "ema_buffer."
+            saved = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+            self.average.load_state(saved)
 
 
 def averaged_state(module: nn.Module) -> dict[str, Tensor]:

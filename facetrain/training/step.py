@@ -67,6 +67,8 @@ class TrainStep:
         # Clip, agree among the ranks that the gradient is finite, update backbone and class centers.
         with profiler_range("optimizer"):
             result = state.stepper.finish()
+            if state.average:
+                state.average.update(state.step)
 
         if self._trial and (mode := self._trial.end_step()):
             state.execution_mode, self._trial = mode, None
