@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from facetrain.data.formats.pair_archives import SUFFIXES, is_pair_archive
 from facetrain.errors import PairsError
 from facetrain.verify.ijb import IjbSet, is_ijb, open_ijb
 from facetrain.verify.pair_set import PairSet, load_pair_set, require_distinct_names
@@ -21,19 +22,23 @@ EvaluationSet = PairSet | IjbSet | SearchSet | DistractorSet
 
 
 def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
-    """Open a `.bin` file, or a folder in the layout of IJB, TinyFace or MegaFace.
+    """Open a set of pairs in any form of `pair_archives`, or a folder in the layout of IJB, TinyFace or MegaFace.
 
     `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
 
     Raises:
         PairsError: there is no such set, or it does not have the layout of its protocol.
     """
-    # A name prefers the .bin file of the data folder: a folder ./lfw of images must not hide lfw.bin.
-    is_bin_name = Path(target).name == target and (folder / f"{target}.bin").is_file()
+    # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin.
+    is_file_name = Path(target).name == target and any(
+        (folder / f"{target}{suffix}").is_file() for suffix in SUFFIXES
+    )
     for path in (Path(target), folder / target, folder / target.upper()):
-        if is_bin_name or not path.is_dir():
+        if is_file_name or not path.is_dir():
             continue
         name = path.name.lower()
+        if is_pair_archive(path):
+            return load_pair_set(path.name, path.parent)
         if is_ijb(path):
             return open_ijb(path, name)
         if is_tinyface(path):
@@ -42,7 +47,8 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
             return open_megaface(path, name)
         raise PairsError(
             f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
-            "(Gallery_Match/, Probe/) or MegaFace (probes/, distractors/), see docs/evaluation.md"
+            "(Gallery_Match/, Probe/), MegaFace (probes/, distractors/) or a prepared set of pairs, see "
+            "docs/evaluation.md. To evaluate a pair list and its images, run `facetrain data pairs` first"
         )
     return load_pair_set(target, folder)
 

@@ -1,4 +1,4 @@
-"""Verification sets of image pairs, read from `.bin` files."""
+"""Verification sets of image pairs, read from files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_groups import groups_path
 from facetrain.data.formats.bin_subjects import read_subjects
+from facetrain.data.formats.pair_archives import (
+    SUFFIXES,
+    find_pair_archive,
+    is_pair_archive,
+    read_pair_archive,
+)
 from facetrain.errors import PairsError
 
 
@@ -29,20 +34,24 @@ class PairSet:
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
-    """Read a `.bin` set, given by its path or by its name in `folder`, and the tables beside it.
+    """Read a set in any form of `pair_archives`, by its path or by its name in `folder`, and the tables beside it.
 
     Raises:
-        PairsError: the file does not exist (the message lists the sets of the folder), or is not a `.bin` set, or
-            its table of subjects does not belong to it.
+        PairsError: the set does not exist (the message lists the sets of the folder), cannot be read, or its table of
+            subjects does not belong to it.
     """
     path = Path(target)
-    if path.suffix != ".bin":
-        path = folder / f"{target}.bin"
-    if not path.exists():
-        names = sorted(p.stem for p in path.parent.glob("*.bin")) if path.parent.is_dir() else []
+    if path.suffix not in SUFFIXES and not (path.is_dir() and is_pair_archive(path)):
+        path = find_pair_archive(target, folder) or folder / f"{target}.bin"
+    if not is_pair_archive(path):
+        names = (
+            sorted(p.stem for p in path.parent.glob("*") if is_pair_archive(p))
+            if path.parent.is_dir()
+            else []
+        )
         hint = f"there are {', '.join(names)}" if names else f"{path.parent} has no .bin files"
         raise PairsError(f"{path}: no such verification set; {hint}")
-    images, same = read_bin(path)
+    images, same = read_pair_archive(path)
     groups = groups_path(path)
     subjects = read_subjects(path, same)
     return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None)

@@ -146,7 +146,8 @@ def pairs(
         Path,
         typer.Argument(
             help="Pair list in the form of LFW, CALFW, CPLFW, SLLFW, AgeDB, MLFW or CFP; the unpacked folder of one of "
-            "these sets, of XQLFW or of RFW; or a dataset to sample pairs from."
+            "these sets, of XQLFW or of RFW; a set as .xz, .parquet or prepared folder; or a dataset to sample pairs "
+            "from."
         ),
     ],
     output: Annotated[Path, typer.Option(help="The .bin file to write.")],
@@ -168,9 +169,10 @@ def pairs(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Write a verification set from a pair list and its images, or from a dataset."""
+    """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
+    from facetrain.data.formats.pair_archives import is_pair_archive
+    from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
     from facetrain.data.tools.sample_pairs import sample_pairs
 
     finder = _landmark_finder(landmarks, detector, center_crop=True)
@@ -185,6 +187,8 @@ def pairs(
                 source, images, output,
                 landmarks=finder, image_size=image_size, workers=workers, progress=progress,
             )  # fmt: skip
+        elif is_pair_archive(source):
+            count, same = convert_pair_archive(source, output)
         else:
             count, same = sample_pairs(
                 source, output, pairs=count, seed=seed, workers=workers, progress=progress

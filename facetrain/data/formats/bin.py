@@ -1,4 +1,4 @@
-"""NAME.bin verification sets of InsightFace: a pickle of (encoded images, same-person flags).
+"""NAME.bin verification sets of InsightFace, and compressed NAME.xz: a pickle of (encoded images, same-person flags).
 
 A pickle can call any function, and the files are downloads. `read_bin` therefore runs Python's unpickler with
 a `find_class` that returns the few constructors of byte arrays below, and nothing else. That does not bound the
@@ -9,6 +9,7 @@ instruction is checked first, against a list of allowed ones and against the siz
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import pickle
 import pickletools
@@ -39,11 +40,17 @@ _ALLOWED_OPCODES = frozenset({
     "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 })  # fmt: skip
 """Instructions of pickles of lists, tuples, numbers, strings, bytes and arrays; no dicts, sets or objects."""
+COMPRESSED = ".xz"
+"""Suffix of a set that is compressed with LZMA."""
+_MAX_DICTIONARY_BYTES = 1 << 28
+_MAX_RATIO, _SPARE_BYTES = 16, 1 << 20
+"""Largest decompressed size, in units of the file's size, and the bytes that any file may have. JPEG and PNG images
+hardly become smaller, uncompressed images to about a third."""
 _BYTE_DTYPES = frozenset({"u1", "|u1", "b1", "|b1", "i1", "|i1", "bool", "uint8"})
 
 
 def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
-    """Read a verification set.
+    """Read a verification set, compressed if its name ends in `.xz`.
 
     Returns:
         The encoded images, two per pair, and whether each pair shows one person: bool (pairs,).
@@ -54,6 +61,8 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     path = Path(path)
     with os_errors_as(PairsError, path):
         data = path.read_bytes()
+    if path.suffix == COMPRESSED:
+        data = _decompress(data, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes in text of old protocols
@@ -62,6 +71,19 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     except _LOAD_ERRORS as error:
         raise PairsError(f"{path}: not a verification set ({error_reason(error)})") from None
     return _check_set(value, path)
+
+
+def _decompress(data: bytes, path: Path) -> bytes:
+    limit = _MAX_RATIO * len(data) + _SPARE_BYTES
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_MAX_DICTIONARY_BYTES)
+    try:
+        content = decompressor.decompress(data, max_length=limit)
+    except lzma.LZMAError as error:
+        raise PairsError(f"{path}: not a valid .xz file ({error_reason(error)})") from None
+    if not decompressor.eof:
+        fault = "is cut off" if len(content) < limit else f"decompresses to more than {limit:,} bytes"
+        raise PairsError(f"{path}: the file {fault}")
+    return content
 
 
 def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None:
@@ -214,6 +236,10 @@ def _require_byte_dtype(dtype: Any) -> None:
 
 
 def _check_set(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        flags = value[1].data if isinstance(value[1], _ByteArray) else value[1]
+        if isinstance(flags, bytes):  # a NumPy array; protocol 5 of pickle gives the bytes themselves
+            value = (value[0], list(flags))
     if not (
         isinstance(value, tuple | list)
         and len(value) == 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,28 @@ class ParquetDataset:
         path = self._paths[file]
         _require_fitting_group(path, _open(path).metadata.row_group(row_group), row_group)
         return _read(path, lambda: _open(path).read_row_group(row_group, [self._column]))[self._column]
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the names of the columns of a .parquet file.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file is damaged.
+    """
+    return list(_open(path).schema_arrow.names)
+
+
+def read_row_groups(path: Path, columns: list[str]) -> Iterator[Any]:
+    """Yield the row groups of a .parquet file as tables of pyarrow, with these columns.
+
+    Raises:
+        DataError: pyarrow is not installed, the file is damaged, or it grows too much when it is decompressed.
+    """
+    file = _open(path)
+    _require_fitting_rows(file, path)
+    for number in range(file.metadata.num_row_groups):
+        _require_fitting_group(path, file.metadata.row_group(number), number)
+        yield _read(path, partial(file.read_row_group, number, columns))
 
 
 def _open(path: Path) -> Any:

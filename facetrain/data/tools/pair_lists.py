@@ -29,6 +29,7 @@ from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import remove_groups, write_groups
 from facetrain.data.formats.bin_subjects import remove_subjects, subjects_agree, write_subjects
+from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
     Line,
@@ -289,3 +290,19 @@ def convert_pair_list(
     if len(groups) == len(subjects):
         write_groups(output, groups)
     return len(same), sum(same)
+
+
+def convert_pair_archive(path: Path, output: Path) -> tuple[int, int]:
+    """Write a set in any form of `pair_archives` as .bin.
+
+    Returns:
+        The number of pairs, and of those of one person.
+
+    Raises:
+        PairsError: the set cannot be read, or the file cannot be written.
+    """
+    images, same_P = read_pair_archive(path)
+    remove_subjects(output)
+    remove_groups(output)
+    write_bin(output, images, same_P.tolist())
+    return len(same_P), int(same_P.sum())

@@ -1,0 +1,135 @@
+"""Verification sets of Hugging Face's `datasets`: folders of `save_to_disk` and Parquet files; need facetrain[parquet].
+
+A row is a pair with the columns `image1`, `image2` and `target`, `label` or `is_same`; or a row is an image with the
+columns `image` and `is_same`, and two rows are a pair, as CVLface prepares them. If there is a column `index`, the rows
+are taken in its order. An image column has bytes, or a struct {bytes, path}.
+"""
+
+# N images, two per pair   P pairs
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.formats.parquet import column_names, read_row_groups
+from facetrain.errors import PairsError
+from facetrain.files import error_reason
+
+_LABELS = ("is_same", "target", "label")
+_STATE = "state.json"
+_MAX_STATE_BYTES = 1 << 20
+
+
+def is_arrow_set(folder: Path) -> bool:
+    """Return whether a folder was written by `Dataset.save_to_disk`."""
+    return (folder / _STATE).is_file() and any(folder.glob("*.arrow"))
+
+
+def read_arrow_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
+    """Read a folder of `Dataset.save_to_disk`.
+
+    Returns:
+        The encoded images, two per pair, and whether each pair shows one person: bool (P,).
+
+    Raises:
+        PairsError: pyarrow is not installed, a file is damaged, or a column is missing.
+    """
+    return _read_rows(folder, [row for path in _arrow_paths(folder) for row in _arrow_rows(path)])
+
+
+def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
+    """Read a set from its Parquet files, in this order.
+
+    Returns:
+        The encoded images, two per pair, and whether each pair shows one person: bool (P,).
+
+    Raises:
+        DataError: pyarrow is not installed, a file is damaged, or a column is missing.
+    """
+    rows = []
+    for path in paths:
+        columns = _used_columns(column_names(path), path)
+        rows += [row for table in read_row_groups(path, columns) for row in table.to_pylist()]
+    return _read_rows(paths[0], rows)
+
+
+def _arrow_paths(folder: Path) -> list[Path]:
+    """Return the files that `state.json` lists, in its order."""
+    path = folder / _STATE
+    try:
+        with path.open(encoding="utf-8") as file:
+            state = json.loads(file.read(_MAX_STATE_BYTES))
+        names = [entry["filename"] for entry in state["_data_files"]]
+        selected = state.get("_indices_data_files") or state.get("_indices_files")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PairsError(f"{path}: does not list the files of a dataset ({error_reason(error)})") from error
+    if selected:
+        raise PairsError(f"{path}: the dataset is a selection of rows; write it with flatten_indices() first")
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise PairsError(f"{path}: expected the names of files in this folder")
+    return [folder / name for name in names]
+
+
+def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise PairsError(
+            f"{path}: reading .arrow needs pyarrow; install it with `pip install facetrain[parquet]`"
+        ) from error
+    try:
+        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+            columns = _used_columns(stream.schema.names, path)
+            for batch in stream:
+                batch.validate(full=True)  # offsets of a damaged file can point anywhere
+                if batch.nbytes > path.stat().st_size:
+                    raise PairsError(f"{path}: a batch is larger than the file; write it without compression")
+                yield from batch.select(columns).to_pylist()
+    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
+        raise PairsError(f"{path}: {error_reason(error)}") from error
+
+
+def _used_columns(names: list[str], path: Path) -> list[str]:
+    images = ["image1", "image2"] if {"image1", "image2"} <= set(names) else ["image"]
+    label = next((name for name in _LABELS if name in names), None)
+    # A column `label` with one image per row is a class, not a pair.
+    if not set(images) <= set(names) or label is None or (len(images) == 1 and label != "is_same"):
+        raise PairsError(
+            f"{path}: columns {', '.join(names)}; a set of pairs has image1, image2 and {' or '.join(_LABELS)}, "
+            "or image and is_same"
+        )
+    return [*images, label, *(["index"] if "index" in names else [])]
+
+
+def _read_rows(path: Path, rows: list[dict[str, Any]]) -> tuple[list[bytes], np.ndarray]:
+    if not rows:
+        raise PairsError(f"{path}: the set has no rows")
+    if "index" in rows[0]:
+        try:
+            rows = sorted(rows, key=lambda row: int(row["index"]))
+        except (TypeError, ValueError) as error:
+            raise PairsError(f"{path}: the column index has a value that is not a number") from error
+    sides = [name for name in ("image", "image1", "image2") if name in rows[0]]
+    label = next(name for name in _LABELS if name in rows[0])
+    images = [_image_bytes(row[side], path, number) for number, row in enumerate(rows) for side in sides]
+    labels = [row[label] for row in rows]
+    if not all(value in (0, 1) for value in labels):
+        raise PairsError(f"{path}: the column {label} has a value other than 0 and 1")
+    if len(sides) == 1:
+        if len(labels) % 2 or labels[0::2] != labels[1::2]:
+            raise PairsError(f"{path}: the column {label} differs between the two images of a pair")
+        labels = labels[0::2]
+    return images, np.array(labels, bool)
+
+
+def _image_bytes(value: Any, path: Path, number: int) -> bytes:
+    value = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(value, bytes) or not value:
+        raise PairsError(f"{path}: row {number} has no image bytes")
+    return value
