@@ -110,15 +110,15 @@ def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:
             yield int(run[0]), len(run)
 
 
-class SubsetDataset:
-    """Selected identities of another dataset, relabeled without gaps in their original order."""
+class ImageSubset:
+    """Selected images of another dataset; their identities are relabeled without gaps in their original order."""
 
-    def __init__(self, dataset: FaceDataset, identities: Iterable[int]) -> None:
-        self._dataset = dataset
-        self.identities = np.unique(np.fromiter(identities, dtype=np.int64))
-        selected = np.isin(dataset.labels, self.identities)
-        self._index = np.flatnonzero(selected)
-        self.labels = np.searchsorted(self.identities, dataset.labels[selected])
+    def __init__(self, dataset: FaceDataset, index: np.ndarray, identities: np.ndarray | None = None) -> None:
+        """Select images by their indices, int64 (N,); `identities` are those of the images if None."""
+        self._dataset, self._index = dataset, index
+        labels = dataset.labels[index]
+        self.identities = np.unique(labels) if identities is None else identities
+        self.labels = np.searchsorted(self.identities, labels)
         self.num_images = len(self._index)
         self.num_classes = len(self.identities)
 
@@ -147,3 +147,11 @@ class SubsetDataset:
     def location(self, index: int) -> str:
         """Return the image's place in the other dataset."""
         return self._dataset.location(int(self._index[index]))
+
+
+class SubsetDataset(ImageSubset):
+    """Selected identities of another dataset, relabeled without gaps in their original order."""
+
+    def __init__(self, dataset: FaceDataset, identities: Iterable[int]) -> None:
+        selected = np.unique(np.fromiter(identities, dtype=np.int64))
+        super().__init__(dataset, np.flatnonzero(np.isin(dataset.labels, selected)), selected)

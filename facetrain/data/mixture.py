@@ -5,6 +5,8 @@ datasets:
   - path: glint360k
     weight: 0.5                # half of its images in every epoch, the other half in the next; default: 1
     identities: keep.txt       # only these identities, one number a line; `without:` excludes identities
+  - path: HSFace300k.lmdb
+    mask: mask.npy             # only these images: a NumPy array of their numbers, or of one boolean per image
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import yaml
 
 from facetrain.data.dataset import (
     FaceDataset,
+    ImageSubset,
     SubsetDataset,
     identity_name,
     original_name,
@@ -29,7 +32,7 @@ from facetrain.errors import DataError
 from facetrain.files import error_reason
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
-_KEYS = {"path", "weight", "identities", "without"}
+_KEYS = {"path", "weight", "identities", "without", "mask"}
 _MAX_WEIGHT = 1000
 
 
@@ -137,7 +140,13 @@ def open_mixture(
 
 
 def _select_identities(dataset: FaceDataset, entry: dict[str, Any], path: Path) -> FaceDataset:
-    """Apply `identities:` and `without:` of an entry."""
+    """Apply `identities:` and `without:`, or `mask:`, of an entry."""
+    if "mask" in entry:
+        if "identities" in entry or "without" in entry:
+            raise DataError(
+                f"{path}: {entry['path']} has both `mask:` and a list of identities; give one of them"
+            )
+        return ImageSubset(dataset, _read_mask(path.parent / str(entry["mask"]), dataset.num_images))
     selected = np.arange(dataset.num_classes)
     if "identities" in entry:
         selected = np.intersect1d(selected, _read_identities(path.parent / str(entry["identities"])))
@@ -157,3 +166,20 @@ def _read_identities(path: Path) -> np.ndarray:
         raise DataError(
             f"{path}: not a list of identities, one whole number a line ({error_reason(error)})"
         ) from error
+
+
+def _read_mask(path: Path, num_images: int) -> np.ndarray:
+    """Return the numbers of the images that a .npy file selects, int64."""
+    try:
+        # Mapped: NumPy then compares the size that the header claims with that of the file.
+        mask = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise DataError(f"{path}: not a NumPy array of image numbers ({error_reason(error)})") from error
+    if not isinstance(mask, np.ndarray) or mask.ndim != 1 or mask.dtype.kind not in "iub":
+        raise DataError(f"{path}: expected one row of image numbers or booleans")
+    if mask.dtype.kind == "b" and len(mask) != num_images:
+        raise DataError(f"{path}: has {len(mask):,} booleans for {num_images:,} images")
+    numbers = np.flatnonzero(mask) if mask.dtype.kind == "b" else np.array(mask)
+    if not len(numbers) or numbers.min() < 0 or numbers.max() >= num_images:
+        raise DataError(f"{path}: expected at least one image, with numbers from 0 to {num_images - 1:,}")
+    return numbers.astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset, SubsetDataset
 from facetrain.data.formats.image_folder import FolderDataset
 from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
+from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.formats.webdataset import TarDataset
@@ -16,7 +17,7 @@ from facetrain.data.formats.zip_archive import ZipDataset
 from facetrain.data.mixture import MIXTURE_SUFFIXES, open_mixture
 from facetrain.errors import DataError
 
-DATASET_SUFFIXES = frozenset({".rec", ".zip", *MIXTURE_SUFFIXES, *LIST_SUFFIXES})
+DATASET_SUFFIXES = frozenset({".rec", ".zip", ".lmdb", *MIXTURE_SUFFIXES, *LIST_SUFFIXES})
 """Suffixes of files that are a dataset each."""
 
 
@@ -24,8 +25,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
     """Open a dataset in any supported format.
 
     Args:
-        path: a folder (RecordIO, tar or Parquet shards, one subfolder per identity), a .rec file, a .zip archive, a
-            list file, or a YAML file that mixes datasets.
+        path: a folder (RecordIO, LMDB, tar or Parquet shards, one subfolder per identity), a .rec, .zip, .lmdb or list
+            file, or a YAML file that mixes datasets.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
 
@@ -46,6 +47,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
         dataset = ListDataset(path, root)
     elif path.suffix.lower() == ".zip" and path.is_file():
         dataset = ZipDataset(path)
+    elif path.suffix.lower() == ".lmdb" and path.is_file():
+        dataset = LmdbDataset(path)
     else:
         dataset = _open_folder(path)
     return drop_small_identities(dataset, path, min_images_per_identity)
@@ -73,10 +76,13 @@ def _open_folder(folder: Path) -> FaceDataset:
         problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
             f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per "
-            "identity, or with .tar or .parquet shards, a .zip archive, a list file, or a YAML file that mixes datasets"
+            "identity, with data.mdb, or with .tar or .parquet shards; a .zip, .lmdb or list file; or a YAML file that "
+            "mixes datasets"
         )
     if (folder / "train.rec").exists():
         return RecordDataset(folder)
+    if (folder / DATA_FILE).exists():
+        return LmdbDataset(folder)
     if any(folder.glob("*.tar")):
         return TarDataset(folder)
     if any(folder.glob("*.parquet")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import pickle
 import shutil
 import struct
 import tempfile
@@ -143,6 +144,11 @@ def zip_archive(data: bytes) -> str:
     return _open_and_read("a.zip", data)
 
 
+def lmdb_database(data: bytes) -> str:
+    """Open an LMDB database and read its images."""
+    return _open_and_read("a.lmdb", data)
+
+
 def _open_and_read(name: str, data: bytes) -> str:
     """Open a dataset that is one file of these bytes, and read its first images, with their names."""
     path, catalog = _FOLDER / name, _FOLDER / f".{name}.catalog"
@@ -173,6 +179,31 @@ def _faces() -> Tensor:
     return torch.randn(2, 3, 32, 32)
 
 
+def _lmdb(*, pickled: bool) -> bytes:
+    """Return a database of three pages of 512 bytes: two meta pages and a leaf, as the library writes them."""
+    values = {}
+    for number in range(2):
+        image = encoded_image(number, 2)
+        value = b"\x92\xc4" + bytes([len(image)]) + image + bytes([number])
+        values[b"%d" % number] = pickle.dumps((image, number), 4) if pickled else value
+    values[b"__keys__"] = b"\x92\xa10\xa11"
+    page, pointers, place = bytearray(512), [], 512
+    for key in sorted(values):
+        node = struct.pack("<4H", len(values[key]), 0, 0, len(key)) + key + values[key]
+        place -= len(node) + len(node) % 2
+        page[place : place + len(node)] = node
+        pointers.append(place)
+    lower = 16 + 2 * len(pointers)
+    struct.pack_into(f"<Q4H{len(pointers)}H", page, 0, 2, 0, 2, lower, place, *pointers)
+    metas = [
+        struct.pack(
+            "<Q4HII16xIHH40xIHH7Q", n, 0, 8, 0, 0, 0xBEEFC0DE, 1, 512, 0, 0, 0, 0, 1, 0, 1, 0, 3, 2, 2, n
+        )
+        for n in range(2)
+    ]
+    return b"".join(meta.ljust(512, b"\0") for meta in metas) + page
+
+
 def _zip(method: int, *, listed: bool) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
@@ -185,8 +216,6 @@ def _zip(method: int, *, listed: bool) -> bytes:
 
 def seeds() -> dict[str, list[bytes]]:
     """Return valid inputs of each target, to be mutated."""
-    import pickle
-
     write_records(_FOLDER / "seed", [0, 0, 1], size=4)
     with RecordWriter(_FOLDER / "magic.rec") as writer:
         for key, payload in enumerate([_MAGIC * 3, b"abcd" + _MAGIC + b"ef", b""]):
@@ -214,6 +243,7 @@ def seeds() -> dict[str, list[bytes]]:
             _MIXTURE + b"\n\n1\t0.0\ta.png\n",
         ],
         "mxnet_network": [b"\n\n".join(network)],
+        "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
     }
 
@@ -228,4 +258,5 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "mixture": mixture,
     "mxnet_network": mxnet_network,
     "zip_archive": zip_archive,
+    "lmdb_database": lmdb_database,
 }

@@ -1,0 +1,106 @@
+"""Values of LMDB trainers: (encoded image, label) as msgpack or pickle, parsed without calling anything.
+
+Only the places of the image and the label are found; the image itself is not read.
+
+Formats: the msgpack specification (bin, str, int and array families); pickle's instructions for bytes, whole numbers
+and tuples, as `pickletools` lists them.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+Read = Callable[[int, int], bytes]
+"""Function that returns `count` bytes from a position of the value on; fewer at its end."""
+_HEAD_BYTES = 9
+_PICKLE_IGNORED = frozenset({
+    "PROTO", "FRAME", "MARK", "TUPLE", "TUPLE2", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "STOP",
+    "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE",
+})  # fmt: skip
+_PICKLE_BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
+"""Bytes of the instruction and of its length, before the data."""
+_PICKLE_INTEGERS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "INT", "LONG"})
+
+
+class Item(NamedTuple):
+    """Item of a msgpack list: bytes from `start` to `end`, or a whole number."""
+
+    start: int
+    end: int
+    number: int | None
+
+
+def image_and_label(read: Read, size: int) -> tuple[int, int, int]:
+    """Return the start and the end of the image in a value of `size` bytes, and the label.
+
+    Raises:
+        ValueError: the value is not a pair of bytes and a whole number.
+    """
+    is_pickle = read(0, 1) == b"\x80" and read(size - 1, 1) == b"."
+    items = list(_pickle_items(read(0, size)) if is_pickle else list_items(read, size, most=2))
+    images = [item for item in items if item.number is None]
+    labels = [item.number for item in items if item.number is not None]
+    if len(images) != 1 or len(labels) != 1:
+        raise ValueError(f"{len(images)} byte strings and {len(labels)} whole numbers; expected one of each")
+    return images[0].start, images[0].end, labels[0]
+
+
+def list_items(read: Read, size: int, *, most: int) -> Iterator[Item]:
+    """Yield the items of a msgpack list, at most `most`.
+
+    Raises:
+        ValueError: the value is not a list of byte strings, texts and whole numbers.
+    """
+    head = read(0, 5)
+    if head and 0x90 <= head[0] <= 0x9F:
+        count, position = head[0] & 0x0F, 1
+    elif head[:1] == b"\xdc" and len(head) >= 3:
+        count, position = struct.unpack_from(">H", head, 1)[0], 3
+    elif head[:1] == b"\xdd" and len(head) == 5:
+        count, position = struct.unpack_from(">I", head, 1)[0], 5
+    else:
+        raise ValueError("not a list in msgpack")
+    if count > most or count > size:
+        raise ValueError(f"a list of {count:,} items; expected {min(most, size):,}")
+    for _ in range(count):
+        item = item_at(read, position)
+        if item.end > size:
+            raise ValueError("an item is longer than the value")
+        yield item
+        position = item.end
+
+
+def item_at(read: Read, position: int) -> Item:
+    """Return the byte string or the whole number that begins at a position of a msgpack value.
+
+    Raises:
+        ValueError: another type, or a cut value.
+    """
+    head = read(position, _HEAD_BYTES)
+    kind = head[0] if head else 0xC1
+    if kind <= 0x7F:
+        return Item(position, position + 1, kind)
+    if 0xA0 <= kind <= 0xBF:  # a short text; old writers stored bytes as text
+        return Item(position + 1, position + 1 + (kind & 0x1F), None)
+    lengths = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
+    numbers = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+    layout = lengths.get(kind) or numbers.get(kind)
+    if layout is None or len(head) < 1 + struct.calcsize(layout):
+        raise ValueError(f"type 0x{kind:02x} of msgpack; expected bytes or a whole number")
+    value, start = struct.unpack_from(layout, head, 1)[0], position + 1 + struct.calcsize(layout)
+    return Item(start, start + value, None) if kind in lengths else Item(position, start, value)
+
+
+def _pickle_items(data: bytes) -> Iterator[Item]:
+    """Yield the byte strings and whole numbers of a pickle that contains only these, in tuples and lists."""
+    for opcode, argument, position in pickletools.genops(data):
+        if opcode.name in _PICKLE_BYTES and isinstance(argument, bytes):
+            start = (position or 0) + _PICKLE_BYTES[opcode.name]
+            yield Item(start, start + len(argument), None)
+        elif opcode.name in _PICKLE_INTEGERS and isinstance(argument, int):
+            yield Item(0, 0, argument)
+        elif opcode.name not in _PICKLE_IGNORED:
+            raise ValueError(f"the pickle has the instruction {opcode.name}; do not trust it")

@@ -1,0 +1,136 @@
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.formats.lmdb_pages import LmdbFile
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.check import check
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image, images_of
+
+lmdb = pytest.importorskip("lmdb", reason="the lmdb extra is not installed")
+
+
+def packed(*items):
+    """Return a msgpack list of bytes and whole numbers."""
+    parts = [b"\xdd" + struct.pack(">I", len(items))]
+    for item in items:
+        if isinstance(item, bytes):
+            parts.append(b"\xc6" + struct.pack(">I", len(item)) + item)
+        else:
+            parts.append(b"\xce" + struct.pack(">I", item))
+    return b"".join(parts)
+
+
+def write_lmdb(path, values, *, is_folder=False):
+    with (
+        lmdb.open(str(path), map_size=1 << 24, subdir=is_folder) as database,
+        database.begin(write=True) as transaction,
+    ):
+        for key, value in values.items():
+            transaction.put(key, value)
+    return path
+
+
+def trainer_values(count):
+    keys = [str(n).encode() for n in range(count)]
+    values = {key: packed(encoded_image(n), n % 3) for n, key in enumerate(keys)}
+    return values | {b"__keys__": packed(*keys), b"__len__": b"\x02", b"__classnum__": b"\x03"}
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_database_is_read_in_the_order_of_its_key_list(tmp_path, is_folder):
+    path = write_lmdb(tmp_path / "faces.lmdb", trainer_values(30), is_folder=is_folder)
+    for _ in range(2):  # the second time from the catalog
+        dataset = open_dataset(path)
+        assert images_of(dataset) == [(n % 3, encoded_image(n)) for n in range(30)]
+    assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
+    assert dataset.num_classes == 3 and "key 12, image at byte" in dataset.location(12)
+    assert original_name(dataset, 3) is None and identity_name(dataset, 2) == "2"
+    dataset.prefetch(0, 30)
+    assert not check(path).faults
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_pickled_values_are_read_without_running_them(tmp_path, protocol):
+    values = {str(n).encode(): pickle.dumps((encoded_image(n), n), protocol) for n in range(12)}
+    dataset = open_dataset(write_lmdb(tmp_path / "a.lmdb", values))
+    # Without a list of keys, "10" follows "9".
+    assert images_of(dataset) == [(n, encoded_image(n)) for n in range(12)]
+    values = {b"0": pickle.dumps((print, 1), protocol)}
+    with pytest.raises(DataError, match="do not trust it"):
+        open_dataset(write_lmdb(tmp_path / "b.lmdb", values))
+
+
+def test_named_keys_are_the_names_of_the_images(tmp_path):
+    values = {b"zoe/1.png": packed(encoded_image(0), 1), b"ann/1.png": packed(encoded_image(1), 0)}
+    values |= {b"__keys__": packed(b"zoe/1.png", b"ann/1.png"), b"__identities__": packed(b"ann", b"zoe")}
+    dataset = open_dataset(write_lmdb(tmp_path / "a.lmdb", values))
+    assert [original_name(dataset, n) for n in range(2)] == ["zoe/1.png", "ann/1.png"]
+    assert [identity_name(dataset, n) for n in range(2)] == ["ann", "zoe"]
+
+
+def test_our_pages_have_the_keys_and_values_that_the_library_reads(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.lmdb"
+    sizes = [0, 1, 100, 2000, 2030, 2040, 4000, 4096, 5000, 70_000]
+    with lmdb.open(str(path), map_size=1 << 26, subdir=False) as database:
+        for start in range(0, 3000, 500):  # several transactions, so that pages are moved and freed
+            with database.begin(write=True) as transaction:
+                for n in range(start, start + 500):
+                    transaction.put(f"key {n * 7919 % 3000}".encode(), rng.bytes(sizes[n % 10]))
+                for n in range(start, start + 500, 3):
+                    transaction.delete(f"key {n * 7919 % 3000}".encode())
+        with database.begin() as transaction:
+            expected = list(transaction.cursor())
+    file = LmdbFile(path)
+    assert [(one.key, file.bytes_at(one.offset, one.size)) for one in file.values()] == expected
+    assert all(file.bytes_at(one.key_offset, len(one.key)) == one.key for one in file.values())
+
+
+@pytest.mark.parametrize("mask", [[4, 0, 5], [True, False, False, False, True, True]])
+def test_a_mask_selects_images(tmp_path, mask):
+    write_lmdb(tmp_path / "a.lmdb", trainer_values(6))
+    np.save(tmp_path / "mask.npy", np.array(mask))
+    (tmp_path / "subset.yaml").write_text("datasets:\n  - path: a.lmdb\n    mask: mask.npy\n")
+    dataset = open_dataset(tmp_path / "subset.yaml")
+    order = [4, 0, 5] if mask[0] == 4 else [0, 4, 5]
+    assert [image for _, image in images_of(dataset)] == [encoded_image(n) for n in order]
+    assert dataset.labels.tolist() == [order[n] % 3 for n in range(3)] and dataset.num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [(np.array([6]), "from 0 to 5"), (np.array([]), "expected one row"), (np.ones(4, bool), "4 booleans"),
+     (np.array([{}]), "not a NumPy array"), (np.ones((2, 2), int), "expected one row")],
+)  # fmt: skip
+def test_a_mask_that_does_not_fit_is_refused(tmp_path, mask, message):
+    write_lmdb(tmp_path / "a.lmdb", trainer_values(6))
+    np.save(tmp_path / "mask.npy", mask, allow_pickle=True)
+    (tmp_path / "subset.yaml").write_text("datasets:\n  - path: a.lmdb\n    mask: mask.npy\n")
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path / "subset.yaml")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({b"0": b"\x01"}, "not a list in msgpack"), ({b"0": packed(b"x", b"y")}, "expected one of each"),
+     ({b"0": packed(b"x", 2**31)}, "the label 2147483648"), ({b"__len__": b"\x01"}, "no images"),
+     ({b"0": packed(b"x", 1), b"__keys__": packed(b"1")}, "not the list of the 1 keys")],
+)  # fmt: skip
+def test_other_values_are_refused(tmp_path, values, message):
+    with pytest.raises(DataError, match=message):
+        open_dataset(write_lmdb(tmp_path / "a.lmdb", values))
+
+
+def test_a_truncated_or_foreign_file_is_refused(tmp_path):
+    path = write_lmdb(tmp_path / "a.lmdb", {str(n).encode(): packed(bytes(9000), 0) for n in range(20)})
+    path.write_bytes(path.read_bytes()[:40_000])
+    with pytest.raises(DataError, match="damaged|truncated"):
+        open_dataset(path)
+    path.write_bytes(bytes(9999))
+    with pytest.raises(DataError, match="not an LMDB database"):
+        open_dataset(path)
