@@ -1,4 +1,4 @@
-"""IResNet, the improved ResNet (Duta et al., arXiv 2004.04989) in the variant of arcface_torch.
+"""IResNet, the improved ResNet (Duta et al., arXiv 2004.04989) in the variants of arcface_torch and AdaFace.
 
 Parameter names and their order are those of arcface_torch, so its published weights load.
 """
@@ -28,9 +28,15 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class IBasicBlock(nn.Module):
-    """Residual block: batch norm, convolution, batch norm, PReLU, convolution, batch norm, plus the shortcut."""
+    """Residual block: batch norm, convolution, batch norm, PReLU, convolution, batch norm, plus the shortcut.
 
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+    Where the stride is not 1 or the channels change, the shortcut has a convolution and a batch norm. With
+    `subsample_shortcut`, a shortcut that keeps its channels takes every `stride`-th pixel instead.
+    """
+
+    def __init__(
+        self, channels_in: int, channels: int, stride: int, *, subsample_shortcut: bool = False
+    ) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(channels_in)
         self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
@@ -38,8 +44,10 @@ class IBasicBlock(nn.Module):
         self.prelu = PReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
-        self.downsample: nn.Sequential | None = None
-        if stride != 1 or channels_in != channels:
+        self.downsample: nn.Module | None = None
+        if subsample_shortcut and stride != 1 and channels_in == channels:
+            self.downsample = nn.MaxPool2d(1, stride)
+        elif stride != 1 or channels_in != channels:
             self.downsample = nn.Sequential(
                 nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
             )
@@ -52,13 +60,18 @@ class IBasicBlock(nn.Module):
 
 
 class IResNet(Backbone):
-    """Stem, four stages that each halve height and width, and a linear layer between two batch norms."""
+    """Stem, four stages that each halve height and width, and a linear layer between two batch norms.
+
+    With `subsample_shortcut` it is the IR network of AdaFace and CVLface (mk-minchul/AdaFace, net.py), which differs
+    from arcface_torch's in one place: the shortcut of the first block, from 64 to 64 channels, has no weights.
+    """
 
     def __init__(
         self,
         layers: Sequence[int],
         widths: Sequence[int] = WIDTHS,
         *,
+        subsample_shortcut: bool = False,
         embedding_size: int = 512,
         image_size: int = 112,
         dropout: float = 0.0,
@@ -66,6 +79,7 @@ class IResNet(Backbone):
     ) -> None:
         super().__init__()
         self.embedding_size = embedding_size
+        self.subsample_shortcut = subsample_shortcut
         self._recompute = checkpoint_activations
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -73,7 +87,13 @@ class IResNet(Backbone):
         side, channels = image_size, widths[0]
         for number, (depth, width) in enumerate(zip(layers, widths, strict=True), start=1):
             blocks = [
-                IBasicBlock(channels if n == 0 else width, width, 2 if n == 0 else 1) for n in range(depth)
+                IBasicBlock(
+                    channels if n == 0 else width,
+                    width,
+                    2 if n == 0 else 1,
+                    subsample_shortcut=subsample_shortcut,
+                )
+                for n in range(depth)
             ]
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             side, channels = (side + 1) // 2, width

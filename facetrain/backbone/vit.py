@@ -1,4 +1,4 @@
-"""Vision transformers with the architecture and parameter names of arcface_torch, without timm."""
+"""Vision transformers with the architectures and parameter names of arcface_torch and CVLface, without timm."""
 
 # B batch   N tokens   D embedding
 
@@ -11,9 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
-
-_PATCH, _HEADS = 9, 8
-"""Side of a patch in pixels, and attention heads."""
 
 
 class DropPath(nn.Module):
@@ -34,15 +31,16 @@ class DropPath(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        self._heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""
         batch, tokens, width = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, _HEADS, width // _HEADS).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).view(batch, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(*qkv.unbind(0))
         return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
 
@@ -50,10 +48,10 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with ReLU6 between them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""
@@ -63,14 +61,14 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each with layer norm before it and a shortcut around it."""
 
-    def __init__(self, width: int, drop_path: float) -> None:
+    def __init__(self, width: int, heads: int, mlp_ratio: int, drop_path: float) -> None:
         super().__init__()
         # Declared in arcface_torch's order, which is the order of parameters in its checkpoints.
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
         self.drop_path = DropPath(drop_path)
-        self.attn = Attention(width)
-        self.mlp = Mlp(width)
+        self.attn = Attention(width, heads)
+        self.mlp = Mlp(width, mlp_ratio * width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""
@@ -79,11 +77,11 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Split of an image into patches of 9 × 9 pixels, each mapped to a token."""
+    """Split of an image into square patches, each mapped to a token."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, patch: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, width, _PATCH, _PATCH)
+        self.proj = nn.Conv2d(3, width, patch, patch)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map images to tokens (B, N, width)."""
@@ -91,7 +89,10 @@ class PatchEmbed(nn.Module):
 
 
 class VisionTransformer(Backbone):
-    """Patch embedding, transformer blocks, and an embedding layer over all tokens together."""
+    """Patch embedding, transformer blocks, and an embedding layer over all tokens together.
+
+    The defaults of `patch` (its side in pixels), `heads` and `mlp_ratio` are arcface_torch's.
+    """
 
     def __init__(
         self,
@@ -99,6 +100,10 @@ class VisionTransformer(Backbone):
         depth: int,
         *,
         drop_path: float,
+        patch: int = 9,
+        heads: int = 8,
+        mlp_ratio: int = 4,
+        mask_token: bool = True,
         embedding_size: int = 512,
         image_size: int = 112,
         dropout: float = 0.0,
@@ -107,13 +112,16 @@ class VisionTransformer(Backbone):
         super().__init__()
         self.embedding_size = embedding_size
         self._recompute = checkpoint_activations
-        tokens = (image_size // _PATCH) ** 2
+        tokens = (image_size // patch) ** 2
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
         # arcface_torch's published recipes disable the masking of tokens, but its weights contain this parameter.
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
-        self.patch_embed = PatchEmbed(width)
+        if mask_token:
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
+        self.patch_embed = PatchEmbed(width, patch)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, drop_path * n / (depth - 1)) for n in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mlp_ratio, drop_path * n / (depth - 1)) for n in range(depth)
+        )
         self.norm = nn.LayerNorm(width)
         self.feature = nn.Sequential(
             nn.Linear(width * tokens, width, bias=False),
@@ -122,7 +130,8 @@ class VisionTransformer(Backbone):
             nn.BatchNorm1d(embedding_size, eps=2e-5),
         )
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        if mask_token:
+            nn.init.trunc_normal_(self.mask_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)

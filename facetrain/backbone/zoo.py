@@ -11,6 +11,7 @@ from facetrain.backbone import resnet
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import LAYERS, IResNet
 from facetrain.backbone.mobilefacenet import MobileFaceNet
+from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.vit import VisionTransformer
 from facetrain.errors import ModelError
 
@@ -25,12 +26,30 @@ _ARCFACE_TORCH: dict[str, Callable[..., Backbone]] = {
     "vit_l": partial(VisionTransformer, 768, 24, drop_path=0.05),
     "vit_h": partial(VisionTransformer, 1024, 48, drop_path=0.05),
 }
+_OTHER_PROGRAMS: dict[str, Callable[..., Backbone]] = {
+    # AdaFace and CVLface. Their IR-101 has the depths of r100: the numbers count other layers.
+    **{
+        name: partial(IResNet, LAYERS[depths], subsample_shortcut=True)
+        for name, depths in {"ir18": "r18", "ir34": "r34", "ir50": "r50", "ir101": "r100"}.items()
+    },
+    # CVLface
+    "vit_s_patch8": partial(
+        VisionTransformer, 512, 12, drop_path=0.1, patch=8, mlp_ratio=5, mask_token=False
+    ),
+    "vit_b_patch8": partial(
+        VisionTransformer, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False
+    ),
+    # timm, in the sizes of gau-nernst/timm-face
+    "timm_vit_t_patch8": partial(TimmVisionTransformer, 192, 12),
+    "timm_vit_s_patch8_gap": partial(TimmVisionTransformer, 384, 12, class_token=False),
+}
 _ZOO: dict[str, Callable[..., Backbone]] = {
     **_ARCFACE_TORCH,
+    **_OTHER_PROGRAMS,
     **{name: partial(resnet.TorchvisionResNet, name) for name in resnet.NAMES},
 }
-ARCFACE_TORCH_NAMES = tuple(_ARCFACE_TORCH)
-"""Names of the backbones whose parameters are named as in arcface_torch."""
+PUBLISHED_NAMES = (*_ARCFACE_TORCH, *_OTHER_PROGRAMS)
+"""Names of the backbones that other programs publish weights of."""
 
 
 def names() -> list[str]:

@@ -12,6 +12,9 @@ BackboneName = Literal[
     "r18", "r34", "r50", "r100", "r200", "r2060",
     "mbf_small", "mbf", "mbf_large",
     "vit_t", "vit_s", "vit_b", "vit_l", "vit_h",
+    "ir18", "ir34", "ir50", "ir101",
+    "vit_s_patch8", "vit_b_patch8",
+    "timm_vit_t_patch8", "timm_vit_s_patch8_gap",
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
     "iresnet",
 ]  # fmt: skip
@@ -21,8 +24,9 @@ class ModelConfig(Section):
     """Backbone network, which maps an image to an embedding."""
 
     backbone: BackboneName = "r50"
-    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…), or ResNet of
-    torchvision (resnet…); iresnet takes `layers` and `widths`."""
+    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), IR
+    network of AdaFace and CVLface (ir18 to ir101), or ResNet of torchvision (resnet…); iresnet takes `layers` and
+    `widths`."""
     embedding_size: Positive = 512
     """Number of elements of an embedding."""
     layers: tuple[Positive, ...] | None = None
@@ -38,8 +42,8 @@ class ModelConfig(Section):
     """Batch norm statistics. local: of each rank. sync: over all ranks. auto: sync if `train.global_batch_size` is
     given, so that the result does not depend on the number of ranks; otherwise local, as in the published recipes."""
     init_from: str | None = None
-    """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's .pt, MXNet's
-    -symbol.json, or an .onnx file. null: random weights."""
+    """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's or CVLface's .pt,
+    AdaFace's .ckpt, MXNet's -symbol.json, or an .onnx file. null: random weights."""
     freeze: tuple[str, ...] = ()
     """Prefixes of parameter names; the parameters that match are not trained, and the running statistics of their
     batch norms stay as they are."""

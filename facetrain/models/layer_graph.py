@@ -202,6 +202,11 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
             f"model.init_from: the weights of MXNet and ONNX files load into IResNets and MobileFaceNets, "
             f"not into a {type(backbone).__name__}"
         )
+    if isinstance(backbone, IResNet) and backbone.subsample_shortcut:
+        raise ModelError(
+            "model.init_from: the weights of MXNet and ONNX files do not load into ir18 to ir101; give AdaFace's or "
+            "CVLface's own file"
+        )
     layers: dict[str, Layer] = {}
     names: dict[str, str] = {}
     for node in _LayerTracer().trace(backbone).nodes:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from facetrain.backbone.zoo import ARCFACE_TORCH_NAMES, build_backbone
+from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
@@ -30,22 +30,27 @@ from facetrain.errors import CheckpointError, ModelError, RunError
 from facetrain.files import error_reason, new_file
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
-from facetrain.models.weight_files import load_weights_into, read_weights, require_same_shapes
+from facetrain.models.weight_files import (
+    ORIGIN_KEY,
+    load_weights_into,
+    read_weights,
+    require_same_shapes,
+)
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
 AVERAGE_FILE = "model_ema.safetensors"
 """Name of the file with the average of the weights, beside `MODEL_FILE`."""
 METADATA_KEY = "facetrain"
-_MODEL_SUFFIXES = ("-symbol.json", ".onnx", ".pt", ".pth", ".safetensors")
+_MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 DEFAULT_IMAGE_SIZE = 112
 DEFAULT_EMBEDDING_SIZE = 512
 PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
 """Input of facetrain's backbones: (x − mean) / scale for pixels x from 0 to 255."""
 RAW_PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
 """Input of a network that normalizes the pixels itself."""
-_LAST_WEIGHTS = ("features.weight", "features.layers.3.weight", "feature.3.weight")
-"""Names of the last batch norm's weight in arcface_torch's networks; its length is D."""
+_LAST_WEIGHTS = ("features.weight", "features.layers.3.weight", "feature.3.weight", "head.weight")
+"""Names of the weight in a published network's last layer; its length is D."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,9 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
 def open_model(path: Path, device: torch.device, *, average: bool = False) -> EmbeddingModel:
     """Open a network in evaluation mode on a device (ONNX: on the CPU).
 
-    `path` is a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, a .onnx
-    file, or either file of an MXNet network. With `average`, it is a run folder or a checkpoint, of which the moving
-    average of the weights is opened.
+    `path` is a run folder, a checkpoint, a .safetensors file, a .pt, .pth or .ckpt file of arcface_torch, AdaFace,
+    CVLface or timm, a .onnx file, or either file of an MXNet network. With `average`, it is a run folder or a
+    checkpoint, of which the moving average of the weights is opened.
 
     Raises:
         ModelError: the file is missing or damaged, or its network is unknown.
@@ -126,7 +131,11 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         description = json.loads(metadata[METADATA_KEY]) if METADATA_KEY in metadata else {}
     except ValueError as error:
         raise ModelError(f"{path}: its metadata {METADATA_KEY} is not JSON") from error
-    return _build_model(weights, description or identify_backbone(weights, str(path)), str(path), device)
+    if not description:
+        description = identify_backbone(weights, str(path)) | {
+            key: value for key, value in metadata.items() if key == ORIGIN_KEY
+        }
+    return _build_model(weights, description, str(path), device)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -153,7 +162,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     Raises:
         ModelError: no known network at 112 pixels has such weights.
     """
-    names = ARCFACE_TORCH_NAMES
+    names = PUBLISHED_NAMES
     embedding_size = next(
         (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE
     )
@@ -188,12 +197,13 @@ def _build_model(
         raise ModelError(f"{origin}: has no valid description of its network ({error})") from error
     load_weights_into(network, weights, origin)
     parameters = sum(parameter.numel() for parameter in network.parameters())
+    origin_program = description.get(ORIGIN_KEY)
     return EmbeddingModel(
         network.eval().to(device),
         options.get("image_size", DEFAULT_IMAGE_SIZE),
         network.embedding_size,
         normalize,
-        f"{name}, {parameters:,} parameters",
+        f"{name}, {parameters:,} parameters" + (f" ({origin_program})" if origin_program else ""),
         description,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -14,9 +15,14 @@ from torch import Tensor, nn
 
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
+from facetrain.models.published_weights import convert_published
 
+ORIGIN_KEY = "origin"
+"""Key under which `read_weights` returns the program of converted weights, and their color order."""
 _MAX_TENSORS = 1 << 16
 """Tensors of one file; each needs a kilobyte of memory, even without numbers."""
+_REFUSED = re.compile(r"GLOBAL ([\w.]{1,200})")
+"""Name of the refused class or function in torch's message."""
 _PREFIXES = ("module.", "_orig_mod.", "backbone.")
 """Prefixes of parameter names: of DistributedDataParallel, of torch.compile, and of networks with a head."""
 
@@ -25,22 +31,60 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a file by name, and the metadata of a .safetensors file.
 
     Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
-    `checkpoint_gpu_0.pt`, of which the backbone is returned.
+    `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints and of
+    CVLface's files are returned with our names and for RGB images; the metadata then have `ORIGIN_KEY`.
 
     Raises:
-        ModelError: the file is missing, or contains something else than tensors.
+        ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
     """
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        weights, metadata = _read_safetensors(path)
+    else:
+        weights, metadata = _read_state_dict(path), {}
+    converted = convert_published(weights, path)
+    return converted.weights, metadata | ({ORIGIN_KEY: converted.origin} if converted.origin else {})
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
     value = load_without_code(path)
-    if isinstance(value, dict) and isinstance(value.get("state_dict_backbone"), dict):
-        value = value["state_dict_backbone"]
+    for key in ("state_dict_backbone", "state_dict"):  # of arcface_torch, and of PyTorch Lightning
+        if isinstance(value, dict) and isinstance(value.get(key), dict):
+            value = value[key]
     if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
         raise ModelError(f"{path}: not a state dict; save `model.state_dict()` to the file")
-    return {_without_prefixes(str(name)): tensor for name, tensor in value.items()}, {}
+    return {_without_prefixes(str(name)): tensor for name, tensor in value.items()}
+
+
+class _Ignored:
+    """Stand-in for an object that lies beside the weights in a checkpoint: it takes any state and keeps nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+_IGNORED = (
+    "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+    "pytorch_lightning.callbacks.early_stopping.EarlyStopping",
+    "pytorch_lightning.callbacks.lr_monitor.LearningRateMonitor",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+    "argparse.Namespace",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+    "pathlib.WindowsPath",
+)
+"""Classes in PyTorch Lightning's checkpoints beside the weights. Their objects are not built.
+
+A file with any other class is refused.
+"""
 
 
 def load_without_code(path: Path) -> Any:
@@ -52,7 +96,8 @@ def load_without_code(path: Path) -> Any:
     _require_stored(path)
     try:
         # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (
         pickle.UnpicklingError,
         RuntimeError,
@@ -95,7 +140,9 @@ def _unreadable_reason(path: Path, error: Exception) -> str:
     if start not in (b"PK", b"\x80\x02"):
         return "is not a file that torch.save writes"
     if isinstance(error, pickle.UnpicklingError):
-        return "contains other objects than tensors, or is damaged; save `model.state_dict()` to the file"
+        refused = _REFUSED.search(str(error))
+        what = f"objects of {refused[1]}" if refused else "other objects than tensors, or is damaged"
+        return f"contains {what}; save `model.state_dict()` to the file"
     return "is damaged or incomplete; download or copy it again"
 
 

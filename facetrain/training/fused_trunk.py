@@ -81,6 +81,8 @@ def _settings_against(
     """Return the setting that rules the fused trunk out, "" if there is none."""
     if not isinstance(backbone, IResNet):
         return "only r18 to r2060 and iresnet have a fused trunk"
+    if backbone.subsample_shortcut:
+        return "the fused blocks have a convolution in every shortcut, and ir18 to ir101 do not"
     if precision not in _DTYPES:
         return "train.precision is fp32, and the kernels are for bf16 and fp16"
     if memory_format != torch.channels_last:

@@ -1,0 +1,130 @@
+"""Vision transformers with the architecture and parameter names of timm, without timm.
+
+They differ from arcface_torch's in the embedding layer: it sees one vector per image, which is a class token or the
+average of the tokens. The attention has biases, and the activation is GELU.
+"""
+
+# B batch   N tokens   D embedding
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.vit import PatchEmbed
+
+_EPS = 1e-6
+"""Epsilon of timm's layer norms."""
+_HEAD_WIDTH = 64
+"""Width of an attention head in timm's ViTs of every size."""
+
+
+class TimmAttention(nn.Module):
+    """Multi-head self-attention with biases."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._heads = width // _HEAD_WIDTH
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self._heads, _HEAD_WIDTH).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv.unbind(0))
+        return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class TimmMlp(nn.Module):
+    """Two linear layers with GELU between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class TimmBlock(nn.Module):
+    """Attention and MLP, each with layer norm before it and a shortcut around it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, _EPS)
+        self.attn = TimmAttention(width)
+        self.norm2 = nn.LayerNorm(width, _EPS)
+        self.mlp = TimmMlp(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape."""
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TimmVisionTransformer(Backbone):
+    """Patch embedding, transformer blocks, and a linear layer over the class token or the average of the tokens.
+
+    Corresponds to timm's `vit_*_patch16_224` with another image and patch size, and with `num_classes` as the length
+    of the embedding. `class_token=False` corresponds to `class_token=False, global_pool="avg"`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        *,
+        patch: int = 8,
+        class_token: bool = True,
+        embedding_size: int = 512,
+        image_size: int = 112,
+        dropout: float = 0.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding_size = embedding_size
+        self._recompute = checkpoint_activations
+        tokens = (image_size // patch) ** 2
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens + class_token, width))
+        self.patch_embed = PatchEmbed(width, patch)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(TimmBlock(width) for _ in range(depth))
+        # timm names the last norm after its place: before the average of the tokens, or behind it.
+        self.norm = nn.LayerNorm(width, _EPS) if class_token else nn.Identity()
+        self.fc_norm = nn.Identity() if class_token else nn.LayerNorm(width, _EPS)
+        self.head = nn.Linear(width, embedding_size)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=1e-6)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def trunk(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalized images (B, 3, H, W) to one vector each (B, width)."""
+        x = self.patch_embed(image_BCHW)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        x = self.dropout(x + self.pos_embed)
+        for block in self.blocks:
+            x = run_block(block, x, recompute=self._recompute)
+        if self.cls_token is not None:
+            return self.norm(x[:, 0].float())
+        return self.fc_norm(x.float().mean(dim=1))
+
+    def regions(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield each block."""
+        yield from ((block, "forward") for block in self.blocks)
+
+    def neck(self, feature: Tensor) -> Tensor:
+        """Map the vectors to embeddings (B, D)."""
+        return self.head(feature)

@@ -1,0 +1,194 @@
+"""Weights that other programs publish, converted to the parameter names and the color order of our backbones.
+
+AdaFace (mk-minchul/AdaFace) and CVLface (mk-minchul/CVLface) name the layers of their IR networks by position, and
+some of their networks take BGR images. arcface_torch's and timm's names are those of our backbones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from facetrain.errors import ModelError
+from facetrain.files import error_reason
+
+_CVLFACE_PREFIXES = ("model.net.", "net.")
+"""Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""
+_LIGHTNING_PREFIX = "model."
+"""Prefix of the backbone's parameter names in AdaFace's checkpoints."""
+_FIRST_LAYERS = ("conv1.weight", "patch_embed.proj.weight")
+"""Weights of the layer that takes the image, (C, 3, kernel, kernel)."""
+_IR_STEM = {
+    "input_layer.0": "conv1",
+    "input_layer.1": "bn1",
+    "input_layer.2": "prelu",
+    "output_layer.0": "bn2",
+    "output_layer.3": "fc",
+    "output_layer.4": "features",
+}
+_IR_BLOCK = {
+    **{
+        f"res_layer.{number}": name
+        for number, name in enumerate(("bn1", "conv1", "bn2", "prelu", "conv2", "bn3"))
+    },
+    "shortcut_layer.0": "downsample.0",
+    "shortcut_layer.1": "downsample.1",
+}
+_IR_PARAMETER = re.compile(
+    r"(?:body\.(?P<block>\d{1,4})\.)?(?P<layer>[a-z]+_layer\.\d)\.(?P<parameter>[a-z_]+)"
+)
+
+
+@dataclass(frozen=True)
+class ConvertedWeights:
+    """State dict of one of our backbones, which takes RGB images."""
+
+    weights: dict[str, Tensor]
+    origin: str
+    """Program that wrote the weights, and the color order that they were trained with; "" for unchanged weights."""
+
+
+def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWeights:
+    """Return weights with the names of our backbones, for RGB images; weights of other layouts unchanged.
+
+    Args:
+        weights: The tensors of the file by name; of a Lightning checkpoint, its `state_dict`.
+        path: The file. CVLface writes the color order to a file beside it.
+
+    Raises:
+        ModelError: the color order is not known, or the network is a variant that facetrain does not have.
+    """
+    program, inner = _backbone_of(weights)
+    if not program:
+        if any(name.startswith("fc_norm.") or name == "cls_token" for name in weights):
+            _require_half_normalization(path)
+        return ConvertedWeights(dict(weights), "")
+    _require_known_variant(inner, path)
+    channels = "BGR" if program == "AdaFace" else _read_color_order(path)
+    if "input_layer.0.weight" in inner:
+        inner = _convert_ir(inner, path)
+    if "features.weight" not in inner:
+        # CVLface masks tokens of its ViTs in training only; embeddings do not depend on the mask token.
+        inner.pop("mask_token", None)
+    if channels == "BGR":
+        inner = _reverse_channels(inner)
+    return ConvertedWeights(inner, f"{program}, trained on {channels}")
+
+
+def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """Return the program whose names the weights have, and the backbone's weights without prefix; "" for others."""
+    for prefix in _CVLFACE_PREFIXES:
+        if any(name.startswith(prefix) for name in weights):
+            return "CVLface", _below(weights, prefix)
+    if f"{_LIGHTNING_PREFIX}input_layer.0.weight" in weights:
+        return "AdaFace", _below(weights, _LIGHTNING_PREFIX)
+    # AdaFace's and CVLface's IR networks without a prefix have the same names, and other color orders.
+    return ("IR network", dict(weights)) if "input_layer.0.weight" in weights else ("", {})
+
+
+def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _require_known_variant(weights: Mapping[str, Tensor], path: Path) -> None:
+    for part, variant in (
+        ("keypoint_linear", "has relative position encodings of landmarks (KP-RPE)"),
+        ("rpe_", "has relative position encodings"),
+        ("se_block", "has squeeze-and-excitation blocks"),
+        ("res_layer.7", "has bottleneck blocks"),
+    ):
+        if any(part in name for name in weights):
+            raise ModelError(f"{path}: its network {variant}; facetrain has no such backbone")
+
+
+def _convert_ir(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Rename the parameters of an IR network: its body numbers the blocks of all stages, ours those of each stage."""
+    converted = dict(_renamed_ir(weights, path))
+    if "features.running_mean" in converted:
+        # Their last batch norm has no weight and bias.
+        size = len(converted["features.running_mean"])
+        converted.setdefault("features.weight", torch.ones(size))
+        converted.setdefault("features.bias", torch.zeros(size))
+    return converted
+
+
+def _renamed_ir(weights: Mapping[str, Tensor], path: Path) -> Iterator[tuple[str, Tensor]]:
+    places = _stages_of_blocks(weights)
+    for name, tensor in weights.items():
+        match = _IR_PARAMETER.fullmatch(name)
+        block = int(match["block"]) if match and match["block"] else None
+        layer = match and (_IR_STEM if block is None else _IR_BLOCK).get(match["layer"])
+        if not match or not layer or (block is not None and block not in places):
+            raise ModelError(f"{path}: its weight {name} is not one of AdaFace's IR networks")
+        place = "" if block is None else places[block]
+        yield f"{place}{layer}.{match['parameter']}", tensor
+
+
+def _stages_of_blocks(weights: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return `layerS.K.` for each number of a block: the stages after the first begin with a convolved shortcut."""
+    places: dict[int, str] = {}
+    stage, first, number = 1, 0, 0
+    while f"body.{number}.res_layer.1.weight" in weights:
+        if number and f"body.{number}.shortcut_layer.0.weight" in weights:
+            stage, first = stage + 1, number
+        places[number] = f"layer{stage}.{number - first}."
+        number += 1
+    return places
+
+
+def _reverse_channels(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a network for RGB images that computes the same as one for BGR images."""
+    for name in _FIRST_LAYERS:
+        if name in weights and weights[name].dim() == 4:
+            weights[name] = weights[name].flip(1)
+    return weights
+
+
+def _read_color_order(path: Path) -> str:
+    """Return RGB or BGR from the file that CVLface writes beside its weights."""
+    files = (path.with_suffix(".yaml"), path.parent / "pretrained_model" / "model.yaml")
+    for file in (*files, path.parent / "config.json"):
+        if file.is_file():
+            content = _read_settings(file)
+            channels = (content.get("conf") or content).get("color_space")
+            if channels not in ("RGB", "BGR"):
+                raise ModelError(f"{file}: color_space is {channels!r}; expected RGB or BGR")
+            return str(channels)
+    raise ModelError(
+        f"{path}: does not state whether its network takes RGB or BGR images; download CVLface's model.yaml or "
+        f"config.json with it, or write {files[0].name} beside it with the line `color_space: RGB` or `BGR`, as the "
+        "model's page states"
+    )
+
+
+def _require_half_normalization(path: Path) -> None:
+    """Check the normalization that timm's config.json states, if it is beside the weights."""
+    file = path.parent / "config.json"
+    if not file.is_file():
+        return
+    stated = _read_settings(file).get("pretrained_cfg") or {}
+    for name in ("mean", "std"):
+        if any(value != 0.5 for value in stated.get(name) or []):
+            raise ModelError(
+                f"{file}: pretrained_cfg.{name} is {stated[name]}; face networks of timm that facetrain reads take "
+                "(pixels − 127.5) / 127.5, that is 0.5 for each channel"
+            )
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ModelError(f"{file}: {error_reason(error)}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("conf") or {}, dict):
+        raise ModelError(f"{file}: is not a list of settings")
+    return content

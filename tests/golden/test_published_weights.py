@@ -1,0 +1,302 @@
+"""Weights of AdaFace, CVLface and timm: embeddings equal those of the original code.
+
+`published_embeddings.json` was computed on 2026-11-22 with torch 2.13 by the code of mk-minchul/AdaFace (commit
+c60eaa7), mk-minchul/CVLface (d3d09c9) and timm 1.0.31, in evaluation mode, from the weights of `weight_of` and the
+images of `images`. `layout` is the SHA-256 of the names and shapes of the original state dict, `embedding` the first
+16 numbers of the embedding of each image, and `norm` the length of the whole embedding. The images are RGB; AdaFace's
+network got them with reversed channels, and CVLface's reverses them itself if its `color_space` is BGR.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+import types
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ModelError
+from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
+from facetrain.models.model_file import identify_backbone, open_model
+from facetrain.models.published_weights import convert_published
+from facetrain.models.weight_files import read_weights
+
+EXPECTED = json.loads(Path(__file__).with_name("published_embeddings.json").read_text())
+DEPTHS = {"18": (2, 2, 2, 2), "50": (3, 4, 14, 3), "101": (3, 13, 30, 3)}
+CPU = torch.device("cpu")
+
+
+def noise(key, count):
+    """Numbers from -1 to 1 that a hash of the key and the position gives."""
+    x = np.arange(min(count, 65521), dtype=np.uint64) + np.uint64(zlib.crc32(key.encode()))
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = ((x ^ (x >> np.uint64(shift))) * np.uint64(factor)) & np.uint64(0xFFFFFFFF)
+    return np.resize(x / 2**31 - 1, count)
+
+
+def weight_of(name, shape):
+    if name.endswith("num_batches_tracked"):
+        return torch.zeros(shape, dtype=torch.int64)
+    value = noise(name, math.prod(shape))
+    if name.endswith("running_var"):
+        value = 1 + 0.25 * value
+    elif len(shape) == 1 and name.endswith("weight"):
+        value = 0.6 + 0.3 * value
+    elif len(shape) >= 2 and shape[0] > 1:
+        value = value * math.sqrt(3 / math.prod(shape[1:]))
+    else:
+        value = 0.1 * value
+    return torch.from_numpy(value).reshape(shape).float()
+
+
+def images():
+    return torch.from_numpy(noise("images", 2 * 3 * 112 * 112)).reshape(2, 3, 112, 112).float()
+
+
+def ir_layout(depths):
+    """Names and shapes of AdaFace's and CVLface's IR networks."""
+    layout = {"input_layer.0.weight": (64, 3, 3, 3), "input_layer.2.weight": (64,)}
+    layout |= norm_layout("input_layer.1", 64)
+    number, before = 0, 64
+    for depth, width in zip(depths, (64, 128, 256, 512), strict=True):
+        for _ in range(depth):
+            block = f"body.{number}"
+            if before != width:
+                layout[f"{block}.shortcut_layer.0.weight"] = (width, before, 1, 1)
+                layout |= norm_layout(f"{block}.shortcut_layer.1", width)
+            layout |= norm_layout(f"{block}.res_layer.0", before)
+            layout[f"{block}.res_layer.1.weight"] = (width, before, 3, 3)
+            layout |= norm_layout(f"{block}.res_layer.2", width)
+            layout[f"{block}.res_layer.3.weight"] = (width,)
+            layout[f"{block}.res_layer.4.weight"] = (width, width, 3, 3)
+            layout |= norm_layout(f"{block}.res_layer.5", width)
+            number, before = number + 1, width
+    layout |= norm_layout("output_layer.0", 512)
+    layout |= {"output_layer.3.weight": (512, 512 * 7 * 7), "output_layer.3.bias": (512,)}
+    return layout | norm_layout("output_layer.4", 512, affine=False)
+
+
+def norm_layout(name, channels, *, affine=True):
+    parameters = ("weight", "bias") if affine else ()
+    layout = {f"{name}.{part}": (channels,) for part in (*parameters, "running_mean", "running_var")}
+    return layout | {f"{name}.num_batches_tracked": ()}
+
+
+def backbone_layout(name):
+    with torch.device("meta"):
+        return {key: tuple(value.shape) for key, value in build_backbone(name).state_dict().items()}
+
+
+def original_layout(case):
+    """Names and shapes of the state dict that the original code has."""
+    program, _, network = case.partition("_")
+    if program == "adaface":
+        return ir_layout(DEPTHS[network.removeprefix("ir_")])
+    if program == "timm":
+        return backbone_layout(case)
+    if network.startswith("ir"):
+        inner = ir_layout(DEPTHS[network.removeprefix("ir").partition("_")[0]])
+    else:
+        ours = {
+            "vit_small_RGB": "vit_s_patch8",
+            "vit_base_RGB": "vit_b_patch8",
+            "insightface_ir18_RGB": "r18",
+        }
+        inner = backbone_layout(ours[network])
+    return {f"net.{name}": shape for name, shape in inner.items()}
+
+
+def original_weights(case):
+    return {name: weight_of(name, shape) for name, shape in original_layout(case).items()}
+
+
+def write_color_order(folder, case):
+    (folder / "model.yaml").write_text(f"name: any\ncolor_space: '{case.rpartition('_')[2]}'\n")
+
+
+def assert_embeddings_are_the_originals(case, network):
+    with torch.no_grad():
+        embedding = network.eval()(images())
+    expected = torch.tensor(EXPECTED[case]["embedding"])
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(embedding[:, :16], expected, rtol=0, atol=1e-5 * scale)
+    torch.testing.assert_close(embedding.norm(dim=1), torch.tensor(EXPECTED[case]["norm"]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_names_and_shapes_are_those_of_the_original_code(case):
+    layout = original_layout(case)
+    lines = "\n".join(sorted(f"{name} {list(shape)}" for name, shape in layout.items()))
+    assert hashlib.sha256(lines.encode()).hexdigest()[:16] == EXPECTED[case]["layout"]
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
+    write_color_order(tmp_path, case)
+    with torch.device("meta"):
+        weights = {name: torch.zeros(shape) for name, shape in original_layout(case).items()}
+    if case.startswith("adaface"):
+        weights = {f"model.{name}": weight for name, weight in weights.items()}
+    converted = convert_published(weights, tmp_path / "model.pt")
+    backbone = identify_backbone(converted.weights, "m.pt")["backbone"]
+    named = {
+        "adaface_ir_18": "ir18",
+        "adaface_ir_50": "ir50",
+        "adaface_ir_101": "ir101",
+        "cvlface_ir18_RGB": "ir18",
+        "cvlface_ir18_BGR": "ir18",
+        "cvlface_ir50_RGB": "ir50",
+        "cvlface_vit_small_RGB": "vit_s_patch8",
+        "cvlface_vit_base_RGB": "vit_b_patch8",
+        "cvlface_insightface_ir18_RGB": "r18",
+    }
+    assert backbone == {"name": named.get(case, case), "embedding_size": 512, "image_size": 112}
+
+
+@pytest.mark.parametrize(
+    "case", ["cvlface_ir18_BGR", "cvlface_insightface_ir18_RGB", "cvlface_vit_small_RGB"]
+)
+def test_embeddings_are_those_of_the_original_code(tmp_path, case):
+    assert_case(tmp_path, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case",
+    [
+        "adaface_ir_50",
+        "adaface_ir_101",
+        "cvlface_ir18_RGB",
+        "cvlface_ir50_RGB",
+        "cvlface_vit_base_RGB",
+        "timm_vit_s_patch8_gap",
+    ],
+)
+def test_embeddings_of_the_other_networks_are_those_of_the_original_code(tmp_path, case):
+    assert_case(tmp_path, case)
+
+
+def assert_case(folder, case):
+    write_color_order(folder, case)
+    weights = original_weights(case)
+    if case.startswith("adaface"):
+        weights = {f"model.{name}": weight for name, weight in weights.items()}
+    converted = convert_published(weights, folder / "model.pt").weights
+    network = build_backbone(**identify_backbone(converted, "m.pt")["backbone"])
+    network.load_state_dict(converted)
+    assert_embeddings_are_the_originals(case, network)
+
+
+def lightning_module(name):
+    """A class that pickles under the name of one of PyTorch Lightning's."""
+    module, _, attribute = name.rpartition(".")
+    made = type(attribute, (), {"__module__": module, "__qualname__": attribute})
+    for parent in (".".join(module.split(".")[: n + 1]) for n in range(module.count(".") + 1)):
+        sys.modules.setdefault(parent, types.ModuleType(parent))
+    setattr(sys.modules[module], attribute, made)
+    return made
+
+
+@pytest.fixture
+def without_lightning():
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("pytorch_lightning"):
+            del sys.modules[name]
+
+
+def lightning_checkpoint(weights, *, callback):
+    return {
+        "epoch": 25,
+        "pytorch-lightning_version": "1.4.4",
+        "state_dict": {f"model.{name}": weight for name, weight in weights.items()}
+        | {"head.kernel": torch.zeros(512, 3), "head.t": torch.zeros(1)},
+        "callbacks": {callback: {"best_model_score": torch.tensor(0.9), "dirpath": Path("runs")}},
+        "optimizer_states": [{"state": {0: {"momentum_buffer": torch.zeros(3)}}}],
+        "hyper_parameters": argparse.Namespace(arch="ir_18", m=0.4),
+    }
+
+
+def test_a_lightning_checkpoint_of_adaface_opens_for_rgb_images(tmp_path, without_lightning):
+    callback = lightning_module("pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint")
+    path = tmp_path / "adaface_ir18.ckpt"
+    torch.save(lightning_checkpoint(original_weights("adaface_ir_18"), callback=callback), path)
+    for name in [name for name in sys.modules if name.startswith("pytorch_lightning")]:
+        del sys.modules[name]
+    opened = open_model(path, CPU)
+    assert opened.description == "ir18, 24,021,376 parameters (AdaFace, trained on BGR)"
+    assert opened.preprocessing["channels"] == "RGB"
+    assert opened.metadata["origin"] == "AdaFace, trained on BGR"
+    assert_embeddings_are_the_originals("adaface_ir_18", opened.network)
+    assert not any(name.startswith("pytorch_lightning") for name in sys.modules)
+
+
+def test_other_objects_in_a_lightning_checkpoint_are_refused_by_name(tmp_path, without_lightning):
+    callback = lightning_module("pytorch_lightning.callbacks.surprise.Surprise")
+    torch.save(lightning_checkpoint({}, callback=callback), tmp_path / "m.ckpt")
+    with pytest.raises(ModelError, match=r"objects of pytorch_lightning\.callbacks\.surprise\.Surprise"):
+        read_weights(tmp_path / "m.ckpt")
+
+
+def test_a_hugging_face_folder_of_timm_opens_and_initializes_a_run(tmp_path):
+    save_file(original_weights("timm_vit_t_patch8"), tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5]}}')
+    opened = open_model(tmp_path, CPU)
+    assert opened.description == "timm_vit_t_patch8, 5,512,640 parameters"
+    assert_embeddings_are_the_originals("timm_vit_t_patch8", opened.network)
+    options = {"name": "timm_vit_t_patch8", "embedding_size": 512, "image_size": 112}
+    check_backbone_weights(tmp_path, options)
+    backbone = build_backbone(**options)
+    initialize_backbone(backbone, tmp_path, images)
+    assert_embeddings_are_the_originals("timm_vit_t_patch8", backbone)
+    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"mean": [0.485, 0.456, 0.406]}}')
+    with pytest.raises(ModelError, match="takes? .pixels − 127.5"):
+        open_model(tmp_path, CPU)
+
+
+def meta_weights(prefix):
+    with torch.device("meta"):
+        return {f"{prefix}{name}": torch.zeros(shape) for name, shape in ir_layout(DEPTHS["18"]).items()}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("m.yaml", "color_space: BGR\n"),
+        ("pretrained_model/model.yaml", "color_space: BGR\n"),
+        ("config.json", '{"conf": {"color_space": "BGR"}}'),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["model.net.", "net.", ""])
+def test_the_color_order_is_read_from_the_file_beside_the_weights(tmp_path, file, content, prefix):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(content)
+    assert convert_published(meta_weights(prefix), tmp_path / "m.safetensors").origin.endswith("BGR")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "does not state whether its network takes RGB or BGR"),
+        ({"net.keypoint_linear.weight": torch.zeros(1)}, "landmarks"),
+        ({"net.body.0.res_layer.se_block.fc1.weight": torch.zeros(1)}, "squeeze"),
+    ],
+)
+def test_unknown_color_orders_and_variants_are_refused(tmp_path, change, message):
+    with pytest.raises(ModelError, match=message):
+        convert_published(meta_weights("net.") | change, tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("content", ["color_space: GRB", "- a", "{", "conf: 3"])
+def test_a_damaged_file_beside_the_weights_is_refused(tmp_path, content):
+    (tmp_path / "m.yaml").write_text(content)
+    with pytest.raises(ModelError, match="m.yaml"):
+        convert_published(meta_weights("net."), tmp_path / "m.pt")
