@@ -39,9 +39,9 @@ def evaluate(
     scores: Annotated[
         Path | None,
         typer.Option(
-            metavar="CSV",
+            metavar="CSV[:COLUMN]",
             help="Scores of another system instead of MODEL: a table with the columns score and genuine, see "
-            "docs/evaluation.md.",
+            "docs/evaluation.md. COLUMN is the name of another score column.",
         ),
     ] = None,
     embeddings: Annotated[

@@ -17,6 +17,7 @@ from facetrain.verify.embedder import ImageEmbedder, autocast
 from facetrain.verify.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
 from facetrain.verify.evaluation_sets import EvaluationSet, open_evaluation_sets
 from facetrain.verify.model_comparison import Difference, compare_results
+from facetrain.verify.pair_columns import score_file_and_column
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, evaluate_set, scores_result
 from facetrain.verify.result import Result
@@ -160,7 +161,7 @@ def evaluate_scores(
     """
     options = options or Options()
     table = _read_score_table(scores, pair_list)
-    name = scores.stem
+    name = score_file_and_column(scores)[0].stem
     result = scores_result(table.scored, table.columns, options, table.quality)
     for pairs in (result.hardest_genuine, result.hardest_impostors):
         pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]

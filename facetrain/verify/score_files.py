@@ -7,7 +7,9 @@ A score file is a CSV file with a header line and one row for each pair. Columns
     pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
     quality      quality of the worse image of the pair, for the error-versus-discard curve
-    any other    slices, see `slices`
+    any other    slices, see `slices`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
+
+`FILE.csv:COLUMN` takes the score from another column. The table of BFW is read too, see `pair_columns`.
 
 A pair list is a CSV file with the columns `first` and `second`, the names of two images in the file of embeddings,
 `genuine`, and the optional columns above.
@@ -25,6 +27,7 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
+from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify_columns
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
@@ -33,7 +36,6 @@ from facetrain.verify.subjects import connected_subjects, dense_ids
 from facetrain.verify.verification import inferred_subjects
 
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
-_SUBJECTS = ("subject_1", "subject_2")
 _NAMED = 3
 """Most pairs that a message names."""
 
@@ -55,17 +57,19 @@ class ScoreTable:
 
 def is_score_file(path: Path) -> bool:
     """Return whether a path has the suffix of a score file or of a file of embeddings, not of a model."""
-    return path.suffix == ".csv" or path.suffix in SUFFIXES
+    return score_file_and_column(path)[0].suffix == ".csv" or path.suffix in SUFFIXES
 
 
 def read_scores(path: Path) -> ScoreTable:
-    """Read a score file.
+    """Read a score file, `FILE.csv`, or one score column of it, `FILE.csv:COLUMN`.
 
     Raises:
         DataError: the file cannot be read, lacks a column, or a row has a value that is not allowed.
     """
+    path, column = score_file_and_column(path)
     names, rows = read_rows(path)
     texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
+    texts = unify_columns(path, texts, score=column, need_score=True)
     if ("score" in texts) == ("distance" in texts):
         raise DataError(
             f"{path}: columns {', '.join(names)}; a score file needs either a column score or a column distance"
@@ -85,11 +89,12 @@ def read_scored_pairs(embeddings: Path, pair_list: Path) -> ScoreTable:
     loaded = load_embeddings(embeddings)
     names, rows = read_rows(pair_list)
     texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
+    texts = unify_columns(pair_list, texts, score=None, need_score=False)
     sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
     table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))
     scored = replace(table.scored, scale=COSINE)
     subject_N = _subjects_of_images(loaded, scored.same_P, *sides)
-    if not set(_SUBJECTS) <= texts.keys():
+    if not set(SUBJECTS) <= texts.keys():
         scored = replace(scored, first_P=sides[0], second_P=sides[1], subject_N=subject_N)
     return replace(table, path=embeddings, scored=scored)
 
@@ -146,7 +151,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     scored = ScoredPairs(
         score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P), scale_of(score_P)
     )
-    used = {"score", "distance", "genuine", "pair", "first", "second", *_SUBJECTS}
+    used = {"score", "distance", "genuine", "pair", "first", "second", *SUBJECTS}
     texts = {name: values for name, values in texts.items() if name not in used}
     quality = read_quality(path, texts)
     return ScoreTable(
@@ -156,13 +161,13 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:
     """Return the subject id of both sides of each pair, int (2P,): without columns, genuine sides are one subject."""
-    given = [name for name in _SUBJECTS if name in texts]
+    given = [name for name in SUBJECTS if name in texts]
     if len(given) == 1:
         raise DataError(
-            f"{path}: has a column {given[0]} only; give both {' and '.join(_SUBJECTS)}, or neither"
+            f"{path}: has a column {given[0]} only; give both {' and '.join(SUBJECTS)}, or neither"
         )
     if given:
-        sides = zip(texts[_SUBJECTS[0]], texts[_SUBJECTS[1]], strict=True)
+        sides = zip(texts[SUBJECTS[0]], texts[SUBJECTS[1]], strict=True)
         return dense_ids([subject for side in sides for subject in side])
     index_P = np.arange(len(same_P))
     return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
@@ -223,11 +228,17 @@ def _rows_of_images(
         raise DataError(f"{path}: no column {side}; a pair list has the columns first, second and genuine")
     row: dict[str, int] = {}
     twice = {name for at, name in enumerate(loaded.name) if row.setdefault(name, at) != at}
-    for number, name in enumerate(texts[side], start=2):
+    listed = texts[side]
+    if listed and listed[0] not in row:
+        # Embeddings of a list file are named by whole paths; the pairs may be paths inside the folder of the images.
+        inside = [name for name in row if name.endswith(f"/{listed[0]}")]
+        folder = inside[0].removesuffix(listed[0]) if len(inside) == 1 else ""
+        listed = [folder + name for name in listed]
+    for number, name in enumerate(listed, start=2):
         if name not in row or name in twice:
             fault = "more than one embedding" if name in twice else "no embedding"
             raise DataError(f"{path}, row {number}: the image {name!r} has {fault} in {embeddings}")
-    return np.array([row[name] for name in texts[side]], np.int64)
+    return np.array([row[name] for name in listed], np.int64)
 
 
 def _cosines(unit_ND: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from facetrain.files import error_reason
 from facetrain.verify import bootstrap
 from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
+from facetrain.verify.pair_columns import pair_values
 from facetrain.verify.result import Group
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
 from facetrain.verify.subjects import dense_ids
@@ -65,7 +66,7 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
         quality = np.minimum(quality[0::2], quality[1::2])
     columns = {name: slice_values(values) for name, values in texts.items()}
     if len(rows) == 2 * pairs:
-        columns = {name: _pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
+        columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
     elif subject is not None:
         raise DataError(
             f"{path}: the column {_SUBJECT} needs one row for each of {2 * pairs:,} images; this table has one for "
@@ -126,12 +127,6 @@ def slice_values(values: list[str]) -> np.ndarray:
     quartile = np.clip(np.searchsorted(edge, number, side="right") - 1, 0, len(edge) - 2)
     names = np.array([f"{low:g} to {high:g}" for low, high in pairwise(edge)])
     return names[quartile]
-
-
-def _pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    """Return the common value of both images, or `a / b` in alphabetical order: str (P,)."""
-    low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
-    return np.where(low == high, low, np.char.add(np.char.add(low, " / "), high))
 
 
 def slice_groups(

@@ -195,3 +195,82 @@ def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "z"], np.arange(3)))
     with pytest.raises(DataError, match="3 embeddings; pairs has 8 images"):
         scores_of_set(tmp_path / "a.npz", target)
+
+
+BFW = {"genuine": "label", "subject_1": "id1", "subject_2": "id2"}
+
+
+def write_bfw(path, pairs, **systems):
+    """Write pairs in the columns of BFW's published table; people alternate between two groups."""
+    columns = columns_of(pairs)
+    first, second = pairs.sides
+    sides = (("1", first), ("2", second))
+    table = {"": range(len(first)), "fold": np.arange(len(first)) % 5 + 1}
+    table |= {f"p{side}": [f"women/{person}/{person}.jpg" for person in people] for side, people in sides}
+    table |= {new: columns[old] for old, new in BFW.items()}
+    for name, values in (
+        ("att", ("asian_females", "white_males")),
+        ("g", "FM"),
+        ("e", "AW"),
+        ("a", ("AF", "WM")),
+    ):
+        table |= {f"{name}{side}": [values[person % 2] for person in people] for side, people in sides}
+    return write(path, table | systems)
+
+
+def test_a_table_of_bfw_has_groups_of_pairs_and_one_score_for_each_system(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    scores = [repr(float(score)) for score in pairs.score_P]
+    path = write_bfw(tmp_path / "bfw.csv", pairs, vgg16=["0.5"] * len(scores), resnet50=scores)
+    found = read_scores(tmp_path / "bfw.csv:resnet50")
+    assert found.path == path and found.scored.score_P.tolist() == pairs.score_P.tolist()
+    assert found.scored.same_P.tolist() == pairs.same_P.tolist() and found.scored.subjects == 60
+    assert found.columns.keys() == {"subgroup", "gender", "ethnicity"}
+    first, second = pairs.sides
+    same_group = first % 2 == second % 2
+    assert (found.columns["gender"][~same_group] == "F / M").all()
+    assert (found.columns["gender"][same_group & (first % 2 == 0)] == "F").all()
+    evaluation = evaluate_scores(
+        tmp_path / "bfw.csv:resnet50", against=tmp_path / "bfw.csv:vgg16", options=FAST
+    )
+    result = evaluation.results["bfw"]
+    assert evaluation.differences["bfw"]["auc"].second == 0.5
+    by_group = {group.value: group.metrics for group in result.groups if group.column == "gender"}
+    assert by_group["F / M"]["genuine"] == 0 and by_group["F / M"]["fnmr"] is None
+    # Pairs across groups have no genuine pairs, and are no group of people in the summary.
+    summary = next(one for one in result.group_summaries if one.column == "gender")
+    accuracy = [by_group[group]["accuracy"] for group in "FM"]
+    assert summary.metrics["accuracy_mean"] == pytest.approx(np.mean(accuracy))
+    with pytest.raises(DataError, match="select one as .*bfw.csv:COLUMN, where COLUMN is vgg16 or resnet50"):
+        read_scores(path)
+    with pytest.raises(DataError, match="no column 'absent'; the columns are "):
+        read_scores(tmp_path / "bfw.csv:absent")
+
+
+def test_a_table_of_bfw_is_a_pair_list_for_embeddings_by_image_path(tmp_path):
+    pairs = people(np.random.default_rng(1), 20)
+    path = write_bfw(tmp_path / "bfw.csv", pairs, senet50=["nan"] * len(pairs.same_P))
+    names = [f"women/{person}/{person}.jpg" for person in range(20)]
+    unit = np.eye(20, dtype=np.float32)
+    save_embeddings(tmp_path / "bfw.npz", Embeddings(unit, names, np.arange(20)))
+    table = read_scored_pairs(tmp_path / "bfw.npz", path)
+    first, second = pairs.sides
+    assert table.scored.score_P.tolist() == (first == second).astype(float).tolist()
+    assert table.columns.keys() == {"subgroup", "gender", "ethnicity"}
+    names = [f"data/bfw/{name}" for name in names]
+    save_embeddings(tmp_path / "paths.npz", Embeddings(unit, names, np.arange(20)))
+    found = read_scored_pairs(tmp_path / "paths.npz", path)
+    assert found.scored.score_P.tolist() == table.scored.score_P.tolist()
+
+
+def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
+    columns = {
+        "ours": ["0.9", "0.1"], "score": ["0.5", "0.5"], "genuine": [1, 0],
+        "age_1": ["young", "young"], "age_2": ["young", "old"], "camera_1": ["a", "b"],
+    }  # fmt: skip
+    found = read_scores(write(tmp_path / "a.csv", columns).with_name("a.csv:ours"))
+    assert found.scored.score_P.tolist() == [0.9, 0.1]
+    assert {name: values.tolist() for name, values in found.columns.items()} == {
+        "age": ["young", "old / young"],
+        "camera_1": ["a", "b"],
+    }
