@@ -17,6 +17,7 @@ from facetrain.data.formats.pair_archives import (
     read_pair_archive,
 )
 from facetrain.errors import PairsError
+from facetrain.verify.known_subjects import known_subjects
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class PairSet:
 def load_pair_set(target: str, folder: Path) -> PairSet:
     """Read a set in any form of `pair_archives`, by its path or by its name in `folder`, and the tables beside it.
 
+    Without a table of subjects, those of a published list are used if the set is one, see `known_subjects`.
+
     Raises:
         PairsError: the set does not exist (the message lists the sets of the folder), cannot be read, or its table of
             subjects does not belong to it.
@@ -54,6 +57,8 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     images, same = read_pair_archive(path)
     groups = groups_path(path)
     subjects = read_subjects(path, same)
+    if subjects is None:
+        subjects = known_subjects(images, same)
     return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None)
 
 
