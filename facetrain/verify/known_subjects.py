@@ -1,8 +1,8 @@
 """Subjects of published sets of pairs, whose `.bin` files do not name the people.
 
-The table `known_subjects.npz` beside this module has two arrays for each set, `NAME_image` and `NAME_subject`: the number
-of the image and of the person at each place of the published list of pairs. `scripts/known_subjects` makes it from the
-lists; docs/evaluation.md names the sets.
+The table `known_subjects.npz` beside this module has two arrays for each set, `NAME_image` and `NAME_subject`: the
+number of the image and of the person at each place of the published list of pairs. `scripts/known_subjects` makes it
+from the lists; docs/evaluation.md names the sets.
 """
 
 # N images, two per pair   P pairs
@@ -25,9 +25,9 @@ _MIN_DISTINCT = 0.98
 def known_subjects(images: Sequence[bytes], same_P: np.ndarray) -> np.ndarray | None:
     """Return the subject id of each image of a published set, int64 (N,) from 0 without gaps; None for other sets.
 
-    A set is recognized by its labels and by its repeated images, whatever the alignment and the encoding: LFW's list has
-    12,000 places for 7,701 images, and equal bytes must be at the same places. No other set has both. A set that differs
-    in a single place, and any set with two people on images of equal bytes, is not recognized.
+    A set is recognized by its labels and by its repeated images, whatever the alignment and the encoding: LFW's list
+    has 12,000 places for 7,701 images, and equal bytes must be at the same places. No other set has both. A set whose
+    labels or repetitions differ in one place, or with two people on images of equal bytes, is not recognized.
     """
     for image_N, subject_N in _tables():
         if np.array_equal(subject_N[0::2] == subject_N[1::2], same_P):
