@@ -20,6 +20,17 @@ BackboneName = Literal[
 ]  # fmt: skip
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA): all weights of `init_from` are frozen, and small updates of them are trained."""
+
+    rank: Positive = 8
+    """Number of inner channels of an update; more have more parameters."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """Numerator of the factor `alpha` / `rank` on the updates. null: the rank, so that the factor is 1."""
+    targets: tuple[str, ...] = ()
+    """Prefixes of the names of convolutions and linear layers that get an update. []: all of them."""
+
+
 class ModelConfig(Section):
     """Backbone network, which maps an image to an embedding."""
 
@@ -50,8 +61,20 @@ class ModelConfig(Section):
     train_batch_norm: bool = True
     """Train the batch norms that are not frozen. false: all batch norms keep statistics, weights and biases, and
     normalize with the statistics of `init_from`; for fine-tuning on few images."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters. null: the weights themselves are trained."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts."""
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is not None and self.init_from is None:
+            raise ValueError("lora needs init_from, the model whose weights are updated")
+        if self.lora is not None and self.freeze:
+            raise ValueError(
+                "freeze cannot be combined with lora, which freezes all weights; see lora.targets"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_train_batch_norm(self) -> Self:

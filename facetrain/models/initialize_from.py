@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.head.margin_head import MarginHead
@@ -147,7 +148,7 @@ def read_backbone_weights(path: Path) -> dict[str, Tensor]:
         return read_weights(path)[0]
     if (path / MODEL_FILE).exists():
         return read_weights(path / MODEL_FILE)[0]
-    return open_checkpoint(path).replicated("backbone.")
+    return merge_adapters(open_checkpoint(path).replicated("backbone."), str(path))
 
 
 def read_centers(path: Path) -> SavedCenters:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
@@ -120,7 +121,7 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         averages = checkpoint.replicated("ema.") if average else {}
         if average and not averages:
             raise ModelError(f"{path}: has no average of the weights; the run was trained without optim.ema")
-        weights |= averages
+        weights = merge_adapters(weights | averages, str(checkpoint.folder))
         return _build_model(weights, description, str(checkpoint.folder), device)
     if path.suffix == ".onnx":
         return _open_onnx(path)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.low_rank import add_adapters
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
@@ -187,6 +188,8 @@ def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
         images = partial(evenly_spread_images, source, config.data.image_size)
         initialize_backbone(backbone, Path(config.model.init_from), images)
     freeze(backbone, config.model.freeze, train_batch_norm=config.model.train_batch_norm)
+    if (lora := config.model.lora) is not None:
+        add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
     return backbone
 
 

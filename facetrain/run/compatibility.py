@@ -26,6 +26,7 @@ _SHAPING_KEYS = (
     "model.layers",
     "model.widths",
     "model.embedding_size",
+    "model.lora",
     "head.sub_centers",
     "head.momentum_dtype",
     "optim.name",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from facetrain.backbone.low_rank import merge_adapters, trained_share
 from facetrain.data.dataset import skipped_files
 from facetrain.data.loader import Loader
 from facetrain.data.skipped_files import skipped_summary, skipped_table
@@ -56,9 +57,10 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
     average = run.state.average.state() if run.state.average else None
     if not run.world.is_leader:
         return
-    save_model(run.folder / MODEL_FILE, weights, describe_model(run.config))
-    if average is not None:
-        save_model(run.folder / AVERAGE_FILE, weights | average, describe_model(run.config))
+    states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
+    for name, state in states.items():
+        path = run.folder / name
+        save_model(path, merge_adapters(state, str(path)), describe_model(run.config))
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
     steps_of_all_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
     summary = summarize(
@@ -94,12 +96,20 @@ def _uses_tf32(run: PreparedRun) -> bool:
     return run.world.device.type == "cuda" and run.config.train.precision == "fp32" and run.config.train.tf32
 
 
+def _adapters(run: PreparedRun) -> str:
+    """Return a remark about the low-rank adapters, if there are any."""
+    lora = run.config.model.lora
+    if lora is None:
+        return ""
+    return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
+
+
 def opening_line(run: PreparedRun) -> str:
     """Return the first line of a run: its data, its network, its steps, and where it computes."""
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
     return (
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
-        f"{config.model.backbone}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{config.model.backbone}{_adapters(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
         + (" (convolutions in TF32)" if _uses_tf32(run) else "")
         + (f"; resuming from step {step:,}" if step else "")

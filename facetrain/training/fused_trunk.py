@@ -92,7 +92,10 @@ def _settings_against(
     if checkpoint_activations:
         return "model.checkpoint_activations recomputes the same blocks"
     if has_frozen_batch_norm(backbone):
-        return "the kernels use the statistics of each batch, and model.freeze or model.train_batch_norm fixes them"
+        return (
+            "the kernels use the statistics of each batch, and model.freeze, model.lora or model.train_batch_norm "
+            "fixes them"
+        )
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return ""

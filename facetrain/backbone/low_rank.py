@@ -1,0 +1,142 @@
+"""Low-rank adapters (LoRA): small trained updates of the frozen weights of convolutions and linear layers.
+
+The weight W0 of a layer is replaced by W0 + scale · ΔW (Hu et al., arXiv 2106.09685, section 4.1, with scale = alpha /
+rank). With I input and O output channels and the rank r:
+
+    linear layer, 1 × 1 convolution      ΔW[o, i] = Σ_a up[o, a] · down[a, i]
+    convolution with taps k              ΔW[o, i, k] = Σ_ab up[o, a] · core[a, b, k] · down[b, i]
+
+The second line is the Tucker-2 form of a convolution's update (proposition 3 of FedPara, arXiv 2108.06098; LoCon with
+Tucker decomposition in LyCORIS, arXiv 2309.14859). With 3 × 3 taps it has r·(I + O) + 9·r² parameters, where the
+product of two matrices would have r·(9·I + O).
+"""
+
+# O, I channels of output and input   r rank
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from facetrain.errors import ConfigError, ModelError
+
+_MARK = ".parametrizations."
+"""Part of a parameter's name that torch adds to the name of a layer with a parametrization."""
+
+
+class LowRankUpdate(nn.Module):
+    """Parametrization of a weight that adds its low-rank update. The update starts at 0."""
+
+    def __init__(self, weight: Tensor, rank: int, scale: float) -> None:
+        """Take the shape of a weight (O, I, …). A rank above O or I is reduced to it."""
+        super().__init__()
+        outputs, inputs, *taps = weight.shape
+        rank = min(rank, outputs, inputs)
+        self.up = nn.Parameter(weight.new_zeros(outputs, rank))
+        self.down = nn.Parameter(weight.new_empty(rank, inputs))
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+        self.core: nn.Parameter | None = None
+        if math.prod(taps) > 1:
+            self.core = nn.Parameter(weight.new_empty(rank, rank, *taps))
+            nn.init.kaiming_uniform_(self.core, a=math.sqrt(5))
+        # In the state dict, so that a checkpoint can be merged without its config. Not a buffer: those are averaged.
+        self.scale = nn.Parameter(weight.new_tensor(scale), requires_grad=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Map the frozen weight (O, I, …) to the updated one."""
+        # Autocast would round the update to 16 bits before the sum, and the merged weights would differ.
+        with torch.autocast(weight.device.type, enabled=False):
+            return _updated(weight, self.up, self.core, self.down, self.scale)
+
+
+def _updated(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scale: Tensor) -> Tensor:
+    """Return the sum of a weight and its update."""
+    if core is None:
+        change = (up @ down).view_as(weight)
+    else:
+        change = torch.einsum("oahw,ai->oihw", torch.tensordot(up, core, 1), down)
+    return weight + scale * change
+
+
+def add_adapters(network: nn.Module, rank: int, *, alpha: float | None, targets: Collection[str]) -> None:
+    """Freeze a network, and add a trained low-rank update to convolutions and linear layers.
+
+    Args:
+        network: network in training mode. Its batch norms are frozen with it.
+        rank: number of inner channels of an update.
+        alpha: numerator of the factor alpha / rank on the updates; None: the rank.
+        targets: prefixes of the names of the layers that get an update; none: all layers get one.
+
+    Raises:
+        ConfigError: no layer's name starts with one of the targets.
+    """
+    network.requires_grad_(False)
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+            norm.eval()
+    layers = {
+        name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)
+    }
+    for target in targets:
+        if not any(name.startswith(target) for name in layers):
+            names = ", ".join(sorted({name.split(".")[0] for name in layers}))
+            raise ConfigError(
+                f"model.lora.targets: no convolution or linear layer has a name that starts with {target!r}; names "
+                f"start with one of: {names}"
+            )
+    scale = 1.0 if alpha is None else alpha / rank
+    for name, layer in layers.items():
+        if not targets or name.startswith(tuple(targets)):
+            update = LowRankUpdate(layer.weight, rank, scale)
+            # unsafe: no trial computation, which autocast refuses on the meta device.
+            parametrize.register_parametrization(layer, "weight", update, unsafe=True)
+
+
+def merge_adapters(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+    """Return a state dict in which each updated weight is one tensor, under the name that it has without adapters.
+
+    Args:
+        state: state dict of a backbone, with or without adapters.
+        origin: file or folder that it comes from, for the error message.
+
+    Raises:
+        ModelError: an adapter does not fit its weight.
+    """
+    merged = {}
+    for name, value in state.items():
+        layer, mark, rest = name.partition(_MARK)
+        if not mark:
+            merged[name] = value
+        elif rest == "weight.original":
+            up, core, down, scale = (
+                state.get(f"{layer}{_MARK}weight.0.{key}") for key in ("up", "core", "down", "scale")
+            )
+            if up is None or down is None or scale is None or not _fits(value, up, core, down, scale):
+                raise ModelError(f"{origin}: the adapter of {layer} does not fit its weight")
+            merged[f"{layer}.weight"] = _updated(value, up, core, down, scale)
+    return merged
+
+
+def _fits(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scale: Tensor) -> bool:
+    """Return whether tensors of a file are the adapter of a weight."""
+    if weight.dim() < 2 or up.dim() != 2 or down.dim() != 2 or scale.dim():
+        return False
+    outputs, inputs, *taps = weight.shape
+    inner = [up.shape[1], down.shape[0]]
+    if core is None:
+        taps_fit = math.prod(taps) == 1 and inner[0] == inner[1]
+    else:
+        taps_fit = weight.dim() == 4 and [*core.shape] == [*inner, *taps]
+    return taps_fit and (up.shape[0], down.shape[1]) == (outputs, inputs)
+
+
+def trained_share(network: nn.Module) -> float:
+    """Return the fraction of a network's parameters that are trained, relative to the network without adapters."""
+    sizes = {name: (value.numel(), value.requires_grad) for name, value in network.named_parameters()}
+    adapters = (f"{_MARK}weight.0." in name for name in sizes)
+    base = sum(size for (size, _), is_adapter in zip(sizes.values(), adapters, strict=True) if not is_adapter)
+    return sum(size for size, is_trained in sizes.values() if is_trained) / base

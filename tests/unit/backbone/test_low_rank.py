@@ -1,0 +1,215 @@
+"""Low-rank adapters: their size, the merged network, and runs that train them."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from facetrain.backbone.low_rank import LowRankUpdate, add_adapters, merge_adapters, trained_share
+from facetrain.backbone.vit import VisionTransformer
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import load_config
+from facetrain.errors import ConfigError, ModelError
+from facetrain.models.model_file import open_model
+from facetrain.optim.frozen_parts import has_frozen_batch_norm
+from facetrain.run import training
+from facetrain.training.cuda_graphs import GraphedNetwork
+from facetrain.training.precision import InPrecision
+from tests.runs.conftest import dataset  # noqa: F401
+from tests.support.recorded_functions import FunctionRecorder
+
+CPU = torch.device("cpu")
+TINY = {"layers": (1, 1, 1, 1), "widths": (4, 4, 6, 8), "embedding_size": 8, "image_size": 16}
+NETWORKS = {
+    "iresnet": lambda: build_backbone("iresnet", **TINY),
+    "mbf_small": lambda: build_backbone("mbf_small", embedding_size=8, image_size=32),
+    "vit": lambda: VisionTransformer(16, 2, drop_path=0.0, embedding_size=8, image_size=18),
+}
+SIDES = {"iresnet": 16, "mbf_small": 32, "vit": 18}
+
+
+def with_random_adapters(network, rank=3):
+    add_adapters(network, rank, alpha=1.5, targets=())
+    with torch.no_grad():
+        for name, value in network.named_parameters():
+            if name.endswith(".0.up"):
+                value.normal_(0, 0.3)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "limit"),
+    [
+        *[(name, torch.float32, 1e-6) for name in NETWORKS],
+        # A ViT computes its last norm in float32 in any case.
+        *[(name, torch.float64, 1e-12) for name in ("iresnet", "mbf_small")],
+    ],
+)
+def test_the_merged_network_gives_the_embeddings_of_the_adapted_one(name, dtype, limit):
+    torch.manual_seed(0)
+    plain = NETWORKS[name]().to(dtype)
+    adapted = with_random_adapters(copy.deepcopy(plain)).eval()
+    image_BCHW = torch.randn(3, 3, SIDES[name], SIDES[name], dtype=dtype)
+    before = plain.eval()(image_BCHW)
+    expected = adapted(image_BCHW)
+    plain.load_state_dict(merge_adapters(adapted.state_dict(), "x"))
+    difference = (plain(image_BCHW) - expected).norm() / expected.norm()
+    assert difference <= limit and (before - expected).norm() / expected.norm() > 1e-3
+
+
+def test_an_update_has_the_rank_and_starts_at_zero():
+    torch.manual_seed(0)
+    weight = torch.randn(12, 10, 3, 3, dtype=torch.float64)
+    update = LowRankUpdate(weight, 4, 0.5)
+    assert torch.equal(update(weight), weight)
+    with torch.no_grad():
+        update.up.normal_()
+    change = update(weight) - weight
+    for matrix in (change.flatten(1), change.transpose(0, 1).flatten(1)):
+        assert torch.linalg.matrix_rank(matrix, rtol=1e-9) == 4
+    dense = torch.zeros_like(weight)
+    for a in range(4):
+        for b in range(4):
+            dense += 0.5 * torch.einsum("o,hw,i->oihw", update.up[:, a], update.core[a, b], update.down[b])
+    torch.testing.assert_close(change, dense)
+
+
+@pytest.mark.parametrize(("rank", "trained"), [(4, 206_874), (8, 427_290)])
+def test_adapters_of_an_r50_have_less_than_a_hundredth_of_its_parameters(rank, trained):
+    with torch.device("meta"):
+        network = build_backbone("r50")
+    add_adapters(network, rank, alpha=None, targets=())
+    assert sum(value.numel() for value in network.parameters() if value.requires_grad) == trained
+    assert trained_share(network) <= 0.01
+
+
+def test_only_targets_get_adapters_and_all_else_is_frozen():
+    network = NETWORKS["iresnet"]()
+    add_adapters(network, 2, alpha=None, targets=["layer3", "fc"])
+    trained = {
+        name.split(".parametrizations")[0] for name, p in network.named_parameters() if p.requires_grad
+    }
+    assert trained == {"fc", "layer3.0.conv1", "layer3.0.conv2", "layer3.0.downsample.0"}
+    assert has_frozen_batch_norm(network)
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* starts with 'bn1'"):
+        add_adapters(NETWORKS["iresnet"](), 2, alpha=None, targets=["bn1"])
+
+
+def test_autocast_does_not_round_the_update():
+    network = with_random_adapters(NETWORKS["iresnet"]())
+    plain = network.fc.weight
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(network.fc.weight, plain) and network.layer1[0].conv1.weight.dtype == torch.float32
+
+
+def test_recorded_graphs_train_the_adapters_as_the_network_itself():
+    torch.manual_seed(0)
+    inner = with_random_adapters(NETWORKS["iresnet"]())
+    network = InPrecision(inner, "fp32", CPU, memory_format=torch.contiguous_format)
+    graphs = GraphedNetwork(network, FunctionRecorder, accumulates=False, required=True)
+    image_BCHW, gradients = torch.randn(2, 4, 3, 16, 16), {}
+    for enabled in (True, False):
+        graphs.enabled = enabled
+        for image in image_BCHW:  # the first batch is recorded, the second replayed
+            inner.zero_grad()
+            graphs(image).square().sum().backward()
+        gradients[enabled] = [value.grad.clone() for value in inner.parameters() if value.requires_grad]
+    assert len(gradients[True]) > 20
+    for one, other in zip(gradients[True], gradients[False], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.fixture(scope="module")
+def tuned(dataset, tmp_path_factory):  # noqa: F811
+    """The folder of a run, `first`, and of one that adapts it, `tuned`, and the config of the latter."""
+    folder = tmp_path_factory.mktemp("lora")
+    text = (
+        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8MORE}\n"
+        "optim: {lr: 0.05, ema: 0.7}\n"
+        "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
+        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false}\n"
+    )
+    for name, more in (("first", ""), ("tuned", f", init_from: {folder}/first, lora: {{rank: 2, alpha: 4}}")):
+        (folder / f"{name}.yaml").write_text(text.replace("MORE", more))
+        assert training.train(load_config(folder / f"{name}.yaml"), folder / name) == 0
+    return folder, load_config(folder / "tuned.yaml")
+
+
+def test_a_run_trains_the_adapters_alone_and_exports_merged_weights(tuned, capsys):
+    folder, _ = tuned
+    first, merged = (load_file(folder / name / "model.safetensors") for name in ("first", "tuned"))
+    assert first.keys() == merged.keys()
+    changed = {name for name in first if not torch.equal(first[name], merged[name])}
+    assert changed == {name for name, value in first.items() if "conv" in name or "downsample.0" in name} | {
+        "fc.weight"
+    }
+    saved = Checkpoint.open(folder / "tuned").replicated("backbone.")
+    for name, value in first.items():
+        original = name.replace(".weight", ".parametrizations.weight.original")
+        assert torch.equal(saved[original if original in saved else name], value), name
+    assert "with adapters of rank 2 (" in (folder / "tuned" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_checkpoint_with_adapters_opens_as_the_model_file_of_its_run(tuned, average):
+    folder = tuned[0] / "tuned"
+    file = load_file(folder / ("model_ema.safetensors" if average else "model.safetensors"))
+    opened = open_model(folder / "checkpoints" / "step_00000004", CPU, average=average).network.state_dict()
+    assert file.keys() == opened.keys() and all(torch.equal(file[name], opened[name]) for name in file)
+
+
+def test_adapters_resume_bit_for_bit_and_their_checkpoint_can_be_fine_tuned(tuned, tmp_path):
+    folder, config = tuned
+    expected = {
+        name: (folder / "tuned" / name).read_bytes()
+        for name in ("model.safetensors", "model_ema.safetensors")
+    }
+    assert training.resume(config, folder / "tuned", 2) == 0
+    for name, content in expected.items():
+        assert (folder / "tuned" / name).read_bytes() == content
+    text = (
+        (folder / "tuned.yaml")
+        .read_text()
+        .replace(f"{folder}/first", f"{folder}/tuned/checkpoints/step_00000004")
+    )
+    (tmp_path / "again.yaml").write_text(text)
+    assert (
+        training.train(load_config(tmp_path / "again.yaml", ["train.max_steps=1"]), tmp_path / "again") == 0
+    )
+
+
+def test_a_run_does_not_continue_with_other_adapters(tuned):
+    with pytest.raises(ConfigError, match=r"model\.lora: .* was trained with .*'rank': 2"):
+        training.resume(load_config(tuned[0] / "tuned.yaml", ["model.lora.rank=3"]), tuned[0] / "tuned")
+
+
+CRAFTED = {
+    "no inner side": lambda t: t.pop("conv1.parametrizations.weight.0.up"),
+    "another output": lambda t: t.update({"fc.parametrizations.weight.0.up": torch.zeros(9, 2)}),
+    "a core of other taps": lambda t: t.update(
+        {"conv1.parametrizations.weight.0.core": torch.zeros(2, 2, 1, 3)}
+    ),
+    "a scale for each output": lambda t: t.update({"fc.parametrizations.weight.0.scale": torch.ones(8)}),
+    "two inner sides": lambda t: t.update({"fc.parametrizations.weight.0.down": torch.zeros(3, 8)}),
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_an_adapter_that_does_not_fit_is_refused(crafted):
+    state = with_random_adapters(NETWORKS["iresnet"](), 2).state_dict()
+    CRAFTED[crafted](state)
+    with pytest.raises(ModelError, match=r"^x: the adapter of (conv1|fc) does not fit its weight"):
+        merge_adapters(state, "x")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [("lora: {}", "lora needs init_from"), ("lora: {}, init_from: x, freeze: [fc]", "freeze cannot be combined")],
+)  # fmt: skip
+def test_adapters_need_a_model_and_freeze_all_of_it(tmp_path, keys, message):
+    (tmp_path / "a.yaml").write_text(f"data: {{train: x}}\nmodel: {{{keys}}}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "a.yaml")
