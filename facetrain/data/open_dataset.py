@@ -12,6 +12,7 @@ from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
 from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
+from facetrain.data.formats.tfrecord import PATTERN, TfRecordDataset, is_index
 from facetrain.data.formats.webdataset import TarDataset
 from facetrain.data.formats.zip_archive import ZipDataset
 from facetrain.data.mixture import MIXTURE_SUFFIXES, open_mixture
@@ -25,8 +26,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
     """Open a dataset in any supported format.
 
     Args:
-        path: a folder (RecordIO, LMDB, tar or Parquet shards, one subfolder per identity), a .rec, .zip, .lmdb or list
-            file, or a YAML file that mixes datasets.
+        path: a folder (RecordIO, LMDB, tar, Parquet or TFRecord shards, one subfolder per identity), a .rec, .zip,
+            .lmdb or list file, or a YAML file that mixes datasets.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
 
@@ -44,7 +45,7 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
     if path.suffix == ".rec" and path.is_file():
         dataset = RecordDataset(path.parent, name=path.name)
     elif path.suffix.lower() in LIST_SUFFIXES and path.is_file():
-        dataset = ListDataset(path, root)
+        dataset = TfRecordDataset(path) if is_index(path) else ListDataset(path, root)
     elif path.suffix.lower() == ".zip" and path.is_file():
         dataset = ZipDataset(path)
     elif path.suffix.lower() == ".lmdb" and path.is_file():
@@ -75,9 +76,9 @@ def _open_folder(folder: Path) -> FaceDataset:
     if not folder.is_dir():
         problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
-            f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per "
-            "identity, with data.mdb, or with .tar or .parquet shards; a .zip, .lmdb or list file; or a YAML file that "
-            "mixes datasets"
+            f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per identity, "
+            "with data.mdb, or with .tar, .parquet or .tfrecord shards; a .zip, .lmdb or list file; or a YAML file that mixes "
+            "datasets"
         )
     if (folder / "train.rec").exists():
         return RecordDataset(folder)
@@ -87,6 +88,8 @@ def _open_folder(folder: Path) -> FaceDataset:
         return TarDataset(folder)
     if any(folder.glob("*.parquet")):
         return ParquetDataset(folder)
+    if any(folder.glob(PATTERN)):
+        return TfRecordDataset(folder)
     return FolderDataset(folder)
 
 

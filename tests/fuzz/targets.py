@@ -28,7 +28,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
-from tests.support.datasets import encoded_image, write_records
+from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
 from tests.support.mxnet_files import write_iresnet
 
 # In memory where the system has such a folder: the disk would be most of the time.
@@ -149,15 +149,22 @@ def lmdb_database(data: bytes) -> str:
     return _open_and_read("a.lmdb", data)
 
 
+def tf_records(data: bytes) -> str:
+    """Open a TFRecord file of these bytes, and one whose message they are, with correct checksums."""
+    (_FOLDER / "tf").mkdir(exist_ok=True)
+    return " ".join(_open_and_read("tf/a.tfrecord", content) for content in (data, tf_record(data)))
+
+
 def _open_and_read(name: str, data: bytes) -> str:
     """Open a dataset that is one file of these bytes, and read its first images, with their names."""
-    path, catalog = _FOLDER / name, _FOLDER / f".{name}.catalog"
+    path = _FOLDER / name
     path.write_bytes(data)
     # Two inputs of one size can have one modification time.
-    catalog.unlink(missing_ok=True)
+    for catalog in path.parent.glob(".*.catalog"):
+        catalog.unlink()
 
     def read() -> None:
-        dataset = open_dataset(path)
+        dataset = open_dataset(path if path.parent == _FOLDER else path.parent)
         for number in range(min(dataset.num_images, 4)):
             dataset.location(number), image_name(dataset, number)
             identity_name(dataset, int(dataset.labels[number]))
@@ -243,6 +250,7 @@ def seeds() -> dict[str, list[bytes]]:
             _MIXTURE + b"\n\n1\t0.0\ta.png\n",
         ],
         "mxnet_network": [b"\n\n".join(network)],
+        "tf_records": [tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
     }
@@ -259,4 +267,5 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "mxnet_network": mxnet_network,
     "zip_archive": zip_archive,
     "lmdb_database": lmdb_database,
+    "tf_records": tf_records,
 }

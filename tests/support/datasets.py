@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.formats.crc32c import masked_crc32c
 from facetrain.data.formats.record_index import load_catalog
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 
@@ -32,6 +33,35 @@ def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
             header = RecordHeader(flag=2, labels=(float(keys[0]), float(keys[-1] + 1)))
             writer.write(past + number, header, b"")
     return folder
+
+
+def tf_example(**features: bytes | int) -> bytes:
+    """Return a tf.Example message with one value per feature."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+    entries = b""
+    for name, value in features.items():
+        is_bytes = isinstance(value, bytes)
+        values = field(1, field(1, value)) if is_bytes else field(3, field(1, _varint(value)))
+        entries += field(1, field(1, name.encode()) + field(2, values))
+    return field(1, entries)
+
+
+def tf_record(message: bytes) -> bytes:
+    """Return a record of a TFRecord file."""
+    length = len(message).to_bytes(8, "little")
+    parts = [length, message]
+    return b"".join(part + masked_crc32c(part).to_bytes(4, "little") for part in parts)
+
+
+def _varint(value: int) -> bytes:
+    value, out = value % (1 << 64), bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out) + bytes([value])
 
 
 def images_of(dataset: FaceDataset) -> list[tuple[int, bytes]]:

@@ -1,0 +1,276 @@
+"""TFRecord files of tf.Example messages, read without TensorFlow; each record's checksum is compared.
+
+Labels come from the messages, or from an index file with tabs between its fields:
+
+    TFR-NAME  shard  offset  label    TFace's NAME.txt, given as the dataset; the shards are beside it or in TFR-NAME/
+    path  shard  offset               NAME.index of TFace's img2tfrecord, beside the shards; the folder of the path is
+                                      the identity
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.formats.crc32c import masked_crc32c
+from facetrain.data.formats.labels import label_of_each
+from facetrain.data.formats.tf_example import Feature, read_features
+from facetrain.data.positional_file import PositionalFile
+from facetrain.errors import DataError
+from facetrain.files import os_errors_as, printable
+
+PATTERN = "*.tfrecord*"
+_IMAGES = ("image", "image_raw", "image/encoded", "encoded", "image_bytes", "jpg", "jpeg", "bytes")
+_LABELS = ("label", "identity", "class", "cls", "image/label", "image/class/label", "image/source_id", "id")
+_NAMES = ("filename", "image/filename", "name", "path")
+_HEADER = struct.Struct("<QI")
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
+_MAX_RECORD = (1 << 31) - 1
+_MAX_LABEL = 2**31
+_MAX_OPEN_SHARDS = 256
+_WINDOW = 512
+_MAX_LINE = 1 << 16
+
+
+class Record(NamedTuple):
+    """Place of a record, and of its image and name in it."""
+
+    shard: int
+    offset: int
+    length: int
+    start: int
+    size: int
+    name_start: int
+    name_size: int
+    identity: int | str
+
+
+class TfRecordDataset:
+    """Images of a folder of TFRecord shards, or of TFace's index of such shards; a catalog of places is cached.
+
+    Raises:
+        DataError: a file is damaged or has no images, or an image has no label.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        folder = path if path.is_dir() else path.parent
+        self._shards = _shards(folder) or _shards_of_index(path)
+        indexes = sorted(path.glob("*.index")) if path.is_dir() else [path]
+        inputs = [*self._shards, *indexes]
+        name = folder / ".tfrecords.catalog" if path.is_dir() else path.with_name(f".{path.name}.catalog")
+        columns = load_columns(name, inputs) or save_columns(
+            name, inputs, _build_catalog(self._shards, indexes), {}
+        )
+        self._columns = columns.arrays
+        self.labels = self._columns["label"]
+        self.num_images = len(self.labels)
+        self.num_classes = int(self.labels.max()) + 1
+        self._open = lru_cache(maxsize=_MAX_OPEN_SHARDS)(PositionalFile)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the path."""
+        return TfRecordDataset, (self._path,)
+
+    def read(self, index: int) -> bytes:
+        """Return the encoded image.
+
+        Raises:
+            DataError: the record is damaged.
+        """
+        data = self._data(index)
+        start = self._columns["start"].item(index)
+        return data[start : start + self._columns["size"].item(index)]
+
+    def name(self, index: int) -> str | None:
+        """Return the name that the message has; None if it has none."""
+        size = self._columns["name_size"].item(index)
+        if not size:
+            return None
+        start = self._columns["name_start"].item(index)
+        return printable(self._data(index)[start : start + size].decode("utf-8", "surrogateescape"))
+
+    def identity_name(self, label: int) -> str:
+        """Return the text that the label was in the messages or in the index, or its number."""
+        return self._identities[label] if label < len(self._identities) else str(label)
+
+    def location(self, index: int) -> str:
+        """Return the shard and the byte offset of the record."""
+        return f"{self._shard(index).path}: record at byte {self._columns['offset'][index]:,}"
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Ask the operating system to read the records."""
+        for index in range(first, first + count):
+            size = _HEADER_BYTES + self._columns["length"].item(index) + _FOOTER_BYTES
+            self._shard(index).prefetch_bytes(self._columns["offset"].item(index), size)
+
+    @cached_property
+    def _identities(self) -> list[str]:
+        return [printable(name) for name in json.loads(self._columns["identities"].tobytes())]
+
+    def _shard(self, index: int) -> PositionalFile:
+        return self._open(self._shards[self._columns["shard"].item(index)])
+
+    def _data(self, index: int) -> bytes:
+        """Return the message of a record after a comparison of its checksum."""
+        length = self._columns["length"].item(index)
+        offset = self._columns["offset"].item(index) + _HEADER_BYTES
+        data = self._shard(index).bytes_at(offset, length + _FOOTER_BYTES)
+        message = data[:length]
+        if len(data) < length + _FOOTER_BYTES or masked_crc32c(message) != int.from_bytes(
+            data[length:], "little"
+        ):
+            raise DataError(
+                f"{self.location(index)}: the checksum of the record is wrong; the file is damaged: copy it again"
+            )
+        return message
+
+
+def is_index(path: Path) -> bool:
+    """Return whether the first line of a file is one of TFace's index: a name and three numbers."""
+    with os_errors_as(DataError, path), path.open("rb") as file:
+        fields = file.readline(_MAX_LINE).rstrip().split(b"\t")
+    return len(fields) == 4 and all(field.isdigit() for field in fields[1:])
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(PATTERN) if not path.name.startswith("."))
+
+
+def _shards_of_index(path: Path) -> list[Path]:
+    """Return the shards in the folder of TFace's name for the dataset, which the first field of a line is."""
+    with os_errors_as(DataError, path), path.open("rb") as file:
+        name = file.readline(_MAX_LINE).split(b"\t")[0].decode("utf-8", "replace")
+    if not name or "/" in name or name.startswith("."):
+        return []
+    return _shards(path.parent / name)
+
+
+def _build_catalog(shards: list[Path], indexes: list[Path]) -> dict[str, np.ndarray]:
+    if not shards:
+        raise DataError(
+            f"{indexes[0]}: no shards {PATTERN} beside the index, or in a folder with the name in it"
+        )
+    if len(indexes) > 1:
+        raise DataError(
+            f"{indexes[0]}: there is more than one index; keep one, or give NAME.txt as the dataset"
+        )
+    files = [PositionalFile(path) for path in shards]
+    records = list(_indexed(files, indexes[0]) if indexes else _scanned(files))
+    if not records:
+        raise DataError(f"{shards[0].parent}: the {len(shards):,} TFRecord shards contain no images")
+    label_of = label_of_each(record.identity for record in records)
+    numbers = [label_of[record.identity] for record in records]
+    if min(numbers) < 0 or max(numbers) >= _MAX_LABEL:
+        raise DataError(
+            f"{shards[0].parent}: the labels range from {min(numbers)} to {max(numbers)}; they must be from 0 to 2^31"
+        )
+    columns = {
+        name: np.array(
+            [getattr(record, name) for record in records], np.int64 if name == "offset" else np.int32
+        )
+        for name in Record._fields[:-1]
+    }
+    is_named = any(isinstance(identity, str) for identity in label_of)
+    names = sorted(label_of, key=label_of.__getitem__) if is_named else []
+    columns["identities"] = np.frombuffer(json.dumps(list(map(str, names))).encode(), np.uint8)
+    return columns | {"label": np.array(numbers, np.int32)}
+
+
+def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
+    """Yield the records of all shards one after the other, with the labels in their messages."""
+    for number, file in enumerate(files):
+        offset = 0
+        while offset < file.size:
+            record = _record(file, number, offset, None)
+            yield record
+            offset += _HEADER_BYTES + record.length + _FOOTER_BYTES
+
+
+def _indexed(files: list[PositionalFile], index: Path) -> Iterator[Record]:
+    """Yield the records that an index lists, with its labels, or the folders of its paths as identities."""
+    by_number = {_shard_number(file.path): number for number, file in enumerate(files)}
+    with os_errors_as(DataError, index), index.open("rb") as lines:
+        for line_number, line in enumerate(lines, start=1):
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) not in (3, 4) or not all(f.isdigit() and len(f) < 19 for f in fields[1:]):
+                raise DataError(
+                    f"{index}, line {line_number}: {line[:60]!r} is not a name, a shard and an offset, or these and a "
+                    "label"
+                )
+            shard, offset = by_number.get(int(fields[1])), int(fields[2])
+            if shard is None:
+                raise DataError(f"{index}, line {line_number}: there is no shard {int(fields[1]):05}")
+            folder = fields[0].decode("utf-8", "replace").replace("\\", "/").rpartition("/")[0]
+            identity = int(fields[3]) if len(fields) == 4 else folder.rpartition("/")[2]
+            yield _record(files[shard], shard, offset, identity)
+
+
+def _shard_number(path: Path) -> int:
+    """Return the number in NAME-00012.tfrecord; -1 without one."""
+    digits = path.name.partition(".tfrecord")[0].rpartition("-")[2]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1
+
+
+def _record(file: PositionalFile, shard: int, offset: int, identity: int | str | None) -> Record:
+    """Return the record at a byte offset; `identity` is that of the message if None."""
+    place = f"{file.path}: record at byte {offset:,}"
+    header = file.bytes_at(offset, _HEADER_BYTES)
+    if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != _HEADER.unpack(header)[1]:
+        raise DataError(f"{place}: not a TFRecord file, or damaged; gzip is not supported: decompress it")
+    length = _HEADER.unpack(header)[0]
+    if length > min(_MAX_RECORD, file.size - offset - _HEADER_BYTES - _FOOTER_BYTES):
+        raise DataError(
+            f"{place}: claims {length:,} bytes, past the end of the file; it is truncated: copy it again"
+        )
+    window = _Window(partial(_bytes_inside, file, offset + _HEADER_BYTES, length))
+    try:
+        features = read_features(window.read, length)
+        image = next(features[name] for name in _IMAGES if name in features and features[name].number is None)
+    except ValueError as error:
+        raise DataError(f"{place}: not a tf.Example ({error})") from None
+    except StopIteration:
+        raise DataError(
+            f"{place}: no image among the features; expected one of {', '.join(_IMAGES)}"
+        ) from None
+    name = next(
+        (features[n] for n in _NAMES if n in features and features[n].number is None), Feature(0, 0, None)
+    )
+    if identity is None:
+        label = next((features[n] for n in _LABELS if n in features), None)
+        if label is None:
+            raise DataError(
+                f"{place}: no label among the features ({', '.join(_LABELS)}); for TFace, give its index NAME.txt"
+            )
+        identity = label.number
+        if identity is None:
+            text = window.read(label.start, min(label.end - label.start, 256)).decode("utf-8", "replace")
+            identity = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+    return Record(
+        shard, offset, length, image.start, image.end - image.start,
+        name.start, min(name.end - name.start, 4096), identity,
+    )  # fmt: skip
+
+
+def _bytes_inside(file: PositionalFile, offset: int, length: int, position: int, count: int) -> bytes:
+    return file.bytes_at(offset + position, max(min(count, length - position), 0))
+
+
+class _Window:
+    """Reads small pieces of a record from a larger one that is read ahead."""
+
+    def __init__(self, read: Any) -> None:
+        self._read, self._start, self._data = read, 0, b""
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from a position on; fewer at the end of the record."""
+        if not self._start <= position or position + count > self._start + len(self._data):
+            self._start, self._data = position, self._read(position, max(count, _WINDOW))
+        return self._data[position - self._start :][:count]

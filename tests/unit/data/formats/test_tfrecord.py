@@ -1,0 +1,128 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.formats import crc32c
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.check import check
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image, images_of, tf_example, tf_record
+
+
+def write_shards(folder, messages, *, name="a"):
+    """Write two shards; return the shard and the offset of each record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places, shards = [], [b"", b""]
+    for number, message in enumerate(messages):
+        shard = number * 2 // len(messages)
+        places.append((shard, len(shards[shard])))
+        shards[shard] += tf_record(message)
+    for number, data in enumerate(shards):
+        (folder / f"{name}-{number:05}.tfrecord").write_bytes(data)
+    return places
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_checksum_is_that_of_the_standard(native, monkeypatch):
+    if native:
+        pytest.importorskip("google_crc32c", reason="the tfrecord extra is not installed")
+    else:
+        monkeypatch.setattr(crc32c, "google_crc32c", None)
+    # RFC 3720, B.4.
+    assert crc32c.crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c.crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c.crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c.crc32c(b"123456789") == 0xE3069283
+
+
+def test_both_implementations_of_the_checksum_agree_at_all_edges():
+    google_crc32c = pytest.importorskip("google_crc32c", reason="the tfrecord extra is not installed")
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 3, 4, 63, 64, 65, 127, 7600, 65535, 65536, 65537, 65599, 65600, 140_000):
+        data = rng.bytes(size)
+        assert crc32c.crc32c_numpy(data) == google_crc32c.value(data), size
+
+
+def test_records_with_labels_are_read_in_the_order_of_the_shards(tmp_path):
+    names = {"image": encoded_image, "label": lambda n: 4 - n, "filename": lambda n: f"f/{n}.png".encode()}
+    write_shards(tmp_path, [tf_example(**{k: make(n) for k, make in names.items()}) for n in range(5)])
+    for _ in range(2):  # the second time from the catalog
+        dataset = open_dataset(tmp_path)
+        assert images_of(dataset) == [(4 - n, encoded_image(n)) for n in range(5)]
+    assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
+    assert original_name(dataset, 3) == "f/3.png" and identity_name(dataset, 1) == "1"
+    assert dataset.location(0).endswith("a-00000.tfrecord: record at byte 0")
+    dataset.prefetch(0, 5)
+    assert not check(tmp_path).faults
+
+
+def test_labels_of_text_are_numbered_in_sorted_order(tmp_path):
+    people = [b"zoe", b"ann", b"zoe"]
+    examples = [{"image/encoded": encoded_image(n), "image/label": who} for n, who in enumerate(people)]
+    write_shards(tmp_path, [tf_example(**one) for one in examples])
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.tolist() == [1, 0, 1] and identity_name(dataset, 1) == "zoe"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_index_of_tface_gives_order_and_labels(tmp_path, inside):
+    folder = tmp_path / "TFR-X" if inside else tmp_path
+    places = write_shards(folder, [tf_example(image=encoded_image(n)) for n in range(4)], name="TFR-X")
+    order = [2, 0, 3, 1]
+    lines = [f"TFR-X\t{places[n][0]}\t{places[n][1]}\t{n % 2}\n" for n in order]
+    (tmp_path / "TFR-X.txt").write_text("".join(lines))
+    dataset = open_dataset(tmp_path / "TFR-X.txt")
+    assert images_of(dataset) == [(n % 2, encoded_image(n)) for n in order]
+    assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
+
+
+def test_the_index_of_img2tfrecord_gives_folders_as_identities(tmp_path):
+    places = write_shards(tmp_path, [tf_example(image=encoded_image(n)) for n in range(3)])
+    lines = [f"raw/p{1 - n % 2}/{n}.jpg\t{shard}\t{offset}\n" for n, (shard, offset) in enumerate(places)]
+    (tmp_path / "a.index").write_text("".join(lines))
+    dataset = open_dataset(tmp_path)
+    assert images_of(dataset) == [(1 - n % 2, encoded_image(n)) for n in range(3)]
+    assert identity_name(dataset, 0) == "p0"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [(tf_example(label=1), "no image among the features"), (tf_example(image=b"x"), "no label among"),
+     (tf_example(image=b"x", label=-1), "from -1 to -1"), (b"\x0a\xff\xff\xff\x07", "not a tf.Example"),
+     (b"\x0b", "wire type 3"), (b"\x10\x01" * 2000, "more than 1,000 fields")],
+)  # fmt: skip
+def test_records_without_an_image_and_a_label_are_refused(tmp_path, message, reason):
+    (tmp_path / "a.tfrecord").write_bytes(tf_record(message))
+    with pytest.raises(DataError, match=reason):
+        open_dataset(tmp_path)
+
+
+def test_a_damaged_record_is_an_error_of_this_image_only(tmp_path):
+    write_shards(tmp_path, [tf_example(image=encoded_image(n), label=n) for n in range(4)])
+    shard = tmp_path / "a-00000.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    dataset = open_dataset(tmp_path)
+    with pytest.raises(
+        DataError, match=r"a-00000\.tfrecord: record at byte 0: the checksum of the record is wrong"
+    ):
+        dataset.read(0)
+    assert dataset.read(1) == encoded_image(1)
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-9], lambda d: b"\x1f\x8b" + d, lambda d: b"\xff" + d[1:]])
+def test_a_truncated_or_foreign_shard_is_refused(tmp_path, change):
+    (tmp_path / "a.tfrecord").write_bytes(change(tf_record(tf_example(image=encoded_image(0), label=0))))
+    with pytest.raises(DataError, match=r"truncated|not a TFRecord file"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["X\t9\t0\t0\n", "X\t0\t7\t0\n", "X\t0\t0\t0\nX\t0\n"])
+def test_an_index_that_does_not_fit_the_shards_is_refused(tmp_path, line):
+    write_shards(tmp_path, [tf_example(image=encoded_image(0))])
+    (tmp_path / "X.txt").write_text(line)
+    with pytest.raises(DataError, match="X|a-00000"):
+        open_dataset(tmp_path / "X.txt")
