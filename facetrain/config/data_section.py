@@ -50,7 +50,7 @@ class DataConfig(Section):
 
     train: str
     """Path of the training data: a folder with train.rec, with one folder per identity, or with LMDB, tar,
-    Parquet or TFRecord shards; a .zip, .lmdb or list file; or the YAML file of a mixture of datasets."""
+    Parquet or TFRecord shards; a .zip, .lmdb, .tar or list file; or the YAML file of a mixture of datasets."""
     image_size: Annotated[int, Field(ge=16, le=1024)] = 112
     """Width and height of the network input, in pixels."""
     num_classes: Positive | None = None

@@ -13,12 +13,14 @@ from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.formats.tfrecord import PATTERN, TfRecordDataset, is_index
-from facetrain.data.formats.webdataset import TarDataset
+from facetrain.data.formats.webdataset import TarDataset, is_compressed, shards_in
 from facetrain.data.formats.zip_archive import ZipDataset
 from facetrain.data.mixture import MIXTURE_SUFFIXES, open_mixture
 from facetrain.errors import DataError
 
-DATASET_SUFFIXES = frozenset({".rec", ".zip", ".lmdb", *MIXTURE_SUFFIXES, *LIST_SUFFIXES})
+DATASET_SUFFIXES = frozenset(
+    {".rec", ".zip", ".lmdb", ".tar", ".gz", ".tgz", *MIXTURE_SUFFIXES, *LIST_SUFFIXES}
+)
 """Suffixes of files that are a dataset each."""
 
 
@@ -27,7 +29,7 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
 
     Args:
         path: a folder (RecordIO, LMDB, tar, Parquet or TFRecord shards, one subfolder per identity), a .rec, .zip,
-            .lmdb or list file, or a YAML file that mixes datasets.
+            .lmdb, .tar, .tar.gz or list file, or a YAML file that mixes datasets.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
 
@@ -48,6 +50,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
         dataset = TfRecordDataset(path) if is_index(path) else ListDataset(path, root)
     elif path.suffix.lower() == ".zip" and path.is_file():
         dataset = ZipDataset(path)
+    elif (path.suffix.lower() == ".tar" or is_compressed(path)) and path.is_file():
+        dataset = TarDataset(path)
     elif path.suffix.lower() == ".lmdb" and path.is_file():
         dataset = LmdbDataset(path)
     else:
@@ -76,15 +80,15 @@ def _open_folder(folder: Path) -> FaceDataset:
     if not folder.is_dir():
         problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
-            f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per identity, "
-            "with data.mdb, or with .tar, .parquet or .tfrecord shards; a .zip, .lmdb or list file; or a YAML file that mixes "
-            "datasets"
+            f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per identity, with "
+            "data.mdb, or with .tar, .tar.gz, .parquet or .tfrecord shards; a .zip, .lmdb, .tar, .tar.gz or list file; "
+            "or a YAML file that mixes datasets"
         )
     if (folder / "train.rec").exists():
         return RecordDataset(folder)
     if (folder / DATA_FILE).exists():
         return LmdbDataset(folder)
-    if any(folder.glob("*.tar")):
+    if shards_in(folder):
         return TarDataset(folder)
     if any(folder.glob("*.parquet")):
         return ParquetDataset(folder)

@@ -19,6 +19,7 @@ GENERATED = {ROOT / "docs" / "commands.md", ROOT / "docs" / "contributing.md"}
 CONFIG_KEYS = {key for key, _ in keys()} | {key for key, _ in sections(Config)}
 # Files whose names look like keys of a section.
 FILE_ENDINGS = (
+    ".mdb",
     ".rec",
     ".idx",
     ".txt",

@@ -1,23 +1,27 @@
 """WebDataset: tar shards of images.
 
 The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder.
+Shards compressed with gzip are decompressed once.
 """
 
 from __future__ import annotations
 
+import io
 import tarfile
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.formats.gzip_shards import GZIP_SUFFIXES, decompressed
+from facetrain.data.formats.labels import first_images, label_of_each
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_json
+from facetrain.files import error_reason, parse_json, printable
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_FILE_BYTES = 1 << 20
@@ -25,30 +29,33 @@ _MAX_OPEN_SHARDS = 256
 
 
 class TarDataset:
-    """Images of a folder of uncompressed .tar shards; their offsets are cached in a catalog in the folder.
+    """Images of a folder of .tar and .tar.gz shards, or of one such file; their offsets are cached in a catalog.
 
     Raises:
-        DataError: if a shard is damaged or compressed, or an image has no identity.
+        DataError: if a shard is damaged, or an image has no identity.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._shards = sorted(folder.glob("*.tar"))
-        name = folder / ".shards.catalog"
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        is_folder = path.is_dir()
+        found = shards_in(path) if is_folder else [path]
+        self._shards = [decompressed(one) if is_compressed(one) else one for one in found]
+        name = path / ".shards.catalog" if is_folder else path.with_name(f".{path.name}.catalog")
         columns = load_columns(name, self._shards) or save_columns(
             name, self._shards, _build_catalog(self._shards), {}
         )
+        self._header = columns.arrays["header"]
         self._shard, self._offset = columns.arrays["shard"], columns.arrays["offset"]
         self._size, self.labels = columns.arrays["size"], columns.arrays["label"]
         self.num_images = len(self.labels)
         if not self.num_images:
-            raise DataError(f"{folder}: the {len(self._shards):,} .tar shards contain no images")
+            raise DataError(f"{path}: the {len(self._shards):,} .tar shards contain no images")
         self.num_classes = int(self.labels.max()) + 1
         self._open = lru_cache(maxsize=_MAX_OPEN_SHARDS)(PositionalFile)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the folder."""
-        return TarDataset, (self._folder,)
+        """Pickle as the path."""
+        return TarDataset, (self._path,)
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -62,28 +69,77 @@ class TarDataset:
             raise DataError(f"{self.location(index)}: the shard is truncated; download it again")
         return data
 
+    def name(self, index: int) -> str:
+        """Return the path of an image inside its shard."""
+        header, end = self._header.item(index), self._offset.item(index)
+        data = self._open(self._shards[self._shard[index]]).bytes_at(header, end - header)
+        try:
+            # The whole header: a long name is in blocks of its own before the last one.
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+                member = archive.next()
+        except (tarfile.TarError, OSError) as error:
+            raise DataError(f"{self.location(index)}: the name is damaged ({error_reason(error)})") from None
+        return str(index) if member is None else printable(member.name.removeprefix("./"))
+
+    def identity_name(self, label: int) -> str:
+        """Return the folder of the identity's first image; its number if that is in none."""
+        first = int(self._first[label])
+        return (self.name(first).rpartition("/")[0].rpartition("/")[2] if first >= 0 else "") or str(label)
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Ask the operating system to read the images, one range per shard."""
+        shard = self._shard[first : first + count]
+        for number in np.unique(shard).tolist():
+            rows = first + np.flatnonzero(shard == number)
+            start, last = int(self._offset[rows].min()), int(rows[self._offset[rows].argmax()])
+            end = self._offset.item(last) + self._size.item(last)
+            self._open(self._shards[number]).prefetch_bytes(start, end - start)
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        return first_images(self.labels, self.num_classes)
+
     def location(self, index: int) -> str:
         """Return the shard and the byte offset."""
         return f"{self._shards[self._shard[index]]}: image at byte {self._offset[index]:,}"
 
 
-def _build_catalog(shards: list[Path]) -> dict[str, np.ndarray]:
-    """Return shard (int32), offset (int64), size (int64) and label (int32) of every image.
+def shards_in(folder: Path) -> list[Path]:
+    """Return the .tar and .tar.gz files of a folder, sorted by name."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if (path.name.endswith(".tar") or is_compressed(path)) and not path.name.startswith(".")
+    )
 
-    The labels are the identities if all of them are whole numbers, otherwise their rank in sorted order.
+
+def is_compressed(path: Path) -> bool:
+    """Return whether this is the name of a .tar.gz."""
+    return path.name.lower().endswith(GZIP_SUFFIXES)
+
+
+def _build_catalog(shards: list[Path]) -> dict[str, np.ndarray]:
+    """Return shard (int32), header, offset, size (int64) and label (int32) of every image.
+
+    A header is the byte offset of the member in the shard. The labels are the identities if all of them are whole
+    numbers, otherwise their rank in sorted order.
     """
     found = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path)]
-    all_numbers = {type(name) for *_, name in found} == {int}
-    names = sorted({name for *_, name in found}, key=str)
-    label_of = {name: name if all_numbers else label for label, name in enumerate(names)}
-    table = np.array([(*place, label_of[name]) for *place, name in found], dtype=np.int64).reshape(-1, 4)
-    shard, offset, size, label = (np.ascontiguousarray(column) for column in table.T)
-    return {"shard": shard.astype(np.int32), "offset": offset, "size": size, "label": label.astype(np.int32)}
+    label_of = label_of_each(name for *_, name in found)
+    table = np.array([(*place, label_of[name]) for *place, name in found], dtype=np.int64).reshape(-1, 5)
+    shard, header, offset, size, label = (np.ascontiguousarray(column) for column in table.T)
+    return {
+        "shard": shard.astype(np.int32), "header": header, "offset": offset, "size": size,
+        "label": label.astype(np.int32),
+    }  # fmt: skip
 
 
-def _images(path: Path) -> Iterator[tuple[int, int, int | str]]:
-    """Yield (offset, size, identity) of every image; the identity is a number if .cls or .json has one, else a name."""
-    images: dict[str, tuple[int, int]] = {}
+def _images(path: Path) -> Iterator[tuple[int, int, int, int | str]]:
+    """Yield (header, offset, size, identity) of every image.
+
+    The identity is a number if .cls or .json has one, otherwise a name.
+    """
+    images: dict[str, tuple[int, int, int]] = {}
     identities: dict[str, int | str] = {}
     try:
         with tarfile.open(path, "r:") as archive:
@@ -94,7 +150,7 @@ def _images(path: Path) -> Iterator[tuple[int, int, int | str]]:
                 if not member.isfile():
                     continue
                 if suffix in IMAGE_SUFFIXES:
-                    images[key] = member.offset_data, member.size
+                    images[key] = member.offset, member.offset_data, member.size
                 elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_FILE_BYTES:
                     content = archive.extractfile(member)
                     identities[key] = _identity(
@@ -102,16 +158,16 @@ def _images(path: Path) -> Iterator[tuple[int, int, int | str]]:
                     )
     except (tarfile.TarError, OSError, MemoryError) as error:  # MemoryError: a header claims gigabytes
         raise DataError(
-            f"{path}: not an uncompressed tar archive ({error_reason(error)}); unpack it if it is compressed"
+            f"{path}: not a tar archive ({error_reason(error)}); a compressed one must be named .tar.gz"
         ) from error
-    for key, (offset, size) in images.items():
+    for key, place in images.items():
         folder = key.rpartition("/")[0].rpartition("/")[2]
         if key not in identities and not folder:
             raise DataError(
                 f"{path}: image {key[1:]} has neither a .cls or .json file nor a folder that names its "
                 "identity"
             )
-        yield offset, size, identities.get(key, folder)
+        yield *place, identities.get(key, folder)
 
 
 def _identity(content: bytes, suffix: str, location: str) -> int | str:

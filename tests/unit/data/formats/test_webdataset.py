@@ -1,10 +1,13 @@
+import gzip
 import io
 import json
+import os
 import pickle
 import tarfile
 
 import pytest
 
+from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
@@ -48,5 +51,55 @@ def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, 
     with pytest.raises(DataError, match=message):
         open_dataset(tmp_path)
     (tmp_path / "a.tar").write_bytes(b"\x1f\x8b nonsense" * 99)
-    with pytest.raises(DataError, match="not an uncompressed tar"):
+    with pytest.raises(DataError, match="not a tar archive"):
         open_dataset(tmp_path)
+
+
+def test_names_are_those_inside_the_shards_also_long_ones(tmp_path):
+    members = {f"set/ann/{'x' * 200}/1.png": encoded_image(0), "./ann/2.png": encoded_image(1)}
+    for name, kind in (("a.tar", tarfile.GNU_FORMAT), ("b.tar", tarfile.PAX_FORMAT)):
+        with tarfile.open(tmp_path / name, "w", format=kind) as archive:
+            for member, content in members.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    dataset = open_dataset(tmp_path)
+    expected = [f"set/ann/{'x' * 200}/1.png", "ann/2.png"]
+    assert [original_name(dataset, n) for n in range(4)] == expected * 2
+    assert [identity_name(dataset, n) for n in range(2)] == ["ann", "x" * 200]
+    dataset.prefetch(0, 4)
+
+
+def test_gzipped_shards_are_decompressed_once(tmp_path):
+    write_tar(tmp_path / "b.tar", {"2.png": encoded_image(2), "2.cls": b"1"})
+    write_tar(tmp_path / "x.tar", {"1.png": encoded_image(1), "1.cls": b"0"})
+    plain = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "x.tar").unlink()
+    # Of two members, as pigz and concatenation write them.
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(plain[:700]) + gzip.compress(plain[700:]))
+    for _ in range(2):
+        dataset = open_dataset(tmp_path)
+        assert images_of(dataset) == [(0, encoded_image(1)), (1, encoded_image(2))]
+    assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
+    copy = tmp_path / ".a.tar.gz.tar"
+    written = copy.stat().st_ino
+    assert copy.read_bytes() == plain and images_of(open_dataset(tmp_path / "a.tar.gz"))[0][0] == 0
+    assert copy.stat().st_ino == written
+    write_tar(tmp_path / "x.tar", {"1.png": encoded_image(7), "1.cls": b"0"})
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress((tmp_path / "x.tar").read_bytes()))
+    os.utime(tmp_path / "a.tar.gz", (1, 1))
+    assert images_of(open_dataset(tmp_path / "a.tar.gz")) == [(0, encoded_image(7))]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda d: d[:-20], "truncated"), (lambda d: b"x" + d, "not a gzip file"),
+     (lambda _: gzip.compress(bytes(100 << 20)), "decompresses to more than")],
+)  # fmt: skip
+def test_a_damaged_or_hostile_gzip_file_is_refused(tmp_path, change, message):
+    write_tar(tmp_path / "x.tar", {"1.png": encoded_image(1), "1.cls": b"0"})
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(change(gzip.compress((tmp_path / "x.tar").read_bytes())))
+    with pytest.raises(DataError, match=message):
+        open_dataset(path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.tar.gz", "x.tar"]
