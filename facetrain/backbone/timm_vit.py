@@ -125,6 +125,11 @@ class TimmVisionTransformer(Backbone):
         """Yield each block."""
         yield from ((block, "forward") for block in self.blocks)
 
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
+        """Return the names of the embedding of patches and positions with the class token, and of each block."""
+        stem = ("patch_embed.", "pos_embed", "cls_token")
+        return [stem, *((f"blocks.{n}.",) for n in range(len(self.blocks)))]
+
     def neck(self, feature: Tensor) -> Tensor:
         """Map the vectors to embeddings (B, D)."""
         return self.head(feature)

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_backbone, names
 from facetrain.optim.optimizer import parameter_groups, polynomial_lr
 from tests.support.shared import shared_path
 
@@ -57,6 +57,17 @@ def test_layer_decay_gives_each_layer_the_power_of_the_layers_behind_it(name, la
         for start in starts:
             matching = [factor for key, factor in found.items() if key.startswith(start)]
             assert matching and set(matching) == {0.75**behind}, start
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("iresnet", "r2060")])
+def test_the_layers_of_every_backbone_have_trained_parameters_and_leave_some_for_the_last(name):
+    with torch.device("meta"):
+        network = build_backbone(name)
+    layers = network.layer_prefixes()
+    trained = [key for key, value in network.named_parameters() if value.requires_grad]
+    assert all(any(key.startswith(layer) for key in trained) for layer in layers)
+    assert not all(key.startswith(tuple(prefix for layer in layers for prefix in layer)) for key in trained)
+    assert len({prefix for layer in layers for prefix in layer}) == sum(map(len, layers))
 
 
 def test_layer_decay_multiplies_the_factors_of_prefixes_and_1_keeps_one_group():
