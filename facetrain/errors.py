@@ -108,3 +108,8 @@ class LostRankError(RankError):
 
 class LaunchError(RunError):
     """Worker processes that could not be started."""
+
+
+def missing_package(error: ImportError, extra: str) -> str:
+    """Return which package a failed import needs, and the command that installs it, as the end of a message."""
+    return f"needs {error.name}; install it with `pip install facetrain[{extra}]`"

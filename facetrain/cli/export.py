@@ -96,12 +96,13 @@ def export(
 
     _check_options(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
     require_writable(output, model_card)
+    exporter = FORMATS[format].load()
     opened = open_model(model, torch.device("cpu"), average=average)
     sets = data_dir or eval_dir_of_run(model)
     results = _evaluate(opened, target, sets)
     images = [] if calibrate is None else _read_evenly(calibrate, calibrate_images)
     options = ExportOptions(from_pixels=from_pixels, unit=unit, int8=int8, calibration=images)
-    exported = FORMATS[format].load()(opened, output, options)
+    exported = exporter(opened, output, options)
     report: dict[str, Any] = {"output": str(output), "description": opened.description}
     if exported.difference is not None:
         report["difference"] = exported.difference

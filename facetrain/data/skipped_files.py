@@ -15,7 +15,7 @@ SKIP_KINDS = {
     "no_identity": "files outside the folders of identities",
     "empty": "folders without images",
     "unreadable": "images that cannot be decoded",
-    "no_face": "images without landmarks of a face",
+    "no_face": "images without a face or its landmarks",
     "small_identity": "images of identities with too few images",
 }
 """Reasons to leave out a file, and their description in a summary."""
@@ -43,7 +43,7 @@ def skipped_table(skipped: Iterable[SkippedFile]) -> str:
 
 
 def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:
-    """Return one line per kind: the number of files, and the first of them."""
+    """Return one line per kind: the number of files, and the names of the first ones."""
     listed = list(skipped)
     counts = Counter(one.kind for one in listed)
     lines = []
@@ -51,5 +51,5 @@ def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:
         if counts[kind]:
             names = [one.name for one in listed if one.kind == kind][:_EXAMPLES]
             more = ", …" if counts[kind] > len(names) else ""
-            lines.append(f"{counts[kind]:,} {description}: {', '.join(names)}{more}")
+            lines.append(f"{description}: {counts[kind]:,} ({', '.join(names)}{more})")
     return lines

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason
 from facetrain.models.layer_graph import Affine, Layer, LayerGraph, LayerGraphBuilder, LayerReader, Node
 
@@ -109,7 +109,7 @@ def read_onnx_layers(path: Path) -> LayerGraph:
     try:
         import onnx
     except ImportError as error:
-        raise ModelError(f"{path}: needs onnx: install facetrain[onnx]") from error
+        raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
         return _read_layers(onnx, onnx.load(str(path)), str(path))
     except ModelError:

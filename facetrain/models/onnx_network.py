@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason
 from facetrain.models.onnx_layers import takes_pixels
 
@@ -55,7 +55,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise ModelError(f"{path}: needs {error.name}: install facetrain[onnx]") from error
+        raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session)

@@ -29,9 +29,8 @@ def summarize(
     losses = [record for record in records if "loss" in record]
     if losses:
         first, last = losses[0], losses[-1]
-        lines.append(
-            f"  loss      {first['loss']:.3f} at step {first['step']} → {last['loss']:.3f} at step {last['step']}"
-        )
+        before = f"{first['loss']:.3f} at step {first['step']} → " if len(losses) > 1 else ""
+        lines.append(f"  loss      {before}{last['loss']:.3f} at step {last['step']}")
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
@@ -57,8 +56,9 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
     quoted, board = shlex.quote(str(folder)), folder / "tensorboard"
     lines = ["next:"]
     if targets:
-        data = shlex.quote(eval_dir)
-        lines.append(f"  facetrain eval {quoted} --target {shlex.quote(targets[0])} --data-dir {data}")
+        # A path needs no folder.
+        data = "" if Path(targets[0]).is_absolute() else f" --data-dir {shlex.quote(eval_dir)}"
+        lines.append(f"  facetrain eval {quoted} --target {shlex.quote(targets[0])}{data}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",
         f"  facetrain report {quoted}",

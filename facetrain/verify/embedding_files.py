@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from facetrain.errors import DataError
+from facetrain.errors import DataError, missing_package
 from facetrain.files import error_reason, os_errors_as
 from facetrain.verify.normalization import l2_normalize
 
@@ -131,5 +131,5 @@ def _import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise DataError(f"{path}: .parquet files need pyarrow: install facetrain[parquet]") from error
+        raise DataError(f"{path}: {missing_package(error, 'parquet')}") from error
     return pyarrow

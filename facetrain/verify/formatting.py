@@ -17,9 +17,9 @@ COUNTS = {
 }
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", "auc"}
+"""Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
 _RATIOS = ("_ratio", "_to_best", "_to_mean")
 """Ends of the names of metrics that are quotients of two rates."""
-"""Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluate import Evaluation

@@ -219,6 +219,7 @@ def _print_next_steps(folder: Path, image_size: int) -> None:
     for line in (
         f"data: {{train: {json.dumps(str(folder), ensure_ascii=False)}, image_size: {image_size}}}",
         "model: {backbone: mbf}",
+        "optim: {lr: 0.05, warmup_epochs: 1}",
         "train: {global_batch_size: 64, epochs: 20}",
         "eval: {targets: []}",
     ):

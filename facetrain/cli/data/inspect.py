@@ -71,6 +71,12 @@ def inspect(
             typer.echo(f"  {location}")
     else:
         _print_statistics(statistics)
+    _report_sheet(sheet, as_json)
+
+
+def _report_sheet(sheet: Path | None, as_json: bool) -> None:
+    if sheet is not None and not as_json:
+        typer.echo(f"  contact sheet: {sheet}")
 
 
 def _inspect_pair_set(
@@ -97,6 +103,7 @@ def _inspect_pair_set(
     for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
         listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
         typer.echo(f"  {what} of {found.images:,} images: {listed}")
+    _report_sheet(sheet, as_json)
 
 
 def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.formats.parquet import column_names, read_row_groups
-from facetrain.errors import PairsError
+from facetrain.errors import PairsError, missing_package
 from facetrain.files import error_reason
 
 _LABELS = ("is_same", "target", "label")
@@ -80,9 +80,7 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
         import pyarrow
         import pyarrow.ipc
     except ImportError as error:
-        raise PairsError(
-            f"{path}: reading .arrow needs pyarrow; install it with `pip install facetrain[parquet]`"
-        ) from error
+        raise PairsError(f"{path}: {missing_package(error, 'parquet')}") from error
     try:
         with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
             columns = _used_columns(stream.schema.names, path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.errors import DataError
+from facetrain.errors import DataError, missing_package
 from facetrain.files import error_reason
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
@@ -105,9 +105,7 @@ def _open(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(
-            f"{path}: reading .parquet needs pyarrow; install it with `pip install facetrain[parquet]`"
-        ) from error
+        raise DataError(f"{path}: {missing_package(error, 'parquet')}") from error
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path))
 
 

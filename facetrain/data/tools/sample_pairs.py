@@ -59,7 +59,8 @@ def sample_pairs(
     eligible = [identity for identity, images in enumerate(images_of) if len(images) > 1]
     if len(eligible) < 2 * FOLDS:
         raise DataError(
-            f"{folder}: {len(eligible):,} identities have at least two images; {FOLDS} folds need {2 * FOLDS}"
+            f"{folder}: {len(eligible):,} identities have at least two images; {FOLDS} folds need {2 * FOLDS}: set "
+            "more identities aside (facetrain data split --validation)"
         )
     sampled: list[ImagePair] = []
     for fold in np.array_split(rng.permutation(eligible), FOLDS):

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from facetrain.errors import ModelError, missing_package
+
 if TYPE_CHECKING:
     from facetrain.models.model_file import EmbeddingModel
 
@@ -55,16 +57,35 @@ class ExportFormat:
     """Name of the `Exporter` in this module."""
     options: frozenset[str] = frozenset()
     """Fields of `ExportOptions` that the format supports."""
+    packages: tuple[str, ...] = ()
+    """Optional packages that the exporter imports."""
+    extra: str = ""
+    """Extra of pyproject.toml that installs these packages."""
 
     def load(self) -> Exporter:
-        """Import the exporter."""
+        """Import the exporter and its packages.
+
+        Raises:
+            ModelError: a package is not installed.
+        """
+        try:
+            for package in self.packages:
+                import_module(package)
+        except ImportError as error:
+            raise ModelError(f"this export format {missing_package(error, self.extra)}") from error
         exporter: Exporter = getattr(import_module(f"{__package__}.{self.module}"), self.function)
         return exporter
 
 
 FORMATS: dict[str, ExportFormat] = {
     "safetensors": ExportFormat("torch_formats", "export_safetensors"),
-    "onnx": ExportFormat("onnx", "export_onnx", frozenset({"from_pixels", "unit", "int8", "calibration"})),
+    "onnx": ExportFormat(
+        "onnx",
+        "export_onnx",
+        frozenset({"from_pixels", "unit", "int8", "calibration"}),
+        packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
+        extra="onnx",
+    ),
     "torch_export": ExportFormat("torch_formats", "export_program"),
 }
 """All export formats."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facetrain.errors import ModelError, RunError
+from facetrain.errors import RunError
 from facetrain.files import new_file
 from facetrain.models.export.checks import (
     NUM_IMAGES,
@@ -52,7 +52,7 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     With `int8` the file is not compared with the network, from which it must differ.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or onnx, onnxscript or onnxruntime is not installed.
+        ModelError: the model was opened from an ONNX file.
         ImageError: a calibration image cannot be decoded.
         RunError: the file cannot be written, or its embeddings differ.
     """
@@ -73,7 +73,9 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
 
 def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> float:
     """Write the file, and return the largest difference of its embeddings."""
-    onnx, onnxruntime = _packages()
+    import onnx
+    import onnxruntime
+
     require_torch_network(model)
     deployed = _Deployed(model, options).eval().cpu()
     proto = _trace(deployed, _example(model, options, 2))
@@ -110,13 +112,3 @@ def _trace(deployed: nn.Module, example: Tensor) -> Any:
 def _example(model: EmbeddingModel, options: ExportOptions, count: int) -> Tensor:
     pixels = example_pixels(model, count)
     return pixels if options.from_pixels else model.prepare(pixels)
-
-
-def _packages() -> tuple[Any, Any]:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError as error:
-        raise ModelError(f"ONNX needs {error.name}: install facetrain[onnx]") from error
-    return onnx, onnxruntime

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.errors import ModelError
 from facetrain.models.model_file import EmbeddingModel
 
 _BATCH_SIZE = 16
@@ -22,11 +21,10 @@ def quantize_dynamic(float32: Path, output: Path) -> None:
     """Write an ONNX file whose linear layers have int8 weights.
 
     The ranges of their activations are measured in every call. Convolutions stay in float32.
-
-    Raises:
-        ModelError: onnx or onnxruntime is not installed.
     """
-    onnx, quantization = _packages()
+    import onnx
+    from onnxruntime import quantization
+
     with _without_preprocessing_advice():
         quantization.quantize_dynamic(
             _load(onnx, float32),
@@ -49,10 +47,11 @@ def quantize_static(float32: Path, output: Path, model: EmbeddingModel, images: 
         images: Encoded images for calibration.
 
     Raises:
-        ModelError: onnx or onnxruntime is not installed.
         ImageError: an image cannot be decoded.
     """
-    onnx, quantization = _packages()
+    import onnx
+    from onnxruntime import quantization
+
     with _without_preprocessing_advice():
         quantization.quantize_static(
             _load(onnx, float32),
@@ -64,15 +63,6 @@ def quantize_static(float32: Path, output: Path, model: EmbeddingModel, images: 
             weight_type=quantization.QuantType.QInt8,
             activation_type=quantization.QuantType.QUInt8,
         )
-
-
-def _packages() -> tuple[Any, Any]:
-    try:
-        import onnx
-        from onnxruntime import quantization
-    except ImportError as error:
-        raise ModelError(f"--int8 needs {error.name}: install facetrain[onnx]") from error
-    return onnx, quantization
 
 
 def _load(onnx: Any, path: Path) -> Any:

@@ -1,5 +1,7 @@
 """Rules that hold for every export format in the registry."""
 
+import sys
+
 import pytest
 import torch
 
@@ -30,6 +32,14 @@ def test_a_format_writes_one_file_and_replaces_an_older_one(model, tmp_path, nam
     assert [entry.name for entry in tmp_path.iterdir()] == ["exported"]
     assert path.stat().st_size > 10_000
     assert exported.difference is None or exported.difference < 1e-5
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(
+        ModelError, match=r"needs onnxscript; install it with `pip install facetrain\[onnx\]`"
+    ):
+        FORMATS["onnx"].load()
 
 
 @pytest.mark.parametrize("name", FORMATS)
