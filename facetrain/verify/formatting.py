@@ -91,7 +91,9 @@ def _format_difference(metric: str, difference: Difference) -> str:
 
 def _format_group(group: Group) -> str:
     rates = []
-    for name in ("accuracy", "fmr", "fnmr"):
+    for name in ("accuracy", "fmr", "fnmr", "fold_accuracy"):
+        if name == "fold_accuracy" and group.metrics[name] is None:
+            continue
         interval = format_interval(name, group.interval.get(name))
         rates.append(f"{name} {format_number(name, group.metrics[name])} {interval}".rstrip())
     return f"{group.column} = {group.value}: {group.metrics['pairs']:,.0f} pairs  {'  '.join(rates)}"

@@ -133,7 +133,7 @@ def _differences_table(evaluation: Evaluation, name: str) -> Iterator[str]:
 def _groups_table(groups: list[Group]) -> Iterator[str]:
     if not groups:
         return
-    rates = ("accuracy", "fmr", "fnmr")
+    rates = ("accuracy", "fmr", "fnmr", "fold_accuracy")
     yield '<h3>Slices at one threshold</h3><div class="table">'
     yield "<table><tr><th>slice</th><th>pairs</th>"
     yield "".join(f"<th>{rate}</th><th>95 % interval</th>" for rate in rates) + "</tr>"

@@ -20,6 +20,7 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 from facetrain.verify import bootstrap
+from facetrain.verify.group_folds import GroupFolds
 from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.pair_columns import pair_values
@@ -139,6 +140,8 @@ def slice_groups(
 ) -> tuple[list[Group], list[GroupSummary]]:
     """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
 
+    `fold_accuracy` is the 10-fold accuracy of the value by itself, as published for the groups of RFW.
+
     FMR is the share of impostor pairs that are accepted, FNMR the share of genuine pairs that are rejected
     (ISO/IEC 19795-1). A rate without pairs is None. One threshold for all groups is what NIST's demographic
     report compares (Grother, Ngan and Hanaoka, NISTIR 8280, 2019): a threshold per group would hide differences.
@@ -160,10 +163,15 @@ def _slice_column(
     first_P, second_P = pairs.sides
     block_P = value_index_P * _OUTCOMES + 2 * pairs.same_P + wrong_P
     blocks = PairBlocks(block_P, len(values) * _OUTCOMES, first_P, second_P)
-    count_1B = blocks.counts(every_subject_once(pairs.subjects))
-    rates = _rates(count_1B)
+    folds = GroupFolds(pairs, value_index_P, len(values))
+
+    def rates_in(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
+        return _rates(blocks.counts(drawn_RS)) | {"fold_accuracy": folds.accuracy(drawn_RS)}
+
+    everybody = every_subject_once(pairs.subjects)
+    count_1B, rates = blocks.counts(everybody), rates_in(everybody)
     draws = bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(value_P), seed=seed)
-    chunks = [_rates(blocks.counts(drawn_RS)) for drawn_RS in draws]
+    chunks = [rates_in(drawn_RS) for drawn_RS in draws]
     replicate = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in rates} if chunks else {}
     counts = count_1B.reshape(len(values), _OUTCOMES)
     groups = []

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.errors import DataError
+from facetrain.verify.fold_accuracy import fold_accuracy, fold_order
 from facetrain.verify.group_summary import summarize_groups
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import pair_result
@@ -36,13 +37,18 @@ def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
     value = np.random.default_rng(1).choice(["a", "b", "c", "a / b"], len(pairs.same_P))
     value = np.where(pairs.same_P & (value == "a / b"), "a", value)
     groups, (summary,) = slice_groups(pairs, {"group": value}, 0.6, replicates=100)
-    errors, fmr, fnmr = [], [], []
+    errors, fmr, fnmr, fold_errors = [], [], [], []
     for name in "abc":
         score, same = pairs.score_P[value == name], pairs.same_P[value == name]
         errors.append(np.mean((score >= 0.6) != same))
         fmr.append(np.mean(score[~same] >= 0.6))
         fnmr.append(np.mean(score[same] < 0.6))
+        order = fold_order(same)
+        fold_errors.append(1 - fold_accuracy(2 - 2 * score[order], same[order]).mean)
     expected = {
+        "fold_accuracy_mean": 1 - np.mean(fold_errors),
+        "fold_accuracy_std": np.std(fold_errors, ddof=1),
+        "fold_skewed_error_ratio": max(fold_errors) / min(fold_errors),
         "accuracy_mean": 1 - np.mean(errors),
         "accuracy_std": np.std(errors, ddof=1),
         "skewed_error_ratio": max(errors) / min(errors),
@@ -60,15 +66,18 @@ def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
 def test_published_accuracies_give_the_published_spread():
     # ArcFace (ResNet-34) on RFW: Wang and Deng, CVPR 2020: mean 94.64, standard deviation 1.11, error ratio 1.65.
     accuracy = np.array([[0.9618, 0.9467, 0.9372, 0.9398]])
-    found = summarize_groups({"accuracy": accuracy, "fmr": 1 - accuracy, "fnmr": 1 - accuracy})
+    found = summarize_groups(dict.fromkeys(("accuracy", "fold_accuracy", "fmr", "fnmr"), accuracy))
     assert found["accuracy_mean"][0] == pytest.approx(0.9464, abs=1e-4)
     assert found["accuracy_std"][0] == pytest.approx(0.0111, abs=1e-4)
     assert found["skewed_error_ratio"][0] == pytest.approx(1.65, abs=0.01)
+    assert found["fold_skewed_error_ratio"][0] == found["skewed_error_ratio"][0]
 
 
 def test_without_errors_in_one_group_there_is_no_ratio():
     perfect = np.array([[1.0, 0.9]])
-    found = summarize_groups({"accuracy": perfect, "fmr": 1 - perfect, "fnmr": 1 - perfect})
+    found = summarize_groups(
+        {"accuracy": perfect, "fold_accuracy": perfect, "fmr": 1 - perfect, "fnmr": 1 - perfect}
+    )
     assert np.isnan(found["skewed_error_ratio"][0]) and np.isnan(found["fmr_worst_to_mean"][0])
 
 
