@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, SubsetDataset
+from facetrain.data.formats.huggingface import SPLITS_FILE, STATE_FILE, SavedDataset
 from facetrain.data.formats.image_folder import FolderDataset
 from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
 from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
@@ -90,6 +91,8 @@ def _open_folder(folder: Path) -> FaceDataset:
         return LmdbDataset(folder)
     if shards_in(folder):
         return TarDataset(folder)
+    if (folder / STATE_FILE).exists() or (folder / SPLITS_FILE).exists():
+        return SavedDataset(folder)
     if any(folder.glob("*.parquet")):
         return ParquetDataset(folder)
     if any(folder.glob(PATTERN)):

@@ -7,15 +7,13 @@ one row per position in a block gives the CRCs of all blocks of a message at onc
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 
 import numpy as np
 
-google_crc32c: ModuleType | None
 try:
     import google_crc32c
 except ImportError:
-    google_crc32c = None
+    google_crc32c = None  # type: ignore[assignment]
 
 _POLYNOMIAL = 0x82F63B78
 _BLOCK = 64
@@ -61,7 +59,7 @@ def _update(register: int, data: bytes) -> int:
     in_block, shifts = _tables()
     row = padded.reshape(blocks, _BLOCK) + np.arange(0, _BLOCK * 256, 256, dtype=np.uint16)
     crc = np.bitwise_xor.reduce(in_block.take(row), axis=1)
-    columns = crc.astype("<u4").view(np.uint8).reshape(blocks, 4) + np.arange(0, 1024, 256)
+    columns: np.ndarray = crc.astype("<u4").view(np.uint8).reshape(blocks, 4) + np.arange(0, 1024, 256)
     columns += np.arange((blocks - 1) * 1024, -1, -1024)[:, None]
     return int(np.bitwise_xor.reduce(shifts.take(columns), axis=None))
 

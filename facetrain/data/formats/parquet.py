@@ -1,23 +1,39 @@
-"""Parquet shards with an image and an identity in each row; needs `pip install facetrain[parquet]`."""
+"""Parquet shards with an image and an identity in each row; needs `pip install facetrain[parquet]`.
+
+Images in a column without compression and dictionary are read in place. Other columns can be read only in groups of
+rows, of which the last used ones stay in memory.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from facetrain.errors import DataError, missing_package
-from facetrain.files import error_reason
+from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.formats.arrow_columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    class_names,
+    import_pyarrow,
+    number_labels,
+    pick_column,
+)
+from facetrain.data.positional_file import PositionalFile
+from facetrain.errors import DataError
+from facetrain.files import error_reason, printable
 
-_IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
-_LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
-_MAX_LABEL = 2**31
 _SPARE_BYTES = 1 << 27
-_ROW_GROUPS_IN_MEMORY = 8
-"""Row groups in memory per process. A single row cannot be read: use `data.shuffle: blocks`, or pack the dataset."""
+_CACHE_BYTES = 1 << 28
+"""Decoded row groups in memory per process; one larger group stays alone."""
+_MAX_OPEN_FILES = 256
+_LENGTH_BYTES = 4
 
 
 class ParquetDataset:
@@ -30,24 +46,19 @@ class ParquetDataset:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._paths = sorted(folder.glob("*.parquet"))
-        files = [_open(path) for path in self._paths]
-        names = files[0].schema_arrow.names
-        self._column = _pick(names, _IMAGE_COLUMNS, "image", self._paths[0])
-        label_column = _pick(names, _LABEL_COLUMNS, "identity", self._paths[0])
-        labels, groups = [], []
-        for number, file in enumerate(files):
-            _require_fitting_rows(file, self._paths[number])
-            labels.append(_column_of(file, label_column, self._paths[number]).to_numpy())
-            rows = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
-            groups += [(number, group, count) for group, count in enumerate(rows)]
-        self.labels = _numbered(np.concatenate(labels), folder)
-        self._groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
+        name = folder / ".parquet.catalog"
+        columns = load_columns(name, self._paths) or save_columns(
+            name, self._paths, *_build_catalog(self._paths, folder)
+        )
+        self._column, self._columns = columns.facts["column"], columns.arrays
+        self._offset, self._size = self._columns["offset"], self._columns["size"]
+        self._groups = self._columns["groups"].reshape(-1, 3)
         self._ends = np.cumsum(self._groups[:, 2])
+        self.labels = self._columns["label"]
         self.num_images = len(self.labels)
-        if not self.num_images:
-            raise DataError(f"{folder}: the .parquet files contain no rows")
         self.num_classes = int(self.labels.max()) + 1
-        self._group = lru_cache(maxsize=_ROW_GROUPS_IN_MEMORY)(self._read_group)
+        self._open = lru_cache(maxsize=_MAX_OPEN_FILES)(PositionalFile)
+        self._cache = _GroupCache(self._read_group)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the folder."""
@@ -59,24 +70,133 @@ class ParquetDataset:
         Raises:
             DataError: if the file is damaged, or the row contains no bytes.
         """
-        group = int(np.searchsorted(self._ends, index, side="right"))
-        value = self._group(group)[index - int(self._ends[group] - self._groups[group, 2])].as_py()
+        offset = self._offset.item(index)
+        if offset >= 0:
+            size, path = self._size.item(index), self._paths[self._groups.item(self._group(index), 0)]
+            data = self._open(path).bytes_at(offset, size)
+            if len(data) < size:
+                raise DataError(f"{self.location(index)}: the file is truncated; copy it again")
+            return data
+        value = self._row(index)
         value = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(value, bytes):
             raise DataError(f"{self.location(index)}: column {self._column} contains no bytes")
         return value
 
+    def prefetch(self, first: int, count: int) -> None:
+        """Ask the operating system to read the images that are read in place."""
+        for index in range(first, first + count):
+            if self._offset.item(index) >= 0:
+                path = self._paths[self._groups.item(self._group(index), 0)]
+                self._open(path).prefetch_bytes(self._offset.item(index), self._size.item(index))
+
+    def name(self, index: int) -> str | None:
+        """Return the path that the image column has; None without one."""
+        value = self._row(index)
+        path = value.get("path") if isinstance(value, dict) else None
+        return printable(path) if isinstance(path, str) and path else None
+
+    def identity_name(self, label: int) -> str:
+        """Return the text of a label, or the name that the column has for it; otherwise its number."""
+        return self._identities[label] if label < len(self._identities) else str(label)
+
     def location(self, index: int) -> str:
         """Return the file, the row group and the row."""
-        group = int(np.searchsorted(self._ends, index, side="right"))
+        group = self._group(index)
         file, row_group, rows = self._groups[group].tolist()
         return f"{self._paths[file]}: row group {row_group}, row {index - int(self._ends[group]) + rows}"
 
+    def _group(self, index: int) -> int:
+        return int(np.searchsorted(self._ends, index, side="right"))
+
+    def _row(self, index: int) -> Any:
+        group = self._group(index)
+        return self._cache.get(group)[index - int(self._ends[group] - self._groups[group, 2])].as_py()
+
     def _read_group(self, group: int) -> Any:
         file, row_group, _ = self._groups[group].tolist()
-        path = self._paths[file]
-        _require_fitting_group(path, _open(path).metadata.row_group(row_group), row_group)
-        return _read(path, lambda: _open(path).read_row_group(row_group, [self._column]))[self._column]
+        return _read_group(_open(self._paths[file]), self._paths[file], row_group, self._column)
+
+    @cached_property
+    def _identities(self) -> list[str]:
+        return [printable(name) for name in json.loads(self._columns["identities"].tobytes())]
+
+
+class _GroupCache:
+    """Row groups that were used last, up to a number of bytes."""
+
+    def __init__(self, read: Callable[[int], Any]) -> None:
+        self._read, self._lock, self._bytes = read, Lock(), 0
+        self._groups: OrderedDict[int, Any] = OrderedDict()
+
+    def get(self, group: int) -> Any:
+        """Return a row group, and drop the oldest ones if there are too many."""
+        with self._lock:
+            if group in self._groups:
+                self._groups.move_to_end(group)
+                return self._groups[group]
+        rows = self._read(group)
+        with self._lock:
+            if group not in self._groups:
+                self._groups[group] = rows
+                self._bytes += rows.nbytes
+            while self._bytes > _CACHE_BYTES and len(self._groups) > 1:
+                self._bytes -= self._groups.popitem(last=False)[1].nbytes
+        return rows
+
+
+def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return offset and size of every image (-1: not in place), label, row groups, identities; and the image column."""
+    files = [_open(path) for path in paths]
+    schema = files[0].schema_arrow
+    column = pick_column(schema.names, IMAGE_COLUMNS, "image", paths[0])
+    label_column = pick_column(schema.names, LABEL_COLUMNS, "identity", paths[0])
+    labels, groups, places = [], [], []
+    for number, (file, path) in enumerate(zip(files, paths, strict=True)):
+        _require_fitting_rows(file, path)
+        labels.append(_read(path, partial(file.read, [label_column]))[label_column].to_numpy())
+        for group in range(file.metadata.num_row_groups):
+            groups.append((number, group, file.metadata.row_group(group).num_rows))
+            places.append(_places_in_group(file, path, group, column))
+    label, names = number_labels(np.concatenate(labels), class_names(schema, label_column), folder)
+    if not len(label):
+        raise DataError(f"{folder}: the .parquet files contain no rows")
+    offset, size = (np.ascontiguousarray(one) for one in np.concatenate(places).T)
+    columns = {
+        "offset": offset, "size": size, "label": label, "groups": np.array(groups, np.int64).reshape(-1),
+        "identities": np.frombuffer(json.dumps(names).encode(), np.uint8),
+    }  # fmt: skip
+    return columns, {"column": column}
+
+
+def _places_in_group(file: Any, path: Path, group: int, column: str) -> np.ndarray:
+    """Return the byte offset in the file and the size of each image of a row group: int64 (rows, 2); -1: not in place.
+
+    A plain column stores each value as its length and its bytes. The values that pyarrow decodes are searched in this
+    order, so an image whose place is known is the one that pyarrow reads.
+    """
+    metadata = file.metadata.row_group(group)
+    nowhere = np.full((metadata.num_rows, 2), -1, np.int64)
+    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
+    chunk = next((one for one in chunks if one.path_in_schema in (column, f"{column}.bytes")), None)
+    if chunk is None or chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
+        return nowhere
+    first = chunk.data_page_offset
+    raw = PositionalFile(path).bytes_at(first, max(min(chunk.total_compressed_size, path.stat().st_size), 0))
+    rows, found, position = _read_group(file, path, group, column), [], 0
+    for row in rows:
+        value = row.as_py()
+        value = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(value, bytes):
+            return nowhere
+        stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
+        if not raw.startswith(stored, position):  # a new page begins
+            position = raw.find(stored, position)
+            if position < 0:
+                return nowhere
+        found.append((first + position + _LENGTH_BYTES, len(value)))
+        position += len(stored)
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 def column_names(path: Path) -> list[str]:
@@ -102,11 +222,15 @@ def read_row_groups(path: Path, columns: list[str]) -> Iterator[Any]:
 
 
 def _open(path: Path) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(f"{path}: {missing_package(error, 'parquet')}") from error
+    import_pyarrow(path)
+    import pyarrow.parquet
+
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path))
+
+
+def _read_group(file: Any, path: Path, group: int, column: str) -> Any:
+    _require_fitting_group(path, file.metadata.row_group(group), group)
+    return _read(path, lambda: file.read_row_group(group, [column]))[column]
 
 
 def _require_fitting_rows(file: Any, path: Path) -> None:
@@ -126,32 +250,8 @@ def _require_fitting_group(path: Path, group: Any, number: int) -> None:
         )
 
 
-def _column_of(file: Any, name: str, path: Path) -> Any:
-    return _read(path, lambda: file.read([name]))[name]
-
-
 def _read(path: Path, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except (OSError, ValueError) as error:  # base classes of pyarrow's errors
         raise DataError(f"{path}: {error_reason(error)}") from error
-
-
-def _pick(names: list[str], wanted: tuple[str, ...], what: str, path: Path) -> str:
-    for name in wanted:
-        if name in names:
-            return name
-    raise DataError(
-        f"{path}: no column for the {what}: it has {', '.join(names)}; rename one to {' or '.join(wanted)}"
-    )
-
-
-def _numbered(labels: np.ndarray, folder: Path) -> np.ndarray:
-    """Return the labels, int32 (N,): whole numbers as they are, or the rank of names in sorted order."""
-    if labels.dtype.kind in "iu":
-        if len(labels) and (labels.min() < 0 or labels.max() >= _MAX_LABEL):
-            raise DataError(
-                f"{folder}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"
-            )
-        return labels.astype(np.int32)
-    return np.unique(labels.astype(str), return_inverse=True)[1].astype(np.int32)

@@ -1,0 +1,73 @@
+"""Columns of Arrow and Parquet tables with images: which they are, and the labels and names in them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.errors import DataError, missing_package
+from facetrain.files import parse_json
+
+IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
+LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
+_MAX_LABEL = 2**31
+_METADATA = b"huggingface"
+"""Key of the schema's metadata under which `datasets` stores the types of the columns."""
+
+
+def import_pyarrow(path: Path) -> Any:
+    """Return the package pyarrow.
+
+    Raises:
+        DataError: it is not installed; the message begins with `path`.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise DataError(f"{path}: {missing_package(error, 'parquet')}") from error
+    return pyarrow
+
+
+def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path) -> str:
+    """Return the first of the wanted columns that a table has.
+
+    Raises:
+        DataError: it has none of them.
+    """
+    for name in wanted:
+        if name in names:
+            return name
+    raise DataError(
+        f"{path}: no column for the {what}: it has {', '.join(names)}; rename one to {' or '.join(wanted)}"
+    )
+
+
+def class_names(schema: Any, column: str) -> list[str]:
+    """Return the names that `datasets` stores for the labels of a column (ClassLabel); empty without them."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, UnicodeDecodeError):
+        features = parse_json((schema.metadata or {})[_METADATA].decode())["info"]["features"]
+        names = features[column]["names"]
+        if isinstance(names, list):
+            return [str(name) for name in names]
+    return []
+
+
+def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np.ndarray, list[str]]:
+    """Return the labels, int32 (N,), and the names of the identities; empty without names.
+
+    Whole numbers are labels, with the given names. Texts are numbered in sorted order.
+
+    Raises:
+        DataError: a label is negative or too large; the message begins with `place`.
+    """
+    if labels.dtype.kind in "iu":
+        if len(labels) and (labels.min() < 0 or labels.max() >= _MAX_LABEL):
+            raise DataError(
+                f"{place}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"
+            )
+        return labels.astype(np.int32), names
+    distinct, number = np.unique(labels.astype(str), return_inverse=True)
+    return number.astype(np.int32), distinct.tolist()
