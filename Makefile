@@ -21,7 +21,7 @@ $(READY): requirements.lock pyproject.toml
 	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
 	@touch $@
 
-quickstart: $(READY)  ## train on a generated dataset, in about a minute on a CPU
+quickstart: $(READY)  ## train on a generated dataset, about six minutes on two CPU cores
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
 test: $(READY)  ## run all tests that this machine can run, except the long ones

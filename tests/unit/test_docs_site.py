@@ -100,6 +100,21 @@ def test_links_and_images_exist(page):
 
 
 @each_page
+def test_named_files_of_the_package_and_its_tests_exist(page):
+    for code in inline_code(page.read_text(encoding="utf-8")):
+        if re.fullmatch(r"(facetrain|tests)/[\w/]+\.py", code) and "NAME" not in code:
+            assert (ROOT / code).exists(), f"{page.name}: {code} does not exist"
+
+
+def test_contributing_has_each_instruction_that_the_readme_announces():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    announced = re.search(r"and how to add a (.+?)\.", readme)[1]
+    headings = re.findall(r"^## How to add an? (.+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    wanted = [re.sub(r"^an? ", "", name) for name in re.split(r", | or ", announced)]
+    assert len(wanted) == 5 and set(wanted) <= set(headings)
+
+
+@each_page
 def test_command_lines_parse(page):
     text = page.read_text()
     found = [(words_of_command(line), True) for line in code_lines(text)]
