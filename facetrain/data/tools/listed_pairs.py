@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
@@ -24,9 +26,26 @@ class ListedPair:
     """Groups of the two people, for example RFW's four; None if the list has no groups."""
 
 
+def mix_folds(pairs: list[ListedPair]) -> list[ListedPair]:
+    """Return the pairs in an order in which ten runs of consecutive pairs have pairs of both kinds.
+
+    It is the given order if that has them. The lists of CALFW have all genuine pairs first, fold by fold: then fold i
+    is the i-th tenth of the genuine pairs, followed by the i-th tenth of the impostor pairs.
+    """
+    same_P = np.array([pair.same for pair in pairs])
+    kinds = [np.flatnonzero(same_P), np.flatnonzero(~same_P)]
+    if min(map(len, kinds)) < _FOLDS or all(
+        fold.any() and not fold.all() for fold in np.array_split(same_P, _FOLDS)
+    ):
+        return pairs
+    folds = zip(*(np.array_split(kind, _FOLDS) for kind in kinds), strict=True)
+    return [pairs[number] for fold in folds for kind in fold for number in kind]
+
+
 Line = tuple[str, list[str]]
 """Location of a line for messages, and its words."""
 _QUOTED_CHARACTERS = 60
+_FOLDS = 10
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -37,6 +37,7 @@ from facetrain.data.tools.listed_pairs import (
     check_inside,
     find_numbered,
     is_image_name,
+    mix_folds,
     quoted,
     read_lines,
 )
@@ -89,7 +90,7 @@ def open_pair_list(path: Path, images: Path | None, *, originals: bool = False) 
         return PairSource(read_rfw(rfw), rfw, read_rfw_landmarks(rfw))
     if images is None and (published := find_published_set(path, originals=originals)) is not None:
         path, images = published.list_path, published.images
-    return PairSource(read_pairs(path, images), images)
+    return PairSource(mix_folds(read_pairs(path, images)), images)
 
 
 def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
@@ -238,7 +239,9 @@ def convert_pair_list(
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> tuple[int, int]:
-    """Write the pairs of a list as .bin, in the order of the list, and the subjects and groups of the images beside it.
+    """Write the pairs of a list as .bin, and the subjects and groups of the images beside it.
+
+    The order is that of the list, except for lists whose folds would have pairs of one kind only, see `mix_folds`.
 
     If the names in the list do not agree with its labels (a list of paths without one folder per person), no subjects
     are written, and evaluation infers them from the genuine pairs.

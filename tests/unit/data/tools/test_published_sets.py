@@ -104,6 +104,22 @@ def test_calfw_and_cplfw_have_aligned_images_in_one_folder(tmp_path, name):
     assert convert_pair_list(tmp_path, None, tmp_path / "a.bin") == (2, 1)
 
 
+def test_a_list_with_all_genuine_pairs_first_gets_mixed_folds(tmp_path):
+    """CALFW's list: the genuine pairs of the folds 1 to 10, then all impostor pairs with the number 0."""
+    for person in range(20):
+        for image in (1, 2):
+            write_image(tmp_path / "aligned images" / f"p{person:02d}_{image:04d}.jpg", 2 * person + image)
+    lines = [f"p{n:02d}_0001.jpg {n // 2 + 1}\np{n:02d}_0002.jpg {n // 2 + 1}\n" for n in range(20)]
+    lines += [f"p{n:02d}_0001.jpg 0\np{(n + 1) % 20:02d}_0001.jpg 0\n" for n in range(20)]
+    (tmp_path / "pairs_CALFW.txt").write_text("".join(lines))
+    assert convert_pair_list(tmp_path, None, tmp_path / "calfw.bin") == (40, 20)
+    images, same = read_bin(tmp_path / "calfw.bin")
+    assert same.tolist() == [True, True, False, False] * 10
+    first = [encoded_image(2 * n + 1) for n in range(20)]
+    assert images[0::8] == first[0::2] and images[4::8] == first[0::2]
+    assert images[2::8] == first[1::2] and images[6::8] == first[1::2]
+
+
 def test_a_list_without_its_images_is_an_error(tmp_path):
     (tmp_path / "xqlfw_pairs.txt").write_text("Ann\t1\t2\n")
     with pytest.raises(PairsError, match=r"xqlfw_pairs\.txt of XQLFW but no folder of its images"):
