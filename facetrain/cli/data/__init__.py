@@ -26,6 +26,7 @@ app.command("split")(transform.split)
 app.command("shuffle")(transform.shuffle)
 app.command("subset")(transform.subset)
 app.command("unpack")(transform.unpack)
+app.command("convert")(transform.convert)
 app.command("overlap")(clean.overlap)
 app.command("clean")(clean.clean)
 

@@ -1,10 +1,10 @@
-"""`facetrain data merge | split | shuffle | subset | unpack | index`: new datasets from existing ones."""
+"""`facetrain data merge | split | shuffle | subset | unpack | convert | index`: new datasets from existing ones."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -123,6 +123,27 @@ def unpack(dataset: Dataset, output: Output, workers: Workers = None, as_json: J
 
     with progress_bar("unpacking") as progress:
         written = tool.unpack(dataset, output, workers=workers, progress=progress)
+    _print_written([written], as_json)
+
+
+def convert(
+    dataset: Dataset,
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder to write, or file for lmdb (.lmdb) and zip (.zip); it must not exist."),
+    ],
+    to: Annotated[
+        Literal["recordio", "webdataset", "parquet", "lmdb", "zip"], typer.Option(help="Format to write.")
+    ],
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Write a dataset in another format, with the same bytes, order, labels and names."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools import convert as tool
+
+    with progress_bar("converting") as progress:
+        written = tool.convert(dataset, output, to, workers=workers, progress=progress)
     _print_written([written], as_json)
 
 

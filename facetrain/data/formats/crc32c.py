@@ -13,7 +13,7 @@ import numpy as np
 try:
     import google_crc32c
 except ImportError:
-    google_crc32c = None  # type: ignore[assignment]
+    google_crc32c = None
 
 _POLYNOMIAL = 0x82F63B78
 _BLOCK = 64
@@ -57,7 +57,7 @@ def _update(register: int, data: bytes) -> int:
     padded[first:] = np.frombuffer(data, np.uint8)
     padded[first : first + 4] ^= np.frombuffer(register.to_bytes(4, "little"), np.uint8)
     in_block, shifts = _tables()
-    row = padded.reshape(blocks, _BLOCK) + np.arange(0, _BLOCK * 256, 256, dtype=np.uint16)
+    row: np.ndarray = padded.reshape(blocks, _BLOCK) + np.arange(0, _BLOCK * 256, 256, dtype=np.uint16)
     crc = np.bitwise_xor.reduce(in_block.take(row), axis=1)
     columns: np.ndarray = crc.astype("<u4").view(np.uint8).reshape(blocks, 4) + np.arange(0, 1024, 256)
     columns += np.arange((blocks - 1) * 1024, -1, -1024)[:, None]

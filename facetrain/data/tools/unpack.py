@@ -37,15 +37,8 @@ def unpack(
         DataError: the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
-    identity_digits, number_digits = len(str(source.num_classes - 1)), len(str(source.num_images - 1))
-    identities = np.unique(source.labels)
-    folder_of: dict[int, str] = {}
-    taken = set[str]()
-    for label in identities.tolist():
-        name = identity_name(source, label)
-        folder_of[label] = _free(
-            f"{label:0{identity_digits}d}" if name == str(label) else _inside(name), f"{label}", taken
-        )
+    number_digits = len(str(source.num_images - 1))
+    folder_of, taken = identity_folders(source), set[str]()
 
     def stem(number: int) -> str:
         original = original_name(source, number)
@@ -53,7 +46,7 @@ def unpack(
         folder = folder_of[int(source.labels[number])]
         if original is None:
             return f"{folder}/{digits}"
-        return _free(f"{folder}/{Path(_inside(original.rpartition('/')[2])).stem}", digits, taken)
+        return _free(f"{folder}/{Path(name_inside(original.rpartition('/')[2])).stem}", digits, taken)
 
     def write(number: int) -> None:
         data = source.read(number)
@@ -72,7 +65,19 @@ def unpack(
             (scratch / name).mkdir()
         for _ in report_progress(written, source.num_images, progress):
             pass
-    return WrittenDataset(str(output), len(identities), source.num_images)
+    return WrittenDataset(str(output), len(folder_of), source.num_images)
+
+
+def identity_folders(source: FaceDataset) -> dict[int, str]:
+    """Return a folder name for each identity with images: its name, or its number with leading zeros."""
+    digits, taken = len(str(source.num_classes - 1)), set[str]()
+    folder_of: dict[int, str] = {}
+    for label in np.unique(source.labels).tolist():
+        name = identity_name(source, label)
+        folder_of[label] = _free(
+            f"{label:0{digits}d}" if name == str(label) else name_inside(name), f"{label}", taken
+        )
+    return folder_of
 
 
 def _suffix(source: FaceDataset, number: int, data: bytes) -> str:
@@ -83,7 +88,7 @@ def _suffix(source: FaceDataset, number: int, data: bytes) -> str:
     return original if original.lower() == suffix or (suffix == ".jpg" and is_jpeg) else suffix
 
 
-def _inside(name: str) -> str:
+def name_inside(name: str) -> str:
     """Return a name without characters that lead out of its folder: the tables of names come from anywhere."""
     name = _FORBIDDEN.sub("_", name)
     return f"_{name}" if not name or name.startswith(".") else name

@@ -1,0 +1,125 @@
+"""Conversion of a dataset to another format: same bytes, order, labels and names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.formats.image_writers import (
+    LabeledImage,
+    write_lmdb,
+    write_parquet,
+    write_webdataset,
+    write_zip,
+)
+from facetrain.data.image_header import suffix_of
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.parallel import map_in_order, report_progress
+from facetrain.data.tools.rewrite import WrittenDataset, write_images
+from facetrain.data.tools.unpack import identity_folders, name_inside
+from facetrain.errors import DataError, UsageError
+from facetrain.files import new_file, new_folder
+from facetrain.progress import ProgressCallback, ignore_progress
+
+Writer = Callable[[Path, Iterable[LabeledImage], list[str]], None]
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """Format that `convert` writes."""
+
+    write: Writer | None
+    """None: RecordIO, whose writer needs the counts in advance."""
+    suffix: str = ""
+    """Suffix of the output if it is one file; empty for a folder."""
+    needs_folders: bool = False
+    """Whether every image is named IDENTITY/FILE, also one without a name."""
+
+
+FORMATS = {
+    "recordio": OutputFormat(None),
+    "webdataset": OutputFormat(write_webdataset, needs_folders=True),
+    "parquet": OutputFormat(write_parquet),
+    "lmdb": OutputFormat(write_lmdb, ".lmdb"),
+    "zip": OutputFormat(write_zip, ".zip", needs_folders=True),
+}
+"""Formats by their names on the command line."""
+
+
+def convert(
+    folder: Path,
+    output: Path,
+    to: str,
+    *,
+    workers: int | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> WrittenDataset:
+    """Write a dataset in another format; the output appears complete or not at all.
+
+    The images keep their bytes and their order. Labels are renumbered without gaps. Names of images and identities are
+    kept where the source has them; in webdataset and zip, images are named IDENTITY/FILE.
+
+    Args:
+        folder: the dataset.
+        output: the folder, .lmdb or .zip file to write; it must not exist.
+        to: a key of `FORMATS`.
+        workers: number of threads that read; one per usable core if None.
+        progress: called after every image.
+
+    Raises:
+        UsageError: the output has the wrong suffix.
+        DataError: the dataset cannot be read, or the output exists or cannot be written.
+    """
+    chosen = FORMATS[to]
+    if chosen.suffix and output.suffix != chosen.suffix:
+        raise UsageError(
+            f"--output {output}: the format {to} is one file; its name must end in {chosen.suffix}"
+        )
+    if output.exists():
+        raise DataError(f"{output}: already exists; remove it or choose another name")
+    source = open_dataset(folder)
+    _, label = np.unique(source.labels, return_inverse=True)
+    if chosen.write is None:
+        with new_folder(output) as scratch:
+            written = write_images(source, np.arange(source.num_images), label, scratch, workers, progress)
+        return WrittenDataset(str(output), *written)
+    images = report_progress(
+        _images(source, label, chosen.needs_folders, workers), source.num_images, progress
+    )
+    identities = [identity_name(source, old) for old in np.unique(source.labels).tolist()]
+    with new_file(output, DataError) if chosen.suffix else new_folder(output) as scratch:
+        chosen.write(scratch, images, identities)
+    return WrittenDataset(str(output), len(identities), source.num_images)
+
+
+def _images(
+    source: FaceDataset, label: np.ndarray, needs_folders: bool, workers: int | None
+) -> Iterator[LabeledImage]:
+    """Yield the images in order, with unique names if all of them need one."""
+    names = _unique_names(source) if needs_folders else (original_name(source, n) for n in range(len(label)))
+    for number, data in enumerate(map_in_order(source.read, range(len(label)), workers)):
+        name = next(names)
+        if needs_folders and name is not None and "." not in name.rpartition("/")[2]:
+            name += suffix_of(data)
+        yield LabeledImage(name, int(label[number]), data)
+
+
+def _unique_names(source: FaceDataset) -> Iterator[str]:
+    """Yield IDENTITY/FILE for each image; without a suffix if the source has no name."""
+    folders, taken = identity_folders(source), set[str]()
+    digits = len(str(source.num_images - 1))
+    for number, label in enumerate(source.labels.tolist()):
+        original = original_name(source, number)
+        number_text = f"{number:0{digits}d}"
+        stem, dot, suffix = name_inside((original or number_text).rpartition("/")[2]).rpartition(".")
+        stem, suffix = (stem, dot + suffix) if dot else (suffix, "")
+        name = f"{folders[label]}/{stem}{suffix}"
+        # Upper and lower case are equal on some file systems, where the archive may be unpacked.
+        if name.lower() in taken:
+            name = f"{folders[label]}/{stem}_{number_text}{suffix}"
+        taken.add(name.lower())
+        yield name

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import build_sampler
+from facetrain.data.tools.check import check
+from facetrain.data.tools.convert import FORMATS, convert
+from facetrain.errors import DataError, UsageError
+from tests.support.datasets import encoded_image, images_of, write_records
+
+
+def converted(source, tmp_path, to):
+    if to in ("parquet", "lmdb"):
+        pytest.importorskip(
+            "pyarrow" if to == "parquet" else "lmdb", reason=f"the {to} extra is not installed"
+        )
+    output = tmp_path / f"out_{to}{FORMATS[to].suffix}"
+    convert(source, output, to, workers=2)
+    return output
+
+
+def named_folder(folder):
+    """Write images whose identities and names have spaces, dots, umlauts, and equal names in two folders."""
+    names = ["Ann Lee/1.png", "Ann Lee/a.b.png", "Zoë/1.png", "bob/'x', 2.png", "bob/1.PNG"]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded_image(number))
+    return folder
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_converted_dataset_has_the_same_images_labels_and_names(tmp_path, to):
+    source = open_dataset(named_folder(tmp_path / "in"))
+    output = open_dataset(converted(tmp_path / "in", tmp_path, to))
+    assert images_of(output) == images_of(source)
+    names = [original_name(source, number) for number in range(5)]
+    if to == "webdataset":  # whose keys end at the first dot
+        names = [name.replace("a.b", "a_b") for name in names]
+    assert [original_name(output, number) for number in range(5)] == names
+    assert [identity_name(output, label) for label in range(3)] == ["Ann Lee", "Zoë", "bob"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_images_in_any_order_and_without_names_keep_order_and_labels(tmp_path, to):
+    labels = [2, 0, 7, 2, 1, 0, 7]
+    write_records(tmp_path / "in", labels)
+    output = converted(tmp_path / "in", tmp_path, to)
+    dataset = open_dataset(output)
+    renumbered = np.searchsorted([0, 1, 2, 7], labels).tolist()
+    assert images_of(dataset) == [(label, encoded_image(n + 1)) for n, label in enumerate(renumbered)]
+    again = open_dataset(converted(output, tmp_path / "again", "recordio"))
+    assert images_of(again) == images_of(dataset)
+    assert not check(output).faults
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_batches_are_those_of_the_same_images_in_recordio_also_after_a_resume(tmp_path, to):
+    labels = [n % 5 for n in range(40)]
+    write_records(tmp_path / "in", labels)
+    dataset = open_dataset(converted(tmp_path / "in", tmp_path, to))
+    expected = batches(open_dataset(tmp_path / "in"), 0)
+    assert batches(dataset, 0) == expected
+    assert batches(dataset, 5) == expected[5:]
+
+
+def batches(dataset, start):
+    sampler = build_sampler(dataset, seed=3, global_batch_size=8, mode="full")
+    settings = LoaderSettings(local_batch_size=8, image_size=16, workers=0)
+    loader = Loader(dataset, sampler, settings, rank=0, world_size=1, start_step=start, stop_step=8)
+    try:
+        return [
+            (batch.step, batch.sample_B.tolist(), batch.label_B.tolist(), batch.image_BHWC.numpy().tobytes())
+            for (batch,) in loader
+        ]
+    finally:
+        loader.close()
+
+
+def test_several_shards_and_equal_names_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.data.formats.image_writers._TAR_IMAGES", 3)
+    (tmp_path / "names.csv").write_text("key,name\n" + "".join(f"{n},x/1.png\n" for n in range(1, 8)))
+    write_records(tmp_path, [0, 0, 0, 1, 1, 1, 1])
+    for to in ("webdataset", "zip"):
+        output = converted(tmp_path, tmp_path / "new", to)
+        assert images_of(open_dataset(output)) == images_of(open_dataset(tmp_path))
+    assert sorted(one.name for one in (tmp_path / "new" / "out_webdataset").glob("*.tar")) == [
+        "000000.tar", "000001.tar", "000002.tar",
+    ]  # fmt: skip
+
+
+def test_an_output_that_exists_or_has_another_suffix_is_refused(tmp_path):
+    write_records(tmp_path / "in", [0, 1])
+    with pytest.raises(UsageError, match=r"must end in \.zip"):
+        convert(tmp_path / "in", tmp_path / "out", "zip")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match="already exists"):
+        convert(tmp_path / "in", tmp_path / "out", "parquet")
