@@ -172,6 +172,7 @@ def pairs(
     """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.formats.pair_archives import is_pair_archive
+    from facetrain.data.tools.group_bins import find_group_bins, join_group_bins
     from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
     from facetrain.data.tools.sample_pairs import sample_pairs
 
@@ -187,6 +188,8 @@ def pairs(
                 source, images, output,
                 landmarks=finder, image_size=image_size, workers=workers, progress=progress,
             )  # fmt: skip
+        elif find_group_bins(source):
+            count, same = join_group_bins(source, output)
         elif is_pair_archive(source):
             count, same = convert_pair_archive(source, output)
         else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ def mix_folds(pairs: list[ListedPair]) -> list[ListedPair]:
         return pairs
     folds = zip(*(np.array_split(kind, _FOLDS) for kind in kinds), strict=True)
     return [pairs[number] for fold in folds for kind in fold for number in kind]
+
+
+def interleave_folds(groups: list[list[T]]) -> list[T]:
+    """Return the pairs of several groups so that fold i of ten has the pairs of fold i of every group."""
+    folds: list[list[T]] = [[] for _ in range(_FOLDS)]
+    for pairs in groups:
+        for fold, rows in zip(folds, np.array_split(np.arange(len(pairs)), _FOLDS), strict=True):
+            fold += [pairs[row] for row in rows]
+    return [pair for fold in folds for pair in fold]
 
 
 Line = tuple[str, list[str]]

@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.tools.landmarks import LandmarkTable
-from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, quoted, read_lines
+from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, interleave_folds, quoted, read_lines
 from facetrain.data.tools.near_duplicates import digest
 from facetrain.errors import PairsError
 
-_FOLDS = 10
 _LANDMARK_WORDS = 12
 """Words of a line of RFW's landmarks: path, number of the person, x and y of five points."""
 
@@ -106,7 +105,7 @@ def read_rfw(root: Path) -> list[ListedPair]:
     Raises:
         PairsError: a line has an unknown form, or an image is missing; the message has the line number.
     """
-    pairs: list[list[ListedPair]] = [[] for _ in range(_FOLDS)]
+    groups = []
     for group in _rfw_groups(root):
         images = root / "data" / group
         of_group = []
@@ -118,9 +117,8 @@ def read_rfw(root: Path) -> list[ListedPair]:
             second = find_numbered(images, other, words[-1], location)
             subjects = (words[0], other)
             of_group.append(ListedPair(first, second, len(words) == 3, subjects, (group, group)))
-        for fold, rows in zip(pairs, np.array_split(np.arange(len(of_group)), _FOLDS), strict=True):
-            fold += [of_group[row] for row in rows]
-    return [pair for fold in pairs for pair in fold]
+        groups.append(of_group)
+    return interleave_folds(groups)
 
 
 def read_rfw_landmarks(root: Path) -> LandmarkTable | None:

@@ -6,8 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.image_header import encoded_image_size
+from facetrain.data.tools.group_bins import find_group_bins, join_group_bins
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
 from facetrain.data.tools.published_sets import find_published_set
@@ -177,6 +178,21 @@ def test_the_landmarks_of_rfw_are_those_of_the_image(rfw, tmp_path):
     (rfw / "test" / "txts" / "Asian" / "Asian_lmk.txt").write_text("/test/data/Asian/a.jpg\t0\t1\t2\n")
     with pytest.raises(PairsError, match=r"Asian_lmk\.txt, line 1: .* is not a path, a number"):
         convert_pair_list(rfw, None, tmp_path / "rfw.bin")
+
+
+def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
+    for number, group in enumerate(GROUPS):
+        images = [encoded_image(100 * number + image) for image in range(40)]
+        write_bin(tmp_path / f"{group}_test.bin", images, [True, False] * 10)
+    assert join_group_bins(tmp_path, tmp_path / "rfw.bin") == (80, 40)
+    loaded = load_pair_set("rfw", tmp_path)
+    group_P = read_slice_table(loaded.groups, 80).columns["group"]
+    assert group_P.tolist() == [group for _ in range(10) for group in GROUPS for _ in range(2)]
+    assert loaded.same.tolist() == [True, False] * 40
+    first_fold = [100 * number + image for number in range(4) for image in range(4)]
+    assert loaded.images[:16] == [encoded_image(image) for image in first_fold]
+    (tmp_path / "Asian_test.bin").unlink()
+    assert not find_group_bins(tmp_path)
 
 
 def test_rfw_without_landmarks_keeps_its_images_and_a_new_set_drops_old_groups(rfw, people, tmp_path):
