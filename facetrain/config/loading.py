@@ -85,8 +85,12 @@ def with_absolute_paths(config: Config) -> Config:
         is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
         return os.path.abspath(target) if is_path else target
 
+    distill = config.distill
+    if distill is not None:
+        distill = distill.model_copy(update={"teacher": absolute(distill.teacher)})
     return config.model_copy(
         update={
+            "distill": distill,
             "run": config.run.model_copy(update={"dir": absolute(config.run.dir)}),
             "data": config.data.model_copy(update={"train": absolute(config.data.train)}),
             "model": config.model.model_copy(update={"init_from": absolute(config.model.init_from)}),
@@ -106,6 +110,11 @@ def describe_changed_paths(given: Config, absolute: Config) -> str:
         "run.dir": (given.run.dir, absolute.run.dir),
         "data.train": (given.data.train, absolute.data.train),
         "model.init_from": (given.model.init_from, absolute.model.init_from),
+        **(
+            {"distill.teacher": (given.distill.teacher, absolute.distill.teacher)}
+            if given.distill and absolute.distill
+            else {}
+        ),
         "eval.dir": (given.eval.dir, absolute.eval.dir),
         "eval.targets": (list(given.eval.targets), list(absolute.eval.targets)),
     }

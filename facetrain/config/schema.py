@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from facetrain.config.data_section import DataConfig
+from facetrain.config.distill_section import DistillConfig
 from facetrain.config.head_section import HeadConfig
 from facetrain.config.model_section import ModelConfig
 from facetrain.config.section import Positive, Section
@@ -86,6 +87,8 @@ class Config(Section):
     data: DataConfig
     model: ModelConfig = ModelConfig()
     head: HeadConfig = HeadConfig()
+    distill: DistillConfig | None = None
+    """Teacher and its loss. null: no teacher."""
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,15 +59,18 @@ class Stepper:
         *,
         schedule: Callable[[int], float],
         clip_grad_norm: float | None,
+        outside_ddp: Sequence[nn.Parameter] = (),
     ) -> None:
         """Take the optimizer of the backbone's parameters, and the head, which updates its own.
 
         `schedule` returns the learning rate of a step. `clip_grad_norm` bounds the L2 norm of the backbone's
-        gradient (None: no bound).
+        gradient (None: no bound). `outside_ddp` are further parameters of the optimizer, whose gradients the step
+        averages over the ranks; the bound includes them.
         """
         self.optimizer = optimizer
         self.scale = scale
-        self._parameters = [p for p in backbone.parameters() if p.requires_grad]
+        self._parameters = [*(p for p in backbone.parameters() if p.requires_grad), *outside_ddp]
+        self._outside_ddp = outside_ddp
         self._head = head
         self._schedule = schedule
         self._clip = clip_grad_norm
@@ -84,6 +87,7 @@ class Stepper:
 
     def finish(self) -> StepResult:
         """Update the weights by the gradients of the backward passes, and clear the gradients. Collective."""
+        collectives.mean_all_(p.grad for p in self._outside_ddp if p.grad is not None)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients) / self.scale.value
         # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.

@@ -32,9 +32,11 @@ from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups, polynomial_lr
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
+from facetrain.run.build_distillation import build_distillation
 from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import StepSchedule
+from facetrain.training.distillation import Distillation
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
 from facetrain.training.loss_spikes import SpikeDetector
@@ -44,7 +46,8 @@ from facetrain.training.state import TrainState
 _MAX_AUTO_WORKERS = 16
 _LEAST_TRAINED = 0.01
 """A backbone counts as frozen if a smaller fraction of its weights is trained."""
-# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5 and 6.
+# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5 and 6,
+# build_distillation.py uses 7.
 _AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
 
 
@@ -166,13 +169,14 @@ def build_state(
     )
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
-    stepper = _build_stepper(config, backbone, head, scale, schedule)
+    distillation = build_distillation(config, world.device)
+    stepper = _build_stepper(config, backbone, head, scale, schedule, distillation)
     # From here on, random numbers may differ between ranks: each has a dropout of its own.
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
     tolerance = config.train.loss_spike
     detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
     average = None if config.optim.ema is None else WeightAverage(backbone, config.optim.ema)
-    return TrainState(world, network, head, stepper, detector, average)
+    return TrainState(world, network, head, stepper, detector, distillation, average)
 
 
 def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
@@ -234,15 +238,24 @@ def is_batch_norm_synced(config: Config) -> bool:
 
 
 def _build_stepper(
-    config: Config, backbone: Backbone, head: MarginHead, scale: LossScale, schedule: StepSchedule
+    config: Config,
+    backbone: Backbone,
+    head: MarginHead,
+    scale: LossScale,
+    schedule: StepSchedule,
+    distillation: Distillation | None,
 ) -> Stepper:
+    groups = parameter_groups(
+        backbone,
+        config.model.lr_factors,
+        layer_decay=config.optim.layer_decay,
+        layer_prefixes=backbone.layer_prefixes(),
+    )
+    projection = [] if distillation is None else list(distillation.parameters())
+    if projection:
+        groups.append({"params": projection, "lr_factor": 1.0})
     optimizer = build_optimizer(
-        parameter_groups(
-            backbone,
-            config.model.lr_factors,
-            layer_decay=config.optim.layer_decay,
-            layer_prefixes=backbone.layer_prefixes(),
-        ),
+        groups,
         config.optim.name,
         momentum=config.optim.momentum,
         betas=config.optim.betas,
@@ -262,4 +275,5 @@ def _build_stepper(
             power=config.optim.power,
         ),
         clip_grad_norm=config.optim.clip_grad_norm,
+        outside_ddp=projection,
     )

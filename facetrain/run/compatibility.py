@@ -32,7 +32,7 @@ _SHAPING_KEYS = (
     "optim.name",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
-_MEANING_KEYS = ("seed", "head.loss", "head.margin")
+_MEANING_KEYS = ("seed", "head.loss", "head.margin", "distill")
 """Config keys and sections without which a run is another one: they change only with --set."""
 _CHUNK_IMAGES = 1 << 20
 

@@ -22,6 +22,7 @@ from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
 from facetrain.telemetry.meter import Meter
+from facetrain.training.distillation import Distillation
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision
 
@@ -35,6 +36,8 @@ class TrainState:
     head: MarginHead
     stepper: Stepper
     spike_detector: SpikeDetector | None = None
+    distillation: Distillation | None = None
+    """Teacher and its loss; None without `distill`."""
     average: WeightAverage | None = None
     """Moving average of the backbone's weights; None without `optim.ema`."""
     meter: Meter = field(default_factory=Meter)
@@ -67,6 +70,7 @@ class TrainState:
         replicated = {
             **_prefixed("backbone.", averaged_state(self.backbone)),
             **_prefixed("optimizer.", self._optimizer_state()),
+            **_prefixed("distill.", self.distillation.state() if self.distillation else {}),
             **_prefixed("ema.", self.average.state() if self.average else {}),
             **_prefixed("scale.", self.stepper.scale.state()),
             **_prefixed("head.", self.head.state()),
@@ -115,6 +119,8 @@ class TrainState:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
+        if self.distillation:
+            self.distillation.load_state(checkpoint.replicated("distill."), str(checkpoint.folder))
         self._load_optimizer(checkpoint.replicated("optimizer."))
         if self.average:
             # A checkpoint from before `optim.ema` was set has none: the average starts from its weights.
@@ -131,15 +137,20 @@ class TrainState:
             self._load_rank_state(checkpoint.rank_state(self.world.rank))
 
     def _optimizer_state(self) -> dict[str, Tensor]:
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.backbone.named_parameters()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._named_parameters().items()}
         return {
             f"{names[parameter]}.{key}": value
             for parameter, values in self.stepper.optimizer.state.items()
             for key, value in values.items()
         }
 
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the optimizer by the names that checkpoints use, and those that are not trained."""
+        projection = dict(self.distillation.named_parameters("distill")) if self.distillation else {}
+        return dict(self.backbone.named_parameters()) | projection
+
     def _load_optimizer(self, saved: dict[str, Tensor]) -> None:
-        parameters = dict(self.backbone.named_parameters())
+        parameters = self._named_parameters()
         for name, value in saved.items():
             parameter_name, _, key = name.rpartition(".")
             parameter = parameters[parameter_name]

@@ -129,9 +129,16 @@ class TrainStep:
         with profiler_range("head"):
             # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
             loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
+        distill_loss: Tensor | None = None
+        if state.distillation:
+            with profiler_range("teacher"):
+                weighted, value = state.distillation(batch, image_BCHW, embedding_BD)
+            distill_loss = weighted / num_micro_batches
+            # Apart from `loss`, which the learning check compares with chance.
+            state.meter.add("distill_loss", value)
         with profiler_range("backward"):
             # Scaled so that small fp16 gradients do not vanish; the optimizer divides by the scale again.
-            (loss * state.stepper.scale.value).backward()
+            ((loss if distill_loss is None else loss + distill_loss) * state.stepper.scale.value).backward()
         return loss.detach()
 
     def _gradient_exchange(self, *, enabled: bool) -> AbstractContextManager[None]:

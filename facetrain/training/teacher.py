@@ -1,0 +1,85 @@
+"""Teachers of a network: sources of the embeddings that it learns."""
+
+# B local batch   T embedding of the teacher
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from facetrain.checkpoint.manifest import sha256_of
+from facetrain.data.augment import normalize
+from facetrain.data.loader import Batch
+from facetrain.models.model_file import EmbeddingModel
+
+
+class Teacher(Protocol):
+    """Source of embeddings for the images of a batch."""
+
+    embedding_size: int
+    digest: str
+    """Digest of the weights."""
+
+    def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
+        """Return the embeddings (B, T), float32, without gradient, not of length 1.
+
+        `image_BCHW` are the augmented images of the batch, float32 (B, 3, H, W) in [−1, 1].
+        """
+
+
+class LiveTeacher:
+    """Network that embeds the images that the student sees, with their augmentations."""
+
+    def __init__(
+        self,
+        model: EmbeddingModel,
+        digest: str,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Take a model in evaluation mode on the device, and the context that it computes in."""
+        self._model, self._autocast, self.digest = model, autocast, digest
+        model.network.requires_grad_(False)
+        size = model.image_size
+        with torch.no_grad():  # an ONNX file may not state the length of its embeddings
+            image = self._prepared(torch.zeros(1, 3, size, size, device=device))
+            self.embedding_size = model.network(image).shape[1]
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
+        """Return the embeddings (B, T), float32."""
+        size = self._model.image_size
+        if image_BCHW.shape[2] != size:
+            image_BCHW = F.interpolate(image_BCHW, (size, size), mode="bilinear", antialias=True)
+        with self._autocast():
+            embedding_BT: Tensor = self._model.network(self._prepared(image_BCHW))
+        return embedding_BT.float()
+
+    def _prepared(self, image_BCHW: Tensor) -> Tensor:
+        """Return the input of the network for images in [−1, 1]."""
+        if self._model.prepare is normalize:
+            return image_BCHW
+        # Another order of colors, scale or dtype: through pixels, which every model takes.
+        pixel_BHWC = (
+            image_BCHW.mul(127.5).add(127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        )
+        return self._model.prepare(pixel_BHWC.contiguous())
+
+
+def digest_model(model: EmbeddingModel, path: Path) -> str:
+    """Return a digest of a model's weights, whatever file they come from; of the file if it has no tensors."""
+    state = model.network.state_dict()
+    if not state and path.is_file():
+        return sha256_of(path)[:32]
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(f"{name} {list(state[name].shape)} {state[name].dtype}".encode())
+        digest.update(state[name].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,198 @@
+"""Distillation on one rank: the losses, the teacher's input, and runs with a teacher."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import load_config
+from facetrain.data.augment import normalize
+from facetrain.errors import CheckpointError, ConfigError
+from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model, save_model
+from facetrain.run import training
+from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.training.distillation import Distillation
+from facetrain.training.distillation_losses import LOSSES
+from facetrain.training.teacher import LiveTeacher, digest_model
+from tests.runs.conftest import dataset  # noqa: F401
+
+CPU = torch.device("cpu")
+TINY = {"layers": [1, 1, 1, 1], "widths": [4, 4, 4, 4], "embedding_size": 8, "image_size": 32}
+
+
+def cosine(a, b):
+    return float((a @ b) / (a.norm() * b.norm()))
+
+
+def reference(name, x, t):
+    """The loss by its definition, element by element."""
+    rows = range(len(x))
+    if name == "cosine":
+        return sum(1 - cosine(x[i], t[i]) for i in rows) / len(x)
+    if name == "mse":
+        return float(sum((x[i] - t[i]).square().sum() for i in rows)) / x.numel()
+    pairs = [(i, j) for i in rows for j in rows if i != j]
+    return sum((cosine(x[i], x[j]) - cosine(t[i], t[j])) ** 2 for i, j in pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_loss_is_its_definition_with_its_gradient(name):
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    t = torch.randn(5, 4, dtype=torch.float64)
+    loss = LOSSES[name](x, t)
+    assert loss.item() == pytest.approx(reference(name, x.detach(), t), rel=1e-12)
+    (gradient,) = torch.autograd.grad(loss, x)
+    for row, column in ((0, 1), (3, 2)):
+        step = torch.zeros_like(t)
+        step[row, column] = 1e-6
+        slope = (reference(name, x.detach() + step, t) - reference(name, x.detach() - step, t)) / 2e-6
+        assert float(gradient[row, column]) == pytest.approx(slope, rel=1e-6)
+
+
+def test_the_relational_loss_of_one_image_is_zero():
+    assert LOSSES["relational"](torch.randn(1, 4), torch.randn(1, 3)).item() == pytest.approx(0, abs=1e-12)
+
+
+class Constant:
+    """Teacher with the same embeddings for every batch."""
+
+    digest = "constant"
+
+    def __init__(self, embedding_BT):
+        self._embedding_BT, self.embedding_size = embedding_BT, embedding_BT.shape[1]
+
+    def __call__(self, batch, image_BCHW):
+        return self._embedding_BT
+
+
+def test_a_projection_is_there_only_where_lengths_differ_and_can_bridge_them():
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    options = {"weight": 2.0, "seed": 3}
+    assert Distillation(Constant(x), "mse", embedding_size=4, **options).projection is None
+    assert Distillation(Constant(x), "relational", embedding_size=7, **options).projection is None
+    first, second = (Distillation(Constant(x), "mse", embedding_size=7, **options) for _ in range(2))
+    assert torch.equal(first.projection.weight, second.projection.weight)
+    weighted, value = first(None, None, torch.randn(6, 7))
+    assert weighted.requires_grad and not value.requires_grad and weighted.item() == pytest.approx(2 * value.item())
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    network = build_backbone("iresnet", **TINY)
+    network(torch.randn(8, 3, 32, 32))  # statistics that are not those of the start
+    return network.eval()
+
+
+def test_a_live_teacher_embeds_what_the_student_sees_and_does_not_change(network, tmp_path):
+    save_model(tmp_path / "t.safetensors", network.state_dict(), describe_backbone("iresnet", **TINY))
+    model = open_model(tmp_path / "t.safetensors", CPU)
+    teacher = LiveTeacher(model, digest_model(model, tmp_path / "t.safetensors"), CPU)
+    image = torch.randn(3, 3, 32, 32).clamp(-1, 1)
+    before = teacher.digest
+    embedding = teacher(None, image)
+    assert torch.equal(embedding, network(image)) and not embedding.requires_grad
+    assert teacher.embedding_size == 8 and digest_model(model, tmp_path) == before
+    with torch.no_grad():
+        model.network.fc.bias[0] += 1
+    assert digest_model(model, tmp_path) != before
+
+
+def test_a_teacher_gets_its_own_colors_scale_and_size(network):
+    seen = []
+
+    class Recorder(torch.nn.Module):
+        def forward(self, x):
+            seen.append(x)
+            return torch.ones(len(x), 5)
+
+    def blue_first(image_BHWC):
+        return image_BHWC.flip(3).permute(0, 3, 1, 2).float()
+
+    teacher = LiveTeacher(EmbeddingModel(Recorder(), 32, 0, blue_first, "raw"), "x", CPU)
+    pixels = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
+    assert teacher(None, normalize(pixels)).shape == (2, 5) and teacher.embedding_size == 5
+    assert torch.equal(seen[-1], pixels.flip(3).permute(0, 3, 1, 2).float())
+    smaller = LiveTeacher(EmbeddingModel(Recorder(), 16, 0, normalize, "small"), "x", CPU)
+    smaller(None, normalize(pixels))
+    assert seen[-1].shape == (2, 3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def runs(dataset, tmp_path_factory):  # noqa: F811
+    """A folder with a finished teacher, and a function that returns the config of a student."""
+    folder = tmp_path_factory.mktemp("distill")
+    text = (
+        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: SIZE}\n"
+        "optim: {lr: 0.02}\n"
+        "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
+        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, every_steps: 1}\n"
+    )
+
+    def config(name, size, *options):
+        (folder / f"{name}.yaml").write_text(text.replace("SIZE", str(size)))
+        return load_config(folder / f"{name}.yaml", options)
+
+    assert training.train(config("teacher", 8), folder / "teacher") == 0
+    return folder, config
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_student_is_taught_and_resumes_bit_for_bit(runs, tmp_path, loss):
+    folder, config = runs
+    options = [
+        f"distill.teacher={folder}/teacher",
+        f"distill.loss={loss}",
+        "distill.weight=5",
+        "optim.accumulate=2",
+    ]
+    student = config("student", 12, *options)
+    assert training.train(student, tmp_path / "run") == 0
+    records = [
+        record for record in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "distill_loss" in record
+    ]
+    assert len(records) == 4 and all(math.isfinite(record["distill_loss"]) for record in records)
+    saved = Checkpoint.open(tmp_path / "run").replicated()
+    assert ("distill.projection.weight" in saved) == (loss != "relational")
+    assert ("optimizer.distill.projection.weight.momentum_buffer" in saved) == (loss != "relational")
+    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert training.resume(student, tmp_path / "run", 2) == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+    resumed = Checkpoint.open(tmp_path / "run").replicated()
+    assert all(
+        torch.equal(saved[name], resumed[name]) for name in saved if name.startswith(("distill", "optim"))
+    )
+
+
+def test_the_teacher_pulls_the_student_toward_it(runs, tmp_path):
+    folder, config = runs
+    options = [f"distill.teacher={folder}/teacher", "train.max_steps=30", "distill.weight=50"]
+    assert training.train(config("pulled", 8, *options), tmp_path / "run") == 0
+    values = [
+        record["distill_loss"]
+        for record in read_jsonl(tmp_path / "run" / "metrics.jsonl")
+        if "loss" in record
+    ]
+    assert values[-1] < 0.9 * values[0]
+
+
+def test_a_run_continues_with_its_own_teacher_only(runs, tmp_path):
+    folder, config = runs
+    options = [f"distill.teacher={folder}/teacher", "train.max_steps=2"]
+    assert training.train(config("loyal", 8, *options), tmp_path / "run") == 0
+    with pytest.raises(
+        ConfigError, match=r"distill\.weight: .* was trained with 1\.0, but the config has 2\.0"
+    ):
+        training.resume(config("loyal", 8, *options, "distill.weight=2"), tmp_path / "run")
+    other = tmp_path / "other.safetensors"
+    weights = load_file(folder / "teacher" / "model.safetensors")
+    save_model(other, weights | {"fc.bias": weights["fc.bias"] + 1}, describe_backbone("iresnet", **TINY))
+    changed = config("loyal", 8, f"distill.teacher={other}", "train.max_steps=2")
+    with pytest.raises(CheckpointError, match=r"another teacher than distill\.teacher"):
+        training.resume(changed, tmp_path / "run", set_keys={"distill.teacher"})
