@@ -78,7 +78,11 @@ def test_a_projection_is_there_only_where_lengths_differ_and_can_bridge_them():
     first, second = (Distillation(Constant(x), "mse", embedding_size=7, **options) for _ in range(2))
     assert torch.equal(first.projection.weight, second.projection.weight)
     weighted, value = first(None, None, torch.randn(6, 7))
-    assert weighted.requires_grad and not value.requires_grad and weighted.item() == pytest.approx(2 * value.item())
+    assert (
+        weighted.requires_grad
+        and not value.requires_grad
+        and weighted.item() == pytest.approx(2 * value.item())
+    )
 
 
 @pytest.fixture
