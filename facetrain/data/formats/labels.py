@@ -1,10 +1,8 @@
-"""Labels from the names of identities, and the first image of each label."""
+"""Labels from the names of identities, and names of identities from the folders of their images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import numpy as np
 
 
 def label_of_each(identities: Iterable[int | str]) -> dict[int | str, int]:
@@ -15,9 +13,17 @@ def label_of_each(identities: Iterable[int | str]) -> dict[int | str, int]:
     return {identity: label for label, identity in enumerate(sorted(distinct, key=str))}
 
 
-def first_images(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the index of the first image of each label, int64 (num_classes,); -1 for a label without images."""
-    first = np.full(num_classes, -1, np.int64)
-    # Of several assignments to one element, the last one counts.
-    first[labels[::-1]] = np.arange(len(labels) - 1, -1, -1)
-    return first
+def names_of_folders(labels: Iterable[int], folders: Iterable[str]) -> list[str]:
+    """Return the name of each label if its images are in one folder and no other images are; otherwise an empty list.
+
+    A label without images has its number as name.
+    """
+    folder_of, label_of = dict[int, str](), dict[str, int]()
+    for label, folder in zip(labels, folders, strict=True):
+        if (
+            not folder
+            or folder_of.setdefault(label, folder) != folder
+            or label_of.setdefault(folder, label) != label
+        ):
+            return []
+    return [folder_of.get(label, str(label)) for label in range(max(folder_of, default=-1) + 1)]

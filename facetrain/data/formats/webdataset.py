@@ -7,6 +7,7 @@ Shards compressed with gzip are decompressed once.
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
@@ -17,7 +18,7 @@ import numpy as np
 
 from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.formats.gzip_shards import GZIP_SUFFIXES, decompressed
-from facetrain.data.formats.labels import first_images, label_of_each
+from facetrain.data.formats.labels import label_of_each, names_of_folders
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
@@ -44,7 +45,7 @@ class TarDataset:
         columns = load_columns(name, self._shards) or save_columns(
             name, self._shards, _build_catalog(self._shards), {}
         )
-        self._header = columns.arrays["header"]
+        self._header, self._identity_bytes = columns.arrays["header"], columns.arrays["identities"].tobytes()
         self._shard, self._offset = columns.arrays["shard"], columns.arrays["offset"]
         self._size, self.labels = columns.arrays["size"], columns.arrays["label"]
         self.num_images = len(self.labels)
@@ -82,9 +83,8 @@ class TarDataset:
         return str(index) if member is None else printable(member.name.removeprefix("./"))
 
     def identity_name(self, label: int) -> str:
-        """Return the folder of the identity's first image; its number if that is in none."""
-        first = int(self._first[label])
-        return (self.name(first).rpartition("/")[0].rpartition("/")[2] if first >= 0 else "") or str(label)
+        """Return the text of the identity, or its folder if it has one of its own; otherwise its number."""
+        return self._identities[label] if label < len(self._identities) else str(label)
 
     def prefetch(self, first: int, count: int) -> None:
         """Ask the operating system to read the images, one range per shard."""
@@ -96,8 +96,8 @@ class TarDataset:
             self._open(self._shards[number]).prefetch_bytes(start, end - start)
 
     @cached_property
-    def _first(self) -> np.ndarray:
-        return first_images(self.labels, self.num_classes)
+    def _identities(self) -> list[str]:
+        return [printable(name) for name in json.loads(self._identity_bytes)]
 
     def location(self, index: int) -> str:
         """Return the shard and the byte offset."""
@@ -126,21 +126,25 @@ def _build_catalog(shards: list[Path]) -> dict[str, np.ndarray]:
     """
     found = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path)]
     label_of = label_of_each(name for *_, name in found)
-    table = np.array([(*place, label_of[name]) for *place, name in found], dtype=np.int64).reshape(-1, 5)
+    table = np.array([(*place, label_of[name]) for *place, _, name in found], dtype=np.int64).reshape(-1, 5)
     shard, header, offset, size, label = (np.ascontiguousarray(column) for column in table.T)
+    names = [str(name) for name in sorted(label_of, key=label_of.__getitem__)]
+    if all(isinstance(name, int) for name in label_of):
+        names = names_of_folders(label.tolist(), (folder for *_, folder, _ in found))
     return {
         "shard": shard.astype(np.int32), "header": header, "offset": offset, "size": size,
-        "label": label.astype(np.int32),
+        "label": label.astype(np.int32), "identities": np.frombuffer(json.dumps(names).encode(), np.uint8),
     }  # fmt: skip
 
 
-def _images(path: Path) -> Iterator[tuple[int, int, int, int | str]]:
-    """Yield (header, offset, size, identity) of every image.
+def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
+    """Yield (header, offset, size, folder, identity) of every image.
 
-    The identity is a number if .cls or .json has one, otherwise a name.
+    The identity is a number if .cls or .json has one, otherwise a name. If both files exist, .cls counts.
     """
     images: dict[str, tuple[int, int, int]] = {}
     identities: dict[str, int | str] = {}
+    json_identity: dict[str, int | str | DataError] = {}
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -153,13 +157,20 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, int | str]]:
                     images[key] = member.offset, member.offset_data, member.size
                 elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_FILE_BYTES:
                     content = archive.extractfile(member)
-                    identities[key] = _identity(
-                        content.read() if content else b"", suffix, f"{path}: {member.name}"
-                    )
+                    data, location = content.read() if content else b"", f"{path}: {member.name}"
+                    if suffix == ".cls":
+                        identities[key] = _identity(data, suffix, location)
+                    else:
+                        json_identity[key] = _identity_or_error(data, suffix, location)
     except (tarfile.TarError, OSError, MemoryError) as error:  # MemoryError: a header claims gigabytes
         raise DataError(
             f"{path}: not a tar archive ({error_reason(error)}); a compressed one must be named .tar.gz"
         ) from error
+    for key, found in json_identity.items():
+        if key not in identities:
+            if isinstance(found, DataError):
+                raise found
+            identities[key] = found
     for key, place in images.items():
         folder = key.rpartition("/")[0].rpartition("/")[2]
         if key not in identities and not folder:
@@ -167,7 +178,15 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, int | str]]:
                 f"{path}: image {key[1:]} has neither a .cls or .json file nor a folder that names its "
                 "identity"
             )
-        yield *place, identities.get(key, folder)
+        yield *place, folder, identities.get(key, folder)
+
+
+def _identity_or_error(content: bytes, suffix: str, location: str) -> int | str | DataError:
+    """Return the error instead of raising it: it does not matter if there is another file."""
+    try:
+        return _identity(content, suffix, location)
+    except DataError as error:
+        return error
 
 
 def _identity(content: bytes, suffix: str, location: str) -> int | str:

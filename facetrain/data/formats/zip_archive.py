@@ -20,7 +20,7 @@ import numpy as np
 
 from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.formats.image_list import LIST_SUFFIXES, list_entries, number_identities
-from facetrain.data.formats.labels import first_images
+from facetrain.data.formats.labels import names_of_folders
 from facetrain.data.formats.zip_directory import (
     DEFLATED,
     LOCAL_HEADER,
@@ -101,9 +101,8 @@ class ZipDataset:
         return printable(self._member_name(index)[self._columns.facts["prefix"] :])
 
     def identity_name(self, label: int) -> str:
-        """Return the folder of the identity's first image; its number if that is in none."""
-        first = int(self._first[label])
-        return (self.name(first).rpartition("/")[0] if first >= 0 else "") or str(label)
+        """Return the folder of an identity that has one of its own; otherwise its number."""
+        return self._identities[label] if label < len(self._identities) else str(label)
 
     def location(self, index: int) -> str:
         """Return the archive and the path inside it."""
@@ -113,8 +112,8 @@ class ZipDataset:
         return read_name(self._file, self._entry.item(index)).replace("\\", "/")
 
     @cached_property
-    def _first(self) -> np.ndarray:
-        return first_images(self.labels, self.num_classes)
+    def _identities(self) -> list[str]:
+        return [printable(name) for name in json.loads(self._columns.arrays["identities"].tobytes())]
 
 
 def _member_bytes(file: PositionalFile, offset: int, packed: int) -> bytes | None:
@@ -170,7 +169,8 @@ def _build_catalog(file: PositionalFile) -> tuple[dict[str, np.ndarray], dict[st
             f"{file.path}: the archive contains no images in one folder per identity, and no list named "
             f"{LABELS_STEM}.csv"
         )
-    prefix = _common_folders([image.name.split("/")[:-2] for image in images if "/" in image.name])
+    common = _common_folders([image.name.split("/")[:-2] for image in images])
+    cut = len("/".join([*common, ""]))
     columns = {
         name: np.array([getattr(image, name) for image in images], dtype)
         for name, dtype in (
@@ -179,8 +179,11 @@ def _build_catalog(file: PositionalFile) -> tuple[dict[str, np.ndarray], dict[st
         )
     }  # fmt: skip
     columns["label"] = label
+    folders = (image.name.rpartition("/")[0][cut:] for image in images)
+    names = names_of_folders(label.tolist(), folders)
+    columns["identities"] = np.frombuffer(json.dumps(names).encode(), np.uint8)
     columns["skipped"] = np.frombuffer(json.dumps(skipped).encode(), np.uint8)
-    return columns, {"prefix": len("/".join([*prefix, ""]))}
+    return columns, {"prefix": cut}
 
 
 def _common_folders(paths: list[list[str]]) -> list[str]:

@@ -103,3 +103,24 @@ def test_a_damaged_or_hostile_gzip_file_is_refused(tmp_path, change, message):
     with pytest.raises(DataError, match=message):
         open_dataset(path)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.tar.gz", "x.tar"]
+
+
+def test_a_cls_file_counts_before_a_json_file_without_an_identity(tmp_path):
+    members = {"set/1.png": encoded_image(0), "set/1.cls": b"1", "set/1.json": b'{"source": "x"}'}
+    write_tar(tmp_path / "a.tar", members | {"set/2.json": b'{"label": 0}', "set/2.png": encoded_image(1)})
+    dataset = open_dataset(tmp_path)
+    assert images_of(dataset) == [(1, encoded_image(0)), (0, encoded_image(1))]
+    # The folder is not that of one identity.
+    assert [identity_name(dataset, n) for n in range(2)] == ["0", "1"]
+
+
+def test_identities_of_text_are_their_names(tmp_path):
+    members = {
+        "1.png": encoded_image(0),
+        "1.cls": b"zoe",
+        "2.json": b'{"identity": "ann"}',
+        "2.png": encoded_image(1),
+    }
+    write_tar(tmp_path / "a.tar", members)
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoe"

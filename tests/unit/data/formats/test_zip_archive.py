@@ -54,6 +54,7 @@ def test_a_list_in_a_zip_archive_gives_the_images_their_order_and_identities(tmp
     assert images_of(dataset) == [(1, encoded_image(2)), (4, encoded_image(0))]
     assert dataset.num_classes == 5 and identity_name(dataset, 0) == "0"
     assert [one.name for one in skipped_files(dataset)] == ["set/1.png"]
+    assert [identity_name(dataset, n) for n in (1, 4)] == ["1", "4"]  # their common folder names none of them
     write_zip(path, {**members, "set/labels.csv": "9.png,1\n"})
     with pytest.raises(DataError, match=r"labels\.csv: the archive has no image set/9\.png"):
         open_dataset(path)

@@ -1,0 +1,88 @@
+"""Exchange of datasets with the libraries that define their formats, which `make interop` installs."""
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.convert import convert
+from tests.support.datasets import images_of, write_records
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PEERS = {
+    "formats": _ROOT / "build" / "interop-formats",
+    "tensorflow": _ROOT / "build" / "interop-tensorflow",
+}
+
+
+def peer(do, *args, environment="formats"):
+    """Call a function of formats_peer.py in an environment with the original libraries."""
+    folder = _PEERS[environment]
+    if not (folder / "ready").exists():
+        pytest.skip(f"the libraries of {folder.name} are not installed; run `make interop`")
+    done = subprocess.run(
+        [folder / "bin" / "python", "-W", "ignore", _ROOT / "tests" / "interop" / "formats_peer.py"],
+        input=json.dumps({"do": do, "with": [str(one) for one in args]}),
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def digests(dataset):
+    return [[label, hashlib.sha256(image).hexdigest()] for label, image in images_of(dataset)]
+
+
+def test_a_database_of_the_lmdb_library_is_read_identically(tmp_path):
+    expected = peer("write_lmdb", tmp_path / "a.lmdb")
+    assert digests(open_dataset(tmp_path / "a.lmdb")) == expected and len(expected) == 60
+
+
+def test_gzipped_shards_of_the_webdataset_library_are_read_identically(tmp_path):
+    expected = peer("write_webdataset", tmp_path)
+    dataset = open_dataset(tmp_path)
+    assert digests(dataset) == expected and original_name(dataset, 59) == "set/059.png"
+    assert len(list(tmp_path.glob("*.tar.gz"))) == 3
+
+
+def test_a_dataset_that_datasets_saved_is_read_identically(tmp_path):
+    expected = peer("write_saved_dataset", tmp_path / "a")
+    dataset = open_dataset(tmp_path / "a")
+    assert digests(dataset) == expected and identity_name(dataset, 3) == "d"
+    assert original_name(dataset, 59) == "059.png"
+
+
+def test_parquet_that_datasets_wrote_is_read_identically(tmp_path):
+    expected = peer("write_hub_parquet", tmp_path)
+    dataset = open_dataset(tmp_path)
+    assert digests(dataset) == expected and identity_name(dataset, 3) == "d"
+
+
+@pytest.mark.parametrize("name", ["", "TFR-X.txt"])
+def test_records_of_tensorflow_are_read_identically(tmp_path, name):
+    expected = peer("write_tfrecord", tmp_path, environment="tensorflow")
+    dataset = open_dataset(tmp_path / name)
+    assert digests(dataset) == expected and original_name(dataset, 59) == "059.png"
+
+
+def test_the_original_libraries_read_what_we_convert(tmp_path):
+    write_records(tmp_path / "in", [n * 3 % 4 for n in range(30)])
+    expected = digests(open_dataset(tmp_path / "in"))
+    convert(tmp_path / "in", tmp_path / "a.lmdb", "lmdb")
+    assert peer("read_lmdb", tmp_path / "a.lmdb") == expected
+    convert(tmp_path / "in", tmp_path / "shards", "webdataset")
+    assert peer("read_webdataset", tmp_path / "shards") == expected
+
+
+def test_datasets_reads_the_names_of_identities_in_our_parquet(tmp_path):
+    (tmp_path / "identities.csv").write_text("identity,name\n0,ann\n1,zoë\n")
+    write_records(tmp_path, [1, 0, 1])
+    convert(tmp_path, tmp_path / "out", "parquet")
+    names, rows = peer("read_hub_parquet", tmp_path / "out")
+    assert names == ["ann", "zoë"] and rows == digests(open_dataset(tmp_path))
