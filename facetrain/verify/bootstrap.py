@@ -11,7 +11,9 @@ for error rates in 1:1 matching tasks", 2023.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from statistics import NormalDist
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from facetrain.verify.pair_blocks import PairBlocks
 from facetrain.verify.roc import ROUNDING
 
 LEVEL = 0.95
-"""Confidence level: the share of the replicates that an interval contains."""
+"""Confidence level: the share of sets of other people whose interval contains the true value."""
 _MAX_WEIGHTS = 1 << 23
 """Largest number of pairs × draws, or subjects × draws, in memory at once: 16 MiB of uint16."""
 
@@ -40,12 +42,33 @@ def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
     return np.bincount(drawn, minlength=subjects).astype(np.uint16)
 
 
-def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:
-    """Return the percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
+def interval_quantiles(subjects: int) -> tuple[float, float]:
+    """Return the shares of the replicates below the low and the high end of an interval.
 
-    Return None if all are NaN. If every replicate is exactly 0, or every one exactly 1, resampling cannot
-    show any uncertainty. The open end is then the exact binomial limit for so many independent subjects
-    (Clopper and Pearson, "The use of confidence or fiducial limits", 1934).
+    With few subjects, replicates vary less than the metric does over sets of other people: their variance is too small
+    by the factor (S − 1) / S, and their quantiles are those of a normal instead of a t distribution. The expanded
+    percentile interval is wider by both (Hesterberg, "What teachers should know about the bootstrap", The American
+    Statistician 69, 2015). For 20 subjects the shares are 1.6 % and 98.4 %, for 1,000 they are 2.5 % and 97.5 %.
+    """
+    normal, freedom = NormalDist(), max(subjects - 1, 1)
+    z = normal.inv_cdf((1 + LEVEL) / 2)
+    # Quantile of Student's t, Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.5.
+    t = (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+    tail = normal.cdf(-t * math.sqrt((freedom + 1) / freedom))
+    return tail, 1 - tail
+
+
+def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:
+    """Return the expanded percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
+
+    Its ends are the quantiles of `interval_quantiles`. Return None if all replicates are NaN. If every replicate is
+    exactly 0, or every one exactly 1, resampling cannot show any uncertainty. The open end is then the exact binomial
+    limit for so many independent subjects (Clopper and Pearson, "The use of confidence or fiducial limits", 1934).
 
     The interval always contains `estimate`, the metric of the set itself. On very small sets the replicates
     can be biased by more than they vary; the interval is then widened up to the estimate, which can only
@@ -54,7 +77,7 @@ def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[f
     known = replicate_R[np.isfinite(replicate_R)]
     if not len(known):
         return None
-    low, high = (float(end) for end in np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    low, high = (float(end) for end in np.quantile(known, interval_quantiles(subjects)))
     if low == high and low in (0.0, 1.0):
         reach = 1 - ((1 - LEVEL) / 2) ** (1 / max(subjects, 1))
         low, high = (0.0, reach) if low == 0 else (1 - reach, 1.0)

@@ -51,7 +51,7 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
         gap_R = first.replicates[name] - second.replicates[name]
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
-            low, high = np.quantile(gap_R, [(1 - bootstrap.LEVEL) / 2, (1 + bootstrap.LEVEL) / 2])
+            low, high = np.quantile(gap_R, bootstrap.interval_quantiles(first.subjects))
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)
             differences[name] = Difference(one, other, reach, _two_sided_p(gap_R))
