@@ -173,6 +173,7 @@ def pairs(
     from facetrain.cli.progress import progress_bar
     from facetrain.data.formats.pair_archives import is_pair_archive
     from facetrain.data.tools.group_bins import find_group_bins, join_group_bins
+    from facetrain.data.tools.pair_images import alignment_path
     from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
     from facetrain.data.tools.sample_pairs import sample_pairs
 
@@ -203,6 +204,8 @@ def pairs(
     else:
         typer.echo(f"{output}: {count:,} pairs, {same:,} of one person")
         _print_fallbacks(fallbacks)
+        if hasattr(finder, "fallbacks"):
+            typer.echo(f"  how each image was aligned: {alignment_path(output)}")
 
 
 def _print_fallbacks(fallbacks: dict[str, str]) -> None:

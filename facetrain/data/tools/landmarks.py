@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,19 @@ LandmarkFinder = Callable[[str, np.ndarray], np.ndarray | None]
 pixels, or None if there are no landmarks."""
 _LONGEST_SIDE = 640
 """YuNet detects faces of 10 to 300 pixels. Larger images are reduced to this side."""
+_CLOSE_UP_SIDE = 320
+"""Longest side to which an image that one face fills is enlarged or reduced. Measured against the points of CFP's
+publishers, the landmarks of such faces are 15 to 20 % more precise than in the image as it is, see
+docs/measurements/evaluation.md."""
+_CLOSE_UP_SHARE = 0.5
+"""Least share of the image's longer side that the face of a close-up has."""
 _MIN_SCORE, _LOW_SCORE = 0.6, 0.3
 _PADDING = 0.5
 """Border around an image in a second attempt, in units of its longer side: YuNet misses faces that fill an image."""
-PADDED, CENTER_CROP = "padded image, lower score", "center crop"
-"""Names of the fallbacks of `YuNet`."""
+DETECTED = "detected"
+PADDED, LOW_SCORE, PADDED_LOW_SCORE = "padded image", "lower score", "padded image, lower score"
+CENTER_CROP = "center crop"
+"""Attempts of `YuNet` to find the face of an image, in their order."""
 
 
 class LandmarkTable:
@@ -98,12 +107,22 @@ def _is_number(text: str) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class _Face:
+    """Detected face, in pixels of the image."""
+
+    points: np.ndarray
+    """x and y of five landmarks, float32 (5, 2)."""
+    size: float
+    """Longer side of the box."""
+
+
 class YuNet:
     """OpenCV's face detector YuNet, with a model file of the user.
 
     Of several faces it selects the largest one near the center, by area − 2 · squared distance in pixels, as
-    InsightFace does when it prepares datasets. If it detects none, it searches again with a border around the image
-    and a lower score.
+    InsightFace does when it prepares datasets. If it detects none, it searches again with a border around the image,
+    then with a lower score, then with both: a border does not bring false faces, a lower score may.
     """
 
     def __init__(self, model: Path, *, center_crop: bool = False) -> None:
@@ -118,7 +137,7 @@ class YuNet:
         """
         self._model, self._center_crop = model, center_crop
         self.fallbacks: dict[str, str] = {}
-        """Images whose face was not detected at first, and what was done: `PADDED` or `CENTER_CROP`."""
+        """Images whose face was not detected at first, and the attempt that found it."""
         self._creation = threading.Lock()  # OpenCV's log level, which is changed meanwhile, is global
         self._per_thread = threading.local()  # the image size is part of a detector's state
         self._detector()
@@ -129,28 +148,43 @@ class YuNet:
         Raises:
             DataError: the model is not a YuNet model.
         """
-        points = self._detect(image, _MIN_SCORE)
-        if points is not None:
-            return points
         height, width = image.shape[:2]
         border = round(_PADDING * max(height, width))
-        padded = cv2.copyMakeBorder(image, border, border, border, border, cv2.BORDER_REPLICATE)
-        points = self._detect(padded, _LOW_SCORE)
-        if points is not None:
-            self.fallbacks[name] = PADDED
-            return points - np.float32(border)
+        for score, in_image, in_padded in (
+            (_MIN_SCORE, DETECTED, PADDED),
+            (_LOW_SCORE, LOW_SCORE, PADDED_LOW_SCORE),
+        ):
+            face = self._detect_close_up(image, score) or self._detect(image, score)
+            if face is not None:
+                return self._found(name, in_image, face.points)
+            padded = cv2.copyMakeBorder(image, border, border, border, border, cv2.BORDER_REPLICATE)
+            face = self._detect(padded, score)
+            if face is not None:
+                return self._found(name, in_padded, face.points - np.float32(border))
         if not self._center_crop:
             return None
-        self.fallbacks[name] = CENTER_CROP
         side = min(height, width)
         corner = np.array([width - side, height - side]) / 2
-        return np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
+        points = np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
+        return self._found(name, CENTER_CROP, points)
 
-    def _detect(self, image: np.ndarray, min_score: float) -> np.ndarray | None:
-        height, width = image.shape[:2]
-        factor = min(1.0, _LONGEST_SIDE / max(height, width))
-        if factor < 1:
-            image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
+    def _found(self, name: str, attempt: str, points: np.ndarray) -> np.ndarray:
+        if attempt != DETECTED:
+            self.fallbacks[name] = attempt
+        return points
+
+    def _detect_close_up(self, image: np.ndarray, min_score: float) -> _Face | None:
+        """Return the face that fills an image; None if it is smaller, because enlarging does not help then."""
+        longest = max(image.shape[:2])
+        face = self._detect(image, min_score, factor=_CLOSE_UP_SIDE / longest)
+        return face if face is not None and face.size >= _CLOSE_UP_SHARE * longest else None
+
+    def _detect(self, image: np.ndarray, min_score: float, *, factor: float | None = None) -> _Face | None:
+        """Return the selected face of an image that is resized by `factor`, by default reduced to 640 pixels."""
+        factor = factor or min(1.0, _LONGEST_SIDE / max(image.shape[:2]))
+        if factor != 1:
+            method = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
+            image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=method)
         detector = self._detector()
         detector.setInputSize((image.shape[1], image.shape[0]))
         detector.setScoreThreshold(min_score)
@@ -165,7 +199,8 @@ class YuNet:
         corner, size = found_F[:, 0:2], found_F[:, 2:4]
         offset = corner + size / 2 - np.array([image.shape[1], image.shape[0]]) / 2
         best = found_F[(size.prod(1) - 2 * np.square(offset).sum(1)).argmax()]
-        return np.asarray(best[4:14].reshape(5, 2) / factor, np.float32)
+        points = np.asarray(best[4:14].reshape(5, 2) / factor, np.float32)
+        return _Face(points, float(best[2:4].max() / factor))
 
     def _detector(self) -> Any:
         if not hasattr(self._per_thread, "detector"):

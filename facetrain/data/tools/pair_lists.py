@@ -24,8 +24,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from facetrain.data.align import align
-from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import remove_groups, write_groups
 from facetrain.data.formats.bin_subjects import remove_subjects, subjects_agree, write_subjects
@@ -41,6 +39,7 @@ from facetrain.data.tools.listed_pairs import (
     quoted,
     read_lines,
 )
+from facetrain.data.tools.pair_images import PairImages, remove_alignment
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.published_sets import (
     find_published_set,
@@ -51,7 +50,6 @@ from facetrain.data.tools.published_sets import (
 from facetrain.errors import PairsError
 from facetrain.progress import ProgressCallback, ignore_progress
 
-_QUALITY = 95
 _NUMBERS = re.compile(r"(_\d+)+$")
 
 
@@ -244,7 +242,8 @@ def convert_pair_list(
     The order is that of the list, except for lists whose folds would have pairs of one kind only, see `mix_folds`.
 
     If the names in the list do not agree with its labels (a list of paths without one folder per person), no subjects
-    are written, and evaluation infers them from the genuine pairs.
+    are written, and evaluation infers them from the genuine pairs. With a detector, a third table beside the set has
+    the attempt that found the face of each image, see `pair_images.alignment_path`.
 
     Args:
         list_path: the list, a split folder of CFP, or the folder of a published set.
@@ -265,33 +264,22 @@ def convert_pair_list(
     """
     source = open_pair_list(list_path, images, originals=landmarks is not None)
     pairs, images = source.pairs, source.images
-    landmarks = landmarks or source.landmarks
     paths = [path for pair in pairs for path in (pair.first, pair.second)]
-
-    def encoded_image(number: int) -> bytes:
-        path = paths[number]
-        data = path.read_bytes()
-        if landmarks is None:
-            return data
-        name = path.relative_to(images).as_posix() if images is not None else "/".join(path.parts[-3:])
-        image = decode_rgb(data, location=str(path))
-        points = landmarks(name, image)
-        if points is None:
-            raise PairsError(f"{path}: no landmarks for {name!r}")
-        return encode_jpeg(align(image, points, image_size), _QUALITY)
-
-    encoded = report_progress(map_in_order(encoded_image, range(len(paths)), workers), len(paths), progress)
+    written = PairImages(paths, images, landmarks or source.landmarks, image_size)
+    encoded = report_progress(map_in_order(written.encoded, range(len(paths)), workers), len(paths), progress)
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
     groups = [name for pair in pairs if pair.groups for name in pair.groups]
     # First: the tables of a replaced set must not remain beside the new one.
     remove_subjects(output)
     remove_groups(output)
+    remove_alignment(output)
     write_bin(output, encoded, same)
     if subjects_agree(subjects, same):
         write_subjects(output, subjects)
     if len(groups) == len(subjects):
         write_groups(output, groups)
+    written.write_alignment(output)
     return len(same), sum(same)
 
 
@@ -307,5 +295,6 @@ def convert_pair_archive(path: Path, output: Path) -> tuple[int, int]:
     images, same_P = read_pair_archive(path)
     remove_subjects(output)
     remove_groups(output)
+    remove_alignment(output)
     write_bin(output, images, same_P.tolist())
     return len(same_P), int(same_P.sum())

@@ -7,7 +7,7 @@ import pytest
 from facetrain.data.align import ARCFACE_TEMPLATE, align
 from facetrain.data.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.landmarks import YuNet, read_landmarks
+from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
 from tests.support.detector import write_detector
@@ -147,16 +147,52 @@ def test_a_file_that_is_not_a_detector_is_refused(tmp_path):
         YuNet(tmp_path / "bad.onnx")
 
 
-def test_a_face_that_is_missed_is_searched_again_in_a_padded_image(tmp_path):
+def test_a_face_that_is_missed_is_searched_again_with_a_lower_score(tmp_path):
     pytest.importorskip("onnx")
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
     # The test detector gives 244 a score of 0.45: between the two thresholds.
     image = np.full((128, 128, 3), 60, np.uint8)
     image[32:64, 32:64] = 244
     points = find("dim.png", image)
-    assert find.fallbacks == {"dim.png": "padded image, lower score"}
+    assert find.fallbacks == {"dim.png": "lower score"}
     np.testing.assert_allclose(points, ARCFACE_TEMPLATE - 56 + [48, 48], atol=0.1)
     assert find("none.png", np.zeros((128, 128, 3), np.uint8)) is None and len(find.fallbacks) == 1
+
+
+def test_the_attempts_add_a_border_first_then_lower_the_score_then_do_both(tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    searched = []
+
+    def detect(image, min_score, *, factor=None):
+        searched.append((image.shape[0], min_score, factor))
+
+    monkeypatch.setattr(find, "_detect", detect)
+    assert find("x", np.zeros((160, 80, 3), np.uint8)) is None
+    both_sizes = [(160, 2.0), (160, None), (320, None)]
+    assert searched == [(side, score, factor) for score in (0.6, 0.3) for side, factor in both_sizes]
+
+
+@pytest.mark.parametrize(("share", "factor"), [(0.6, 2), (0.4, None)])
+def test_a_face_that_fills_the_image_is_located_in_a_copy_of_320_pixels(tmp_path, monkeypatch, share, factor):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+
+    def detect(image, min_score, *, factor=None):
+        return _Face(np.full((5, 2), factor or np.nan), share * 160)
+
+    monkeypatch.setattr(find, "_detect", detect)
+    np.testing.assert_equal(find("x", np.zeros((160, 80, 3), np.uint8)), np.full((5, 2), factor or np.nan))
+
+
+def test_landmarks_of_an_enlarged_image_are_those_of_the_image_itself(tmp_path):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    image = np.full((160, 160, 3), 60, np.uint8)
+    image[64:80, 64:80] = 255
+    face = find._detect(image, 0.6, factor=2)
+    np.testing.assert_allclose(face.points, (ARCFACE_TEMPLATE - 56 + 144) / 2, atol=0.1)
+    assert face.size == pytest.approx(56, abs=0.1)
 
 
 def test_the_center_is_taken_where_no_face_is_found_at_all(tmp_path):

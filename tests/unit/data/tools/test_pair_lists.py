@@ -1,12 +1,17 @@
+from unittest import mock
+
+import cv2
+import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.image_header import encoded_image_size
-from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.landmarks import YuNet, read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
 from facetrain.errors import PairsError
 from facetrain.verify.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
+from tests.support.detector import write_detector
 
 
 @pytest.fixture
@@ -145,6 +150,27 @@ def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
     with pytest.raises(PairsError, match=r"no landmarks for 'bob_x_0001\.jpg'"):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
+
+
+def test_the_attempt_that_found_each_face_is_written_beside_the_set(flat, tmp_path):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"), center_crop=True)
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\nann_0001.jpg bob_x_0001.jpg 0\n")
+    face = np.full((128, 128, 3), 60, np.uint8)
+    face[32:64, 32:64] = 255
+    cv2.imwrite(str(flat / "ann_0001.jpg"), face)
+    with mock.patch.object(YuNet, "__call__", autospec=True, side_effect=YuNet.__call__) as call:
+        convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin", landmarks=find, workers=1)
+    assert [one.args[1] for one in call.call_args_list] == ["ann_0001.jpg", "ann_0002.jpg", "bob_x_0001.jpg"]
+    assert (tmp_path / "a.alignment.csv").read_text().splitlines() == [
+        "image,attempt",
+        "ann_0001.jpg,detected",
+        "ann_0002.jpg,center crop",
+        "bob_x_0001.jpg,center crop",
+    ]
+    # Without a detector, the table of the replaced set goes.
+    convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
+    assert not (tmp_path / "a.alignment.csv").exists()
 
 
 def test_a_list_of_numbered_images_becomes_a_verification_set(dataset, tmp_path):
