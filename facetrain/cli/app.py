@@ -21,6 +21,16 @@ from facetrain.files import error_reason, printable
 
 _INTERRUPTED = 130
 _HEAD_START_S = 1.0
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "a number of at least {ge}",
+    "greater_than": "a number greater than {gt}",
+    "less_than_equal": "a number of at most {le}",
+    "less_than": "a number less than {lt}",
+}
+"""Kind of a fault that pydantic finds in an option -> what the option needs."""
 _CONFIG_FILE = re.compile(r"[^-=][^=]*\.(ya?ml|py)")
 
 app = typer.Typer(
@@ -110,7 +120,7 @@ def _exit_with_error(error: Any) -> None:
 
 
 def _exit_with_usage_error(error: Any) -> None:
-    message = " ".join(error.format_message().split()).removesuffix(".")
+    message = _in_our_words(" ".join(error.format_message().split()).removesuffix("."), error.__cause__)
     if not message:  # no command was given, and typer has printed the help
         sys.exit(error.exit_code)
     command = error.ctx.command_path if error.ctx else "facetrain"
@@ -118,6 +128,15 @@ def _exit_with_usage_error(error: Any) -> None:
     if "--config" in getattr(getattr(error, "param", None), "opts", ()) and (stray := _stray_config()):
         advice = f"; did you mean --config {stray}?"
     _exit(f"{command}: {message[0].lower()}{message[1:]}{advice}", error.exit_code)
+
+
+def _in_our_words(message: str, cause: Any) -> str:
+    """Replace pydantic's description of an invalid value, which does not repeat the value."""
+    for fault in cause.errors() if hasattr(cause, "errors") else ():
+        if fault["type"] in _EXPECTED:
+            expected = _EXPECTED[fault["type"]].format_map(fault.get("ctx", {}))
+            message = message.replace(fault["msg"], f"{str(fault['input'])!r}; use {expected}")
+    return message
 
 
 def _stray_config() -> str | None:

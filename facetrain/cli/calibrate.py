@@ -29,6 +29,7 @@ def calibrate(
     fmr: Annotated[
         list[float] | None,
         typer.Option(
+            metavar="RATE",
             min=1e-9,
             max=0.5,
             help="False match rate to find a threshold for, from 0 to 0.5. Repeat the option for several. The default "

@@ -32,8 +32,9 @@ def evaluate(
     target: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="SET",
             help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or MegaFace; a path, or a "
-            "name in the data folder. Repeat the option for several sets."
+            "name in the data folder. Repeat the option for several sets.",
         ),
     ] = None,
     scores: Annotated[

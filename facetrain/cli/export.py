@@ -74,7 +74,8 @@ def export(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="Verification set on which both the model and the file are evaluated; may be repeated."
+            metavar="SET",
+            help="Verification set on which both the model and the file are evaluated; may be repeated.",
         ),
     ] = None,
     data_dir: Annotated[

@@ -44,7 +44,18 @@ def test_what_cannot_be_followed_ends_with_2_and_one_line(describe, options, sai
             "facetrain plan: missing option '--config'; did you mean --config quickstart?",
         ),
         ("trian", "facetrain: no such command 'trian'. Did you mean 'train'?"),
-        ("eval m --target t --batch-size 0", "facetrain eval: invalid value for '--batch-size': "),
+        (
+            "eval m --target t --batch-size 0",
+            "facetrain eval: invalid value for '--batch-size': '0'; use a number of at least 1",
+        ),
+        (
+            "plan --config c --gpus v100",
+            "facetrain plan: invalid value for '--gpus': 'v100'; use a whole number; see",
+        ),
+        (
+            "plan --config c --memory x",
+            "facetrain plan: invalid value for '--memory': 'x'; use a number; see",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, said):

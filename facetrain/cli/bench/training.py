@@ -169,7 +169,7 @@ def _format_limits(report: dict[str, Any]) -> str:
 def scaling(
     processes: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Number of processes; may be repeated. By default 1, 2 and 4."),
+        typer.Option(min=1, metavar="N", help="Number of processes; may be repeated. By default 1, 2 and 4."),
     ] = None,
     name: Annotated[str, typer.Option("--backbone", help="Network: r18, r50, r100, mbf, …")] = "r18",
     batch_size: Annotated[int, typer.Option(min=2, help="Images per step of each process.")] = 16,
