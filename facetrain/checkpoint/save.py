@@ -162,10 +162,15 @@ class CheckpointWriter:
         """Write the files of this rank."""
         rank, world_size = collectives.rank(), collectives.world_size()
         start, stop = snapshot.shard
+        row_name = f"rows_{rank:05d}_of_{world_size:05d}"
         try:
             files = [
-                self._write_file(f"rows_{rank:05d}_of_{world_size:05d}", snapshot.rows, start, stop),
+                self._write_file(row_name, snapshot.rows, start, stop),
                 self._write_file(f"rank_{rank:05d}", snapshot.rank_state),
+            ]
+            files += [
+                self._write_file(f"{row_name}_head_{number}", rows.tables, rows.start, rows.stop)
+                for number, rows in enumerate(snapshot.further_rows, start=1)
             ]
             if rank == 0:
                 files.append(self._write_file("replicated", snapshot.replicated))

@@ -14,7 +14,16 @@ from facetrain.page_locked import page_locked
 _LARGE = 1 << 20
 """Bytes from which a tensor has page-locked memory of exactly its size. Smaller ones share torch's pool."""
 _Tables = dict[str, dict[str, Tensor]]
-"""Field of the snapshot -> name -> tensor."""
+"""Field of the snapshot (with the number of one of `further_rows`) -> name -> tensor."""
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """Tables of a range of classes: row i belongs to class `start` + i."""
+
+    start: int
+    stop: int
+    tables: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Snapshot:
     """Everything else, as JSON."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest verification, by which the best checkpoint is kept."""
+    further_rows: tuple[ClassRows, ...] = ()
+    """Further ranges of this rank's classes: those of the other heads, if there is one per dataset."""
     copy_rows: bool = True
     """Whether `rows` may be copied to host memory. False where the tables themselves fill the host's
     memory or are on a disk."""
@@ -87,8 +98,16 @@ class HostCopy:
             # Training changes the tensors after this call: all copies must have ended.
             torch.cuda.synchronize()
         copied = self._buffers
+        further = tuple(
+            replace(rows, tables=copied[_further(number)])
+            for number, rows in enumerate(snapshot.further_rows)
+        )
         return replace(
-            snapshot, replicated=copied["replicated"], rows=copied["rows"], rank_state=copied["rank_state"]
+            snapshot,
+            replicated=copied["replicated"],
+            rows=copied["rows"],
+            rank_state=copied["rank_state"],
+            further_rows=further,
         )
 
     def _allocate(self, tables: _Tables) -> None:
@@ -108,8 +127,13 @@ def _tables_to_write(snapshot: Snapshot, leader: bool) -> _Tables:
     return {
         "replicated": snapshot.replicated if leader else {},
         "rows": snapshot.rows,
+        **{_further(number): rows.tables for number, rows in enumerate(snapshot.further_rows)},
         "rank_state": snapshot.rank_state,
     }
+
+
+def _further(number: int) -> str:
+    return f"further_rows.{number}"
 
 
 def _buffer_like(tensor: Tensor, buffer: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Mixtures: several datasets as one, with separate identities and a weight each, described in a YAML file.
 
+heads: joined                  # or separate: a head per dataset, see `DatasetHead`
 datasets:
   - path: faces_emore          # relative to this file
   - path: glint360k
@@ -12,6 +13,7 @@ datasets:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,32 @@ from facetrain.errors import DataError
 from facetrain.files import error_reason
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
-_KEYS = {"path", "weight", "identities", "without", "mask"}
+_KEYS = {"path", "weight", "identities", "without", "mask", "margin", "loss_weight"}
 _MAX_WEIGHT = 1000
+
+
+@dataclass(frozen=True)
+class DatasetHead:
+    """Head of one dataset of a mixture with `heads: separate`."""
+
+    margin: dict[str, Any]
+    """Keys of the config's section `head.margin` that have other values for this dataset."""
+    loss_weight: float
+    """Factor on the loss of the dataset's images."""
 
 
 class MixtureDataset:
     """Concatenation of datasets: images and identities of each follow those of the previous one."""
 
-    def __init__(self, datasets: Sequence[FaceDataset], weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[FaceDataset],
+        weights: Sequence[float],
+        heads: Sequence[DatasetHead] | None = None,
+    ) -> None:
+        """Take the datasets, their images per epoch in units of all images, and their heads (None: one for all)."""
         self.datasets, self.weights = list(datasets), list(weights)
+        self.heads = None if heads is None else tuple(heads)
         self.counts = [dataset.num_images for dataset in datasets]
         self._ends = np.cumsum(self.counts)
         self._first_label = first_label = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
@@ -116,7 +135,10 @@ def open_mixture(
     entries = content.get("datasets") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{path}: needs a list `datasets:` of entries with a `path:`")
-    datasets, weights = [], []
+    separate = content.get("heads", "joined")
+    if content.keys() - {"datasets", "heads"} or separate not in ("joined", "separate"):
+        raise DataError(f"{path}: beside `datasets:` it can have `heads: separate` or `heads: joined` only")
+    datasets, weights, heads = [], [], []
     for entry in entries:
         unknown = entry.keys() - _KEYS
         if unknown or not isinstance(entry.get("path"), str):
@@ -124,19 +146,36 @@ def open_mixture(
                 f"{path}: an entry has the keys {sorted(map(str, entry))}; allowed are {sorted(_KEYS)}, and "
                 "path is required"
             )
-        weight = entry.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _MAX_WEIGHT:
-            raise DataError(
-                f"{path}: weight of {entry['path']} is {weight!r}; expected a number above 0, at most "
-                f"{_MAX_WEIGHT}"
-            )
+        weight = _read_weight(entry, "weight", path)
+        heads.append(_read_head(entry, path, is_separate=separate == "separate"))
         place = path.parent / entry["path"]
         if place.suffix in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry['path']} is itself a mixture; list its datasets here")
         dataset = _select_identities(open_dataset(place), entry, path)
         datasets.append(drop_small_identities(dataset, place))
-        weights.append(float(weight))
-    return MixtureDataset(datasets, weights)
+        weights.append(weight)
+    return MixtureDataset(datasets, weights, heads if separate == "separate" else None)
+
+
+def _read_weight(entry: dict[str, Any], key: str, path: Path) -> float:
+    weight = entry.get(key, 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _MAX_WEIGHT:
+        raise DataError(
+            f"{path}: {key} of {entry['path']} is {weight!r}; expected a number above 0, at most {_MAX_WEIGHT}"
+        )
+    return float(weight)
+
+
+def _read_head(entry: dict[str, Any], path: Path, *, is_separate: bool) -> DatasetHead:
+    """Return `margin:` and `loss_weight:` of an entry."""
+    if not is_separate and ("margin" in entry or "loss_weight" in entry):
+        raise DataError(
+            f"{path}: {entry['path']} has a margin or a loss_weight, which need `heads: separate` beside `datasets:`"
+        )
+    margin = entry.get("margin", {})
+    if not isinstance(margin, dict) or not all(isinstance(key, str) for key in margin):
+        raise DataError(f"{path}: margin of {entry['path']} must be keys of head.margin, such as {{m2: 0.4}}")
+    return DatasetHead(margin, _read_weight(entry, "loss_weight", path))
 
 
 def _select_identities(dataset: FaceDataset, entry: dict[str, Any], path: Path) -> FaceDataset:

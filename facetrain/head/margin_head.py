@@ -29,7 +29,7 @@ from facetrain.head.row_optimizer import (
     moment_layout,
     one_pass_available,
 )
-from facetrain.head.sampling import ClassSampler
+from facetrain.head.sampling import ClassSampler, SampledClasses
 from facetrain.head.sharded_softmax import ClassSweep, sharded_cross_entropy
 from facetrain.head.sub_centers import SubCenters
 from facetrain.head.target import TargetClass
@@ -191,11 +191,28 @@ class MarginHead:
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
         label_G = self._gathered_labels(label_B)
-        gathered = self._gather_async(embedding_BD)
+        gathered = start_gather(embedding_BD, with_norms=self.needs_norms)
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
-        sampled = self._sampler.sample(label_G, self._step)
+        sampled = self.sample_classes(label_G)
+        gathered_GX = gathered.wait()
+        unit_GD, norm_G = (
+            (gathered_GX[:, :-1], gathered_GX[:, -1]) if self.needs_norms else (gathered_GX, None)
+        )
+        return self.loss_of_gathered(unit_GD, norm_G, sampled)
+
+    def sample_classes(self, label_G: Tensor) -> SampledClasses:
+        """Return the classes that take part in the step with the labels of all ranks, int64 (G,).
+
+        The labels are on the host if `reads_labels`, else on the device.
+        """
+        return self._sampler.sample(label_G, self._step)
+
+    def loss_of_gathered(self, unit_GD: Tensor, norm_G: Tensor | None, sampled: SampledClasses) -> Tensor:
+        """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
+
+        `unit_GD` has the unit embeddings of all ranks, `norm_G` their norms if `needs_norms`.
+        """
         self._step_tables = sampled.tables
-        unit_GD, norm_G = self._split_norms(gathered.wait())
         sweep = ClassSweep(
             tables=sampled.tables,
             index_S=sampled.index_S,
@@ -223,7 +240,7 @@ class MarginHead:
         A head that samples classes on a GPU needs them there; called before the backbone's forward pass, this saves it
         from waiting for the device. Every rank must call it, or none.
         """
-        if self._sampler.reads_labels:
+        if self.reads_labels:
             self._expected_labels = collectives.GatheredRows(label_B)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
@@ -248,6 +265,21 @@ class MarginHead:
         self._nearest, self._counted_images = 0, 0
         return nearest, int(counts[1])
 
+    @property
+    def needs_norms(self) -> bool:
+        """Whether the margin needs the norms of the embeddings."""
+        return self._margin.needs_norms
+
+    @property
+    def penalizes_norms(self) -> bool:
+        """Whether the loss contains a term of the norms, so that it has no level of chance."""
+        return self._margin.penalizes_norms
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether the head needs the labels of a step on the host."""
+        return self._sampler.reads_labels
+
     def chance_cosine(self) -> float:
         """Return `Margin.chance_cosine` of the head's margin."""
         return self._margin.chance_cosine()
@@ -268,13 +300,7 @@ class MarginHead:
         Raises:
             DataError: one is not.
         """
-        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
-        if len(wrong):
-            raise DataError(
-                f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
-                f"{self.num_classes - 1:,}); {len(wrong):,} labels of the batch are invalid; check "
-                "data.num_classes and the dataset"
-            )
+        check_labels(labels, self.num_classes)
 
     def row_state(self) -> dict[str, Tensor]:
         """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
@@ -307,20 +333,7 @@ class MarginHead:
             return expected.wait()
         label_G = collectives.gather(label_B).flatten()
         # Labels that were not expected: the host waits for the device.
-        return label_G.cpu() if self._sampler.reads_labels else label_G
-
-    def _gather_async(self, embedding_BD: Tensor) -> collectives.GatheredRows:
-        """Start to gather unit embeddings, each followed by its norm if the margin needs it: (G, X)."""
-        embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
-        unit_BD = F.normalize(embedding_BD)
-        if not self._margin.needs_norms:
-            return collectives.GatheredRows(unit_BD)
-        norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
-        return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
-
-    def _split_norms(self, gathered_GX: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return unit embeddings (G, D), and norms (G,) if they were sent."""
-        return (gathered_GX[:, :-1], gathered_GX[:, -1]) if self._margin.needs_norms else (gathered_GX, None)
+        return label_G.cpu() if self.reads_labels else label_G
 
     def _count_nearest(self, nearest: Tensor, images: int) -> None:
         # Stays on the device until `take_nearest`.
@@ -342,6 +355,31 @@ class MarginHead:
         self._sub_centers.count(target, class_S, finite)
         if self._threshold and self.update_in_backward:
             self._threshold.step(self.lr, finite)
+
+
+def start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:
+    """Start to gather unit embeddings, each followed by its norm if requested: (G, X). Collective."""
+    embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
+    unit_BD = F.normalize(embedding_BD)
+    if not with_norms:
+        return collectives.GatheredRows(unit_BD)
+    norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
+    return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
+
+
+def check_labels(labels: np.ndarray, num_classes: int) -> None:
+    """Check that every label is one of `num_classes` classes.
+
+    Raises:
+        DataError: one is not.
+    """
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    if len(wrong):
+        raise DataError(
+            f"label {int(wrong[0])} is outside the {num_classes:,} classes of the head (0 to "
+            f"{num_classes - 1:,}); {len(wrong):,} labels of the batch are invalid; check "
+            "data.num_classes and the dataset"
+        )
 
 
 def default_chunk_size(logits_per_class: int, columns: int, device_type: str) -> int:

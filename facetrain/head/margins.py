@@ -71,6 +71,8 @@ class Margin:
 
     needs_norms: ClassVar[bool] = False
     """The formula contains the norms of the embeddings, so each rank sends them along with its embeddings."""
+    penalizes_norms: ClassVar[bool] = False
+    """The loss contains a penalty on the norms (`norm_penalty`)."""
     needs_all_target_cosines: ClassVar[bool] = False
     """The formula contains the target cosines of the whole batch, so all ranks exchange them."""
 
@@ -193,7 +195,9 @@ class AdaFace(Margin):
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         assert norm_G is not None
         norm_G = norm_G.clamp(1e-3, 100)
-        self.averages.update(self.average, mean=norm_G.mean(), deviation=norm_G.std())
+        # A head per dataset can have a single image in a step, which has no deviation.
+        spread = {"deviation": norm_G.std()} if len(norm_G) > 1 else {}
+        self.averages.update(self.average, mean=norm_G.mean(), **spread)
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         assert norm_G is not None
@@ -230,6 +234,7 @@ class MagFace(Margin):
     """λ."""
 
     needs_norms: ClassVar[bool] = True
+    penalizes_norms: ClassVar[bool] = True
 
     def chance_cosine(self) -> float:
         return -math.sin(self.margins[0]) / 2  # half of the cosines are below 0 and keep their value

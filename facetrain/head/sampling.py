@@ -162,7 +162,7 @@ class ClassSampler:
         local[(local < 0) | (local >= self._shard.size)] = -1
         if self._rate >= 1:
             rows = torch.from_numpy(np.maximum(local, 0))
-            return SampledClasses(self._tables, None, None, _to_device(local, self._device), rows)
+            return SampledClasses(self._tables, None, None, to_device(local, self._device), rows)
         positive = np.unique(local[local >= 0])
         if self._prefetcher is not None:
             return self._prefetched(self._prefetcher, step, local, positive)
@@ -170,9 +170,9 @@ class ClassSampler:
             positive + self._shard.start, self._rate, seed=self._seed, step=step, block=self._block
         )
         drawn = self._draw(step, self._device)
-        class_S = torch.cat([drawn, _to_device(positive[~known], self._device)]).sort().values
+        class_S = torch.cat([drawn, to_device(positive[~known], self._device)]).sort().values
         self._tables.read_ahead(class_S)
-        local_G = _to_device(local, self._device)
+        local_G = to_device(local, self._device)
         position_G = torch.where(local_G < 0, -1, torch.searchsorted(class_S, local_G))
         return SampledClasses(self._tables, class_S, class_S, position_G)
 
@@ -212,11 +212,11 @@ class ClassSampler:
         place = np.where(place < 0, len(drawn) + np.searchsorted(added, positive), place)
         position = np.full(len(local), -1)
         position[local >= 0] = place[np.searchsorted(positive, local[local >= 0])]
-        class_S = _to_device(index_S.numpy(), self._device)
-        return SampledClasses(tables, None, class_S, _to_device(position, self._device))
+        class_S = to_device(index_S.numpy(), self._device)
+        return SampledClasses(tables, None, class_S, to_device(position, self._device))
 
 
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to the device without waiting for it."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

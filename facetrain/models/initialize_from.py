@@ -21,7 +21,7 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.match_weights import calibrate_norms, match_weights
 from facetrain.models.model_file import MODEL_FILE, open_checkpoint
 from facetrain.models.mxnet_network import read_mxnet_layers
@@ -77,7 +77,7 @@ def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Ten
     return matched.merged_norms
 
 
-def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
+def initialize_centers(head: Head, path: Path, *, may_grow: bool) -> None:
     """Load the class centers of another run into the head's first classes.
 
     With `may_grow`, the head may have more classes than the other run. These keep their random centers.
@@ -86,19 +86,24 @@ def initialize_centers(head: MarginHead, path: Path, *, may_grow: bool) -> None:
         ModelError: there are no centers, or their number or length does not fit the head.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    centers, weight = read_centers(path), head.row_state()["weight"]
-    known = centers.num_classes
+    centers = read_centers(path)
     check_center_count(path, centers, head.num_classes, may_grow=may_grow)
+    for part in head_parts(head):
+        _initialize_part(part, centers, path)
+
+
+def _initialize_part(part: HeadPart, centers: SavedCenters, path: Path) -> None:
+    weight, (first, past) = part.head.row_state()["weight"], part.shard
     # In slices: the centers of all classes may not fit into memory twice.
-    for start in range(head.shard.start, min(head.shard.stop, known), _ROWS_PER_COPY):
-        stop = min(start + _ROWS_PER_COPY, head.shard.stop, known)
+    for start in range(first, min(past, centers.num_classes), _ROWS_PER_COPY):
+        stop = min(start + _ROWS_PER_COPY, past, centers.num_classes)
         rows = centers.rows(start, stop)
         if rows.shape[1] != weight.shape[1]:
             raise ModelError(
                 f"{path}: its centers have {rows.shape[1]:,} numbers, those of the head {weight.shape[1]:,}; "
                 "set model.embedding_size and head.sub_centers to those of the other run"
             )
-        weight[start - head.shard.start : stop - head.shard.start].copy_(rows)
+        weight[start - first : stop - first].copy_(rows)
 
 
 def check_center_count(path: Path, centers: SavedCenters, num_classes: int, *, may_grow: bool) -> None:

@@ -24,7 +24,7 @@ from facetrain.data.sampler import build_sampler
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.head_group import Head, head_parts
 from facetrain.models.initialize_from import initialize_backbone, initialize_centers
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
@@ -166,6 +166,7 @@ def build_state(
         # With several micro-batches, the gradient of the centers is complete only after the last one.
         update_in_backward=config.optim.accumulate == 1,
         steps_per_epoch=schedule.steps_per_epoch,
+        source=source,
     )
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
@@ -210,8 +211,15 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     if state.step == 0 and not config.model.init_from and config.optim.name == "sgd":
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
     # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
-    has_level = config.head.margin.type != "magface"
-    chance = chance_loss(head.classes_per_step, head.scale, head.chance_cosine(), head.embedding_size)
+    has_level = not any(part.head.penalizes_norms for part in head_parts(head))
+    chance = sum(
+        part.loss_weight
+        * part.share
+        * chance_loss(
+            part.head.classes_per_step, part.head.scale, part.head.chance_cosine(), head.embedding_size
+        )
+        for part in head_parts(head)
+    )
     return LearningCheck(
         chance if has_level else None,
         head.classes_per_step,
@@ -240,7 +248,7 @@ def is_batch_norm_synced(config: Config) -> bool:
 def _build_stepper(
     config: Config,
     backbone: Backbone,
-    head: MarginHead,
+    head: Head,
     scale: LossScale,
     schedule: StepSchedule,
     distillation: Distillation | None,

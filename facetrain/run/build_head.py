@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from facetrain.config.head_section import HeadConfig, MarginConfig
 from facetrain.config.schema import Config
 from facetrain.config.training_section import OptimConfig
 from facetrain.counter_rng import key_of
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.mixture import DatasetHead, MixtureDataset
+from facetrain.data.sampler import images_per_epoch
 from facetrain.distributed.world import World
+from facetrain.errors import ConfigError
+from facetrain.head.head_group import Head, HeadGroup
 from facetrain.head.margin_head import HeadSettings, MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
 from facetrain.head.row_optimizer import RowOptimizerSettings
@@ -28,25 +35,61 @@ def build_head(
     *,
     update_in_backward: bool,
     steps_per_epoch: int,
-) -> MarginHead:
-    """Build this rank's part of the head. With placement disk its row file is created in `run_folder`."""
-    return MarginHead(
-        head_settings(
-            config.head,
-            folder=run_folder / "centers",
-            update_in_backward=update_in_backward,
-            steps_per_epoch=steps_per_epoch,
-            product_dtype=product_dtype(config.train.precision, world.device),
-        ),
-        optimizer_settings(config.optim),
-        margin_from_config(config.head.margin, seed=key_of(config.seed, 6)),
-        embedding_size=config.model.embedding_size,
-        num_classes=num_classes,
-        rank=world.rank,
-        world_size=world.size,
-        seed=key_of(config.seed, 5),
-        device=world.device,
+    source: FaceDataset | None = None,
+) -> Head:
+    """Build this rank's part of the head, or of the heads that `source` has. Row files are created in `run_folder`.
+
+    Raises:
+        ConfigError: a dataset of a mixture has an invalid margin.
+    """
+
+    def build(num_classes: int, margin: MarginConfig, folder: Path, *number: int) -> MarginHead:
+        # A head of a mixture draws centers, samples and margins of its own.
+        return MarginHead(
+            head_settings(
+                config.head,
+                folder=folder,
+                update_in_backward=update_in_backward,
+                steps_per_epoch=steps_per_epoch,
+                product_dtype=product_dtype(config.train.precision, world.device),
+            ),
+            optimizer_settings(config.optim),
+            margin_from_config(margin, seed=key_of(config.seed, 6, *number)),
+            embedding_size=config.model.embedding_size,
+            num_classes=num_classes,
+            rank=world.rank,
+            world_size=world.size,
+            seed=key_of(config.seed, 5, *number),
+            device=world.device,
+        )
+
+    folder = run_folder / "centers"
+    if not (isinstance(source, MixtureDataset) and source.heads is not None):
+        return build(num_classes, config.head.margin, folder)
+    margins = _margins_of_datasets(config, source.heads)
+    images = images_per_epoch(source.counts, source.weights)
+    return HeadGroup(
+        [
+            build(dataset.num_classes, margin, folder / f"head_{number}", number)
+            for number, (dataset, margin) in enumerate(zip(source.datasets, margins, strict=True))
+        ],
+        [head.loss_weight for head in source.heads],
+        (images / images.sum()).tolist(),
     )
+
+
+def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[MarginConfig]:
+    margins = []
+    for number, head in enumerate(heads, start=1):
+        try:
+            margins.append(MarginConfig.model_validate(config.head.margin.model_dump() | head.margin))
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise ConfigError(
+                f"{config.data.train}: margin of dataset {number}: {f'{place}: ' if place else ''}"
+                f"{error.errors()[0]['msg']}; correct it in the mixture"
+            ) from error
+    return margins
 
 
 def product_dtype(precision: str, device: torch.device) -> torch.dtype | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,6 +16,7 @@ from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.mixture import MixtureDataset
 from facetrain.errors import ConfigError
 from facetrain.run.step_schedule import StepSchedule
 from facetrain.telemetry.mlflow import flatten
@@ -50,13 +51,17 @@ class ConfigChange:
 
 
 def digest_labels(source: FaceDataset) -> str:
-    """Return a digest of a dataset: number and order of its images, and the identity of each.
+    """Return a digest of a dataset: number and order of its images, the identity of each, and heads of its own.
 
     The images themselves are not read: that would take hours.
     """
     digest = hashlib.sha256(f"{source.num_images} {source.num_classes}".encode())
     for start in range(0, source.num_images, _CHUNK_IMAGES):
         digest.update(source.labels[start : start + _CHUNK_IMAGES].astype(np.int64).tobytes())
+    if isinstance(source, MixtureDataset) and source.heads is not None:
+        digest.update(
+            json.dumps([asdict(head) for head in source.heads], sort_keys=True, default=str).encode()
+        )
     return digest.hexdigest()[:32]
 
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.snapshot import Snapshot
+from facetrain.checkpoint.snapshot import ClassRows, Snapshot
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.head_group import Head, head_parts
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
@@ -33,7 +33,7 @@ class TrainState:
 
     world: World
     network: InPrecision
-    head: MarginHead
+    head: Head
     stepper: Stepper
     spike_detector: SpikeDetector | None = None
     distillation: Distillation | None = None
@@ -78,11 +78,13 @@ class TrainState:
             **_prefixed("spikes.", self.spike_detector.state() if self.spike_detector else {}),
             **_prefixed("skipped.", _text_tensor(self.skipped_images)),
         }
+        rows, *further = (ClassRows(*part.shard, part.head.row_state()) for part in head_parts(self.head))
         return Snapshot(
             step=self.step,
             replicated=replicated,
-            rows=self.head.row_state(),
-            shard=(self.head.shard.start, self.head.shard.stop),
+            rows=rows.tables,
+            shard=(rows.start, rows.stop),
+            further_rows=tuple(further),
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
             meta=meta | {"unverified": self.unverified, "execution_mode": self.execution_mode},

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import SubsetDataset
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.mixture import DatasetHead, MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import MixtureSampler, build_sampler, epoch_size
 from facetrain.errors import DataError
@@ -125,5 +125,30 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
     ],
 )  # fmt: skip
 def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        open_dataset(mixture(tmp_path, text))
+
+
+def test_a_mixture_has_a_head_per_dataset_on_request(tmp_path):
+    joined = open_dataset(mixture(tmp_path, "datasets: [{path: one}, {path: two}]"))
+    assert joined.heads is None
+    text = "{heads: separate, datasets: [{path: one, loss_weight: 2}, {path: two, margin: {m2: 0.4}}]}"
+    separate = open_dataset(mixture(tmp_path, text))
+    assert separate.heads == (DatasetHead({}, 2.0), DatasetHead({"m2": 0.4}, 1.0))
+    assert separate.labels.tolist() == joined.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{heads: own, datasets: [{path: one}]}", "`heads: separate` or `heads: joined` only"),
+        ("{head: separate, datasets: [{path: one}]}", "`heads: separate` or `heads: joined` only"),
+        ("datasets: [{path: one, margin: {m2: 0.4}}]", "need `heads: separate`"),
+        ("datasets: [{path: one, loss_weight: 2}]", "need `heads: separate`"),
+        ("{heads: separate, datasets: [{path: one, margin: 0.4}]}", "must be keys of head.margin"),
+        ("{heads: separate, datasets: [{path: one, loss_weight: 0}]}", "loss_weight of one is 0"),
+    ],
+)
+def test_wrong_heads_of_a_mixture_are_errors(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))

@@ -1,0 +1,197 @@
+"""Heads of several datasets on 1 to 3 processes against plain losses of each dataset, in float64."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from facetrain.distributed import collectives
+from facetrain.errors import DataError
+from facetrain.head.class_shard import ClassShard
+from facetrain.head.head_group import HeadGroup
+from facetrain.head.margins import CombinedMargin
+from tests.support.dense_head import dense_loss, sample_classes
+from tests.support.heads import make_head, make_margin
+from tests.support.ranks import run_ranks
+
+SIZE, BATCH, LR, DECAY = 8, 12, 0.1, 0.01
+CLASSES = (7, 13, 2)
+FIRST = (0, 7, 20)
+MARGINS = ({"scale": 64.0, "m2": 0.5}, {"scale": 16.0, "m3": 0.35}, {"scale": 32.0})
+WEIGHTS = (1.0, 0.5, 2.0)
+# By step: datasets of the images in order, so that a rank has none of some dataset, or no rank has one.
+COMPOSITIONS = ([0] * 4 + [1] * 6 + [2] * 2, [1] * 12, [2] * 3 + [0] * 9, [1, 2] * 6)
+CASES = [(rate, accumulate) for rate in (1.0, 0.4, 0.0) for accumulate in (1, 2)]
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    image = torch.randn(BATCH, 5, dtype=torch.float64, generator=generator)
+    dataset = torch.tensor(COMPOSITIONS[step])
+    own = torch.randint(0, 1 << 20, (BATCH,), generator=generator) % torch.tensor(CLASSES)[dataset]
+    return image, own + torch.tensor(FIRST)[dataset]
+
+
+def make_net():
+    torch.manual_seed(0)
+    return nn.Linear(5, SIZE).double()
+
+
+def make_heads(rank, world_size, rate, *, update_in_backward):
+    return [
+        make_head(
+            embedding_size=SIZE, num_classes=classes, margin=CombinedMargin(**margin), rank=rank, seed=3 + number,
+            world_size=world_size, sample_rate=rate, weight_decay=DECAY, chunk_size=4,
+            weight_dtype=torch.float64, momentum_dtype=torch.float64, update_in_backward=update_in_backward,
+        )
+        for number, (classes, margin) in enumerate(zip(CLASSES, MARGINS, strict=True))
+    ]  # fmt: skip
+
+
+def train_group():
+    """Run every case; return losses, the backbone, and the rows of all classes that this rank has."""
+    rank, world_size = collectives.rank(), collectives.world_size()
+    results = []
+    for rate, accumulate in CASES:
+        net = make_net()
+        wrapped = DistributedDataParallel(net) if world_size > 1 else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+        heads = make_heads(rank, world_size, rate, update_in_backward=accumulate == 1)
+        group = HeadGroup(heads, WEIGHTS, (0.3, 0.5, 0.2))
+        group.lr = LR
+        losses = []
+        for step in range(len(COMPOSITIONS)):
+            image, label = batch(step)
+            group.begin_step(step)
+            optimizer.zero_grad()
+            total = 0.0
+            for part in torch.arange(BATCH).chunk(accumulate):
+                mine = part[rank * len(part) // world_size : (rank + 1) * len(part) // world_size]
+                if step % 2:  # labels gathered before the forward pass, as on a GPU
+                    group.expect_labels(label[mine])
+                loss = group(wrapped(image[mine]), label[mine]) / accumulate
+                loss.backward()
+                total += loss.item()
+            optimizer.step()
+            if accumulate > 1:
+                group.step(torch.tensor(1.0), torch.tensor(0.0))
+            losses.append(total)
+        rows = {part.shard: part.head.weight.data for part in group.parts}
+        results.append((losses, net.state_dict(), rows, group.take_nearest()))
+    return results
+
+
+def train_plainly(rate, accumulate):
+    """One loss per dataset from all logits, by autograd; a dataset without images in a step does not change."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    weights = [
+        head.weight.data.clone().requires_grad_() for head in make_heads(0, 1, 1.0, update_in_backward=True)
+    ]
+    momenta = [torch.zeros_like(weight) for weight in weights]
+    losses = []
+    for step in range(len(COMPOSITIONS)):
+        image, label = batch(step)
+        optimizer.zero_grad()
+        updated = [set() for _ in weights]
+        total = 0.0
+        for part in torch.arange(BATCH).chunk(accumulate):
+            for number, weight in enumerate(weights):
+                rows = part[torch.tensor(COMPOSITIONS[step])[part] == number]
+                if not len(rows):
+                    continue
+                own, sample = label[rows] - FIRST[number], None
+                if rate < 1:
+                    shard = ClassShard(0, CLASSES[number])
+                    sample = sample_classes(shard, own, rate, seed=3 + number, step=step)
+                loss = dense_loss(net(image[rows]), weight, own, MARGINS[number], sample)
+                loss = loss * WEIGHTS[number] * len(rows) / len(part) / accumulate
+                loss.backward()
+                total += loss.item()
+                updated[number] |= set(range(CLASSES[number]) if sample is None else sample.tolist())
+        optimizer.step()
+        with torch.no_grad():
+            for weight, momentum, changed in zip(weights, momenta, updated, strict=True):
+                rows = sorted(changed)
+                if rows:
+                    momentum[rows] = 0.9 * momentum[rows] + weight.grad[rows] + DECAY * weight[rows]
+                    weight[rows] -= LR * momentum[rows]
+                weight.grad = None
+        losses.append(total)
+    return losses, net.state_dict(), torch.cat(weights).detach()
+
+
+def assert_equal_to_the_plain_losses(ranks):
+    for number, (rate, accumulate) in enumerate(CASES):
+        losses, state, weight = train_plainly(rate, accumulate)
+        results = [results[number] for results in ranks]
+        for result in results:
+            assert result[0] == pytest.approx(losses, rel=1e-9), (rate, accumulate)
+            assert result[0] == results[0][0], "the loss must be the same number on every rank"
+            torch.testing.assert_close(result[1], state)
+            assert result[3] == results[0][3] and result[3][1] == BATCH * len(COMPOSITIONS)
+        rows = sorted((shard, table) for result in results for shard, table in result[2].items())
+        torch.testing.assert_close(torch.cat([table for _, table in rows]), weight)
+
+
+def test_one_process_equals_the_plain_losses_of_each_dataset():
+    assert_equal_to_the_plain_losses([train_group()])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_equal_the_plain_losses_of_each_dataset(world_size):
+    assert_equal_to_the_plain_losses(run_ranks(world_size, train_group))
+
+
+def test_a_group_of_one_head_equals_the_head():
+    def losses(make):
+        net, head = make_net(), make_heads(0, 1, 0.4, update_in_backward=True)[1]
+        called = make(head)
+        called.lr = LR
+        for step in range(3):
+            image, _ = batch(step)
+            called.begin_step(step)
+            net.zero_grad()
+            loss = called(net(image), torch.arange(BATCH) % CLASSES[1])
+            loss.backward()
+            yield loss.item(), net.weight.grad.clone(), head.weight.data.clone()
+
+    alone, grouped = losses(lambda head: head), losses(lambda head: HeadGroup([head], [1.0], [1.0]))
+    torch.testing.assert_close(list(alone), list(grouped))
+
+
+def test_heads_with_norms_and_averages_keep_their_own():
+    margins = [make_margin("adaface"), make_margin("cosface"), make_margin("magface")]
+
+    def group():
+        heads = [
+            make_head(embedding_size=SIZE, num_classes=classes, margin=margin, seed=number)
+            for number, (classes, margin) in enumerate(zip(CLASSES, margins, strict=True))
+        ]
+        return HeadGroup(heads, WEIGHTS, (0.3, 0.5, 0.2))
+
+    first = group()
+    assert [part.head.penalizes_norms for part in first.parts] == [False, False, True]
+    first.begin_step(0)
+    image, label = batch(0)
+    embedding = (9 * image.float() @ torch.ones(5, SIZE)).requires_grad_()
+    loss = first(embedding, label)
+    loss.backward()
+    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    assert {name.partition(".")[0] for name in saved} == {"0"}
+    alone = make_head(embedding_size=SIZE, num_classes=CLASSES[2], margin=make_margin("magface"), seed=2)
+    alone.begin_step(0)
+    last = embedding.detach()[10:].clone().requires_grad_()
+    alone(last, label[10:] - FIRST[2]).backward()
+    torch.testing.assert_close(embedding.grad[10:], last.grad * WEIGHTS[2] * 2 / BATCH)
+    second = group()
+    second.load_state(saved)
+    torch.testing.assert_close(second.state(), saved)
+
+
+def test_a_label_outside_all_heads_is_an_error():
+    group = HeadGroup(make_heads(0, 1, 1.0, update_in_backward=True), WEIGHTS, (0.3, 0.5, 0.2))
+    with pytest.raises(DataError, match="label 22 is outside the 22 classes"):
+        group(torch.zeros(2, SIZE), torch.tensor([0, 22]))
+    # The chance to guess the class of an image: 0.3 / 7 + 0.5 / 13 + 0.2 / 2.
+    assert group.classes_per_step == pytest.approx(1 / (0.3 / 7 + 0.5 / 13 + 0.1))
