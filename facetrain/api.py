@@ -25,11 +25,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from facetrain.config.loading import build_config, eval_dir_of_run, override_values, read_merged
 from facetrain.config.presets import find_config
@@ -41,6 +43,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import pick_device
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import os_errors_as
+from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
@@ -124,6 +127,10 @@ class Model:
         self.device = device
         self._opened = opened
 
+    @cached_property
+    def _network(self) -> nn.Module:
+        return inference_network(self._opened.network, self.device)
+
     @property
     def image_size(self) -> int:
         """Side of the network's input in pixels. Other images are resized and cropped to it."""
@@ -179,9 +186,9 @@ class Model:
                 batch = range(start, min(start + batch_size, count))
                 image_BHWC = torch.from_numpy(np.stack(list(pool.map(decode_resized, batch))))
                 image = self._opened.prepare(image_BHWC.to(self.device))
-                embedding_BD = self._opened.network(image).float()
+                embedding_BD = self._network(image).float()
                 if flip:
-                    embedding_BD = embedding_BD + self._opened.network(image.flip(3)).float()
+                    embedding_BD = embedding_BD + self._network(image.flip(3)).float()
                 chunks.append(embedding_BD.cpu().numpy())
         return l2_normalize(np.concatenate(chunks))
 

@@ -195,7 +195,7 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
     """Return the layers of an IResNet or a MobileFaceNet; their names are the names of the modules.
 
     Raises:
-        ModelError: it is another network.
+        ModelError: it is another network, or has layers of another kind.
     """
     if not isinstance(backbone, IResNet | MobileFaceNet):
         raise ModelError(
@@ -233,10 +233,10 @@ def _module_layer(module: nn.Module, sources: tuple[str, ...]) -> Layer:
         case nn.Conv2d():
             names = ("stride", "padding", "dilation", "groups")
             return Layer("conv", sources, weights, {name: getattr(module, name) for name in names})
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
+        case nn.modules.batchnorm._BatchNorm():  # also the synchronized ones of a run on several ranks
             return Layer("norm", sources, weights, {"eps": module.eps})
         case nn.Linear():
             return Layer("linear", sources, weights)
         case nn.PReLU():
             return Layer("prelu", sources, weights)
-    raise AssertionError(f"{type(module).__name__}: not a layer of a convolutional backbone")
+    raise ModelError(f"{type(module).__name__}: not a layer of a convolutional backbone")

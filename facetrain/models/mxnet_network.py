@@ -33,6 +33,7 @@ class MxnetNetwork(nn.Module):
             ModelError: the graph has an unknown operator, or there are no weights for a node.
         """
         super().__init__()
+        self._symbol, self._weights, self._origin = symbol, weights, origin
         nodes = symbol["nodes"]
         names = [node["name"] for node in nodes]
         self._output = embedding_node(symbol)
@@ -63,6 +64,14 @@ class MxnetNetwork(nn.Module):
                     values.pop(source, None)
         return values[self._output]
 
+    def layers(self) -> LayerGraph:
+        """Return the network as layers.
+
+        Raises:
+            ModelError: its graph has no such form.
+        """
+        return _layers_of(self._symbol, self._weights, self._origin)
+
 
 def open_mxnet(path: Path) -> MxnetNetwork:
     """Open a network by its `NAME-symbol.json` or its `NAME-0000.params`, in evaluation mode.
@@ -84,6 +93,10 @@ def read_mxnet_layers(path: Path) -> LayerGraph:
         ModelError: one of the two files is missing or damaged.
     """
     origin, symbol, weights = read_symbol(path)
+    return _layers_of(symbol, weights, origin)
+
+
+def _layers_of(symbol: Any, weights: dict[str, Tensor], origin: str) -> LayerGraph:
     try:
         return _read_layers(symbol, weights, origin)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

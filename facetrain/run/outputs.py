@@ -92,8 +92,11 @@ def open_loss_spikes(run: PreparedRun) -> Recorder:
     return Recorder(journal=JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at))
 
 
-def _uses_tf32(run: PreparedRun) -> bool:
-    return run.world.device.type == "cuda" and run.config.train.precision == "fp32" and run.config.train.tf32
+def _float32(run: PreparedRun) -> str:
+    """Return the name of float32 arithmetic in this run."""
+    return (
+        "fp32 (convolutions in TF32)" if run.world.device.type == "cuda" and run.config.train.tf32 else "fp32"
+    )
 
 
 def _adapters(run: PreparedRun) -> str:
@@ -107,10 +110,12 @@ def _adapters(run: PreparedRun) -> str:
 def opening_line(run: PreparedRun) -> str:
     """Return the first line of a run: its data, its network, its steps, and where it computes."""
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
+    verified = _float32(run)
+    trained = verified if config.train.precision == "fp32" else config.train.precision
     return (
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
         f"{config.model.backbone}{_adapters(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
-        f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {config.train.precision}"
-        + (" (convolutions in TF32)" if _uses_tf32(run) else "")
+        f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {trained}"
+        + (f", verified in {verified}" if run.sets and verified != trained else "")
         + (f"; resuming from step {step:,}" if step else "")
     )

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from facetrain.data.augment import normalize
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed import collectives
+from facetrain.models.inference_network import BLOCK
 from facetrain.progress import ProgressCallback
 from facetrain.verify.subjects import dense_ids
 
@@ -29,11 +28,6 @@ Crop = Callable[[np.ndarray, int, int], np.ndarray]
 def crop_aligned(image: np.ndarray, index: int, size: int) -> np.ndarray:
     """Resize an aligned image to (size, size, 3); the longer side is cropped at the center."""
     return resize_square(image, size)
-
-
-def autocast(device: torch.device, bf16: bool) -> Callable[[], AbstractContextManager[object]]:
-    """Return a factory of the context that the network runs in: bfloat16 autocast, or no change."""
-    return partial(torch.autocast, device.type, torch.bfloat16) if bf16 else nullcontext
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,6 @@ class ImageEmbedder:
     """Threads that decode images on each rank."""
     prepare: Callable[[Tensor], Tensor] = normalize
     """Maps uint8 (B, H, W, 3) to the input of the network."""
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     progress: ProgressCallback | None = None
     """Called after each batch with this rank's finished images and their total."""
     check_stop: Callable[[], None] | None = None
@@ -61,6 +54,11 @@ class ImageEmbedder:
     def _pads_last_batch(self) -> bool:
         """Whether all batches have the same size: for another one, cuDNN would search its algorithms again."""
         return self.device.type == "cuda"
+
+    def _least_batch(self, images: int) -> int:
+        """Return the smallest number of images that the network gets at a time, if it embeds so many in total."""
+        # The embeddings then do not depend on the number of ranks, see BLOCK; a few images are not worth it.
+        return BLOCK if self.device.type == "cpu" and min(images, self.batch_size) >= BLOCK else 1
 
     def embed_plain_and_mirrored(
         self, images: Sequence[bytes], *, name: str
@@ -118,8 +116,9 @@ class ImageEmbedder:
         share = -(-len(indices) // world_size)
         mine = [indices[min(n, len(indices) - 1)] for n in range(rank * share, (rank + 1) * share)]
         shard: Tensor | None = None
-        with torch.no_grad(), self.autocast():
-            for start, image_BHWC in self._decode_batches(images, mine, name, crop):
+        with torch.no_grad():
+            least = self._least_batch(len(indices))
+            for start, image_BHWC in self._decode_batches(images, mine, name, crop, least):
                 image = self.prepare(image_BHWC.to(self.device, non_blocking=True))
                 rows = embed_batch(image).float().cpu()[: share - start]
                 if shard is None:
@@ -133,11 +132,11 @@ class ImageEmbedder:
         return collectives.gather(shard).flatten(0, 1)[: len(indices)].numpy()
 
     def _decode_batches(
-        self, images: Sequence[bytes], indices: list[int], name: str, crop: Crop
+        self, images: Sequence[bytes], indices: list[int], name: str, crop: Crop, least: int
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield the position of each batch in `indices` and its images, uint8 (B, size, size, 3).
 
-        The last batch may be filled up with copies of its last image.
+        The last batch may be filled up with copies of its last image, to `least` images or to the size of the others.
         """
 
         def decode(index: int) -> np.ndarray:
@@ -153,7 +152,7 @@ class ImageEmbedder:
                 assert pending is not None, "one batch for each start"
                 following = next(batches, None)
                 batch = list(pending)
-                if start and self._pads_last_batch:
-                    batch += [batch[-1]] * (self.batch_size - len(batch))
+                filled = self.batch_size if start and self._pads_last_batch else least
+                batch += [batch[-1]] * (filled - len(batch))
                 yield start, torch.from_numpy(np.stack(batch))
                 pending = following

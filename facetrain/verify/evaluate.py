@@ -8,12 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.world import World, join
 from facetrain.errors import UsageError
+from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
-from facetrain.verify.embedder import ImageEmbedder, autocast
+from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
 from facetrain.verify.evaluation_sets import EvaluationSet, open_evaluation_sets
 from facetrain.verify.model_comparison import Difference, compare_results
@@ -47,7 +50,7 @@ class Evaluation:
     is_leader: bool
     """True on the rank that has the results."""
     precision: str = "fp32"
-    """Precision of the networks, fp32 or bf16; empty without a network."""
+    """Precision of the networks: fp32, on GPUs maybe with TF32, or bf16; empty without a network."""
     against: str = ""
     """Description of the other model; empty without one."""
     other_results: dict[str, Result] = field(default_factory=dict)
@@ -125,7 +128,7 @@ def evaluate(
             bf16=bf16,
             progress=progress if world.is_leader else None,
         )
-        precision = "bf16" if bf16 else "fp32"
+        precision = _precision(world, bf16)
         description, results = evaluate_model(models[0])
         if against is None:
             return Evaluation(description, results, sets, world.is_leader, precision)
@@ -204,6 +207,13 @@ def _open(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
     return open_model(model, world.device) if isinstance(model, Path) else model
 
 
+def _precision(world: World, bf16: bool) -> str:
+    if bf16:
+        return "bf16"
+    tf32 = world.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return "fp32 (convolutions in TF32)" if tf32 else "fp32"
+
+
 def _evaluate_model(
     sets: dict[str, EvaluationSet],
     tables: dict[str, SliceTable],
@@ -217,13 +227,12 @@ def _evaluate_model(
     progress: ProgressCallback | None,
 ) -> tuple[str, dict[str, Result]]:
     embedder = ImageEmbedder(
-        opened.network,
+        inference_network(opened.network, world.device, bf16=bf16),
         image_size=opened.image_size,
         batch_size=batch_size,
         device=world.device,
         workers=workers,
         prepare=opened.prepare,
-        autocast=autocast(world.device, bf16),
         progress=progress,
     )
     results: dict[str, Result] = {}

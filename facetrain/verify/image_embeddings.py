@@ -20,9 +20,10 @@ from facetrain.data.open_dataset import DATASET_SUFFIXES, open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
+from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
-from facetrain.verify.embedder import ImageEmbedder, autocast
+from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.embedding_files import Embeddings
 from facetrain.verify.normalization import l2_normalize
 
@@ -92,13 +93,12 @@ def embed_images(
     """
     count, start = len(images), 0
     embedder = ImageEmbedder(
-        opened.network,
+        inference_network(opened.network, world.device, bf16=bf16),
         opened.image_size,
         batch_size,
         world.device,
         workers=usable_cores(),
         prepare=opened.prepare,
-        autocast=autocast(world.device, bf16),
         # `start` is the variable of the loop below: the callback adds the chunks that are finished.
         progress=(lambda done, _: progress(start + done, count)) if progress else None,
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from facetrain.data.augment import normalize
+from facetrain.models.inference_network import inference_network
 from facetrain.progress import ProgressCallback
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.pair_set import PairSet
@@ -33,7 +35,6 @@ class Verifier:
         device: torch.device,
         workers: int = 2,
         prepare: Callable[[Tensor], Tensor] = normalize,
-        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         progress: ProgressCallback | None = None,
         check_stop: Callable[[], None] | None = None,
     ) -> None:
@@ -42,13 +43,12 @@ class Verifier:
         `check_stop` is called after each batch; an exception that it raises ends the verification.
         """
         self.sets = list(sets)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "image_size": image_size,
             "batch_size": batch_size,
             "device": device,
             "workers": workers,
             "prepare": prepare,
-            "autocast": autocast,
             "progress": progress,
             "check_stop": check_stop,
         }
@@ -56,8 +56,10 @@ class Verifier:
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
         """Yield the name and the result of each set. Collective."""
         with evaluation_mode(model):
+            # As `facetrain eval` does, so that both report the same numbers.
+            network = inference_network(model, self._settings["device"])
             for pairs in self.sets:
-                yield pairs.name, self.score(model, pairs)
+                yield pairs.name, self.score(network, pairs)
 
     def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Result:
         """Return the result of one set. Collective.
@@ -65,7 +67,7 @@ class Verifier:
         Embeddings that are not finite give accuracy 0 instead of an error: the training loop stops a run
         that has diverged, with a message of its own.
         """
-        embedder = ImageEmbedder(model, **self._settings)  # type: ignore[arg-type]
+        embedder = ImageEmbedder(model, **self._settings)
         plain, mirrored = embedder.embed_plain_and_mirrored(pairs.images, name=pairs.name)
         if not np.isfinite(plain).all():
             return Result(

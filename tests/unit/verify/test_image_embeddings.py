@@ -8,9 +8,10 @@ from torch import nn
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import DataError
+from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify import image_embeddings
-from facetrain.verify.embedder import ImageEmbedder, autocast
+from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.image_embeddings import read_input, spill_buffer
 from tests.support.datasets import encoded_image, write_records
 
@@ -89,7 +90,7 @@ def test_bf16_runs_the_network_in_bfloat16():
     network, images = Seen(), [encoded_image(n) for n in range(9)]
     found = {}
     for bf16, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        embedder = ImageEmbedder(network, 16, 4, CPU, autocast=autocast(CPU, bf16))
+        embedder = ImageEmbedder(inference_network(network, CPU, bf16=bf16), 16, 4, CPU)
         found[bf16] = embedder.embed(images, name="set")
         assert network.dtype == dtype and found[bf16].dtype == np.float32
     gap = np.abs(found[True] - found[False]).max() / np.abs(found[False]).max()

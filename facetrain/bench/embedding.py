@@ -1,0 +1,137 @@
+"""Embedding benchmark: images per second of a network on the CPU, beside onnxruntime with the same weights."""
+
+# B batch   D embedding
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.backbone.zoo import build_backbone, names
+from facetrain.data.augment import normalize
+from facetrain.distributed.world import join
+from facetrain.models.export.checks import example_pixels
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.onnx import export_onnx
+from facetrain.models.inference_network import inference_network
+from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model
+
+RIVAL = "onnxruntime"
+VARIANTS = ("plain", "facetrain", "facetrain_bf16", RIVAL)
+_CPU = torch.device("cpu")
+_PAUSE_S = 0.02
+"""Pause between two variants: the threads of both libraries wait actively for their next work for some milliseconds."""
+
+
+def measure_embedding(
+    model: str, *, batch_size: int, rounds: int, threads: int, variants: Sequence[str] = VARIANTS
+) -> dict[str, Any]:
+    """Return the images per second of each variant, and its ratio to onnxruntime where that is installed.
+
+    The variants take turns for `rounds` rounds; each rate is that of the fastest round, because other work on the
+    machine can only slow a round down. `plain` is the network as it is, `facetrain` and `facetrain_bf16` are the forms
+    in which `facetrain eval` and `embed` run it.
+
+    Args:
+        model: name of a backbone, which gets random weights, or path of a model file.
+        batch_size: images at a time.
+        rounds: number of rounds.
+        threads: threads of each variant.
+        variants: names from VARIANTS.
+
+    Raises:
+        ModelError: there is no such backbone or file.
+    """
+    with join("cpu"):
+        torch.set_num_threads(threads)
+        opened = _random_model(model, batch_size) if model in names() else open_model(Path(model), _CPU)
+        image = opened.prepare(example_pixels(opened, batch_size))
+        embed = {name: run for name, run in _variants(opened, image, threads).items() if name in variants}
+        expected = _unit(opened.network(image))
+        # This is also the first run of each variant, which allocates memory and chooses kernels.
+        gaps = {name: float((_unit(run()) - expected).abs().max()) for name, run in embed.items()}
+        seconds = _take_turns(embed, rounds)
+    return {
+        "torch": torch.version.__version__,
+        "model": opened.description,
+        "batch": batch_size,
+        "threads": threads,
+        "variants": {
+            name: {
+                "images_per_s": batch_size / least,
+                f"times_{RIVAL}": seconds[RIVAL] / least if RIVAL in seconds else None,
+                "largest_difference": gaps[name],
+            }
+            for name, least in seconds.items()
+        },
+    }
+
+
+def _take_turns(variants: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
+    """Return the seconds of the fastest round of each variant."""
+    least = dict.fromkeys(variants, float("inf"))
+    for _ in range(rounds):
+        for name, run in variants.items():
+            time.sleep(_PAUSE_S)
+            start = time.perf_counter()
+            run()
+            least[name] = min(least[name], time.perf_counter() - start)
+    return least
+
+
+def _variants(opened: EmbeddingModel, image: Tensor, threads: int) -> dict[str, Callable[[], Tensor]]:
+    found = {
+        "plain": _without_gradient(opened.network, image),
+        "facetrain": _without_gradient(inference_network(opened.network, _CPU), image),
+        "facetrain_bf16": _without_gradient(inference_network(opened.network, _CPU, bf16=True), image),
+    }
+    if all(find_spec(package) for package in ("onnx", "onnxscript", RIVAL)):
+        found[RIVAL] = _onnxruntime(opened, image, threads)
+    return found
+
+
+def _without_gradient(network: nn.Module, image: Tensor) -> Callable[[], Tensor]:
+    @torch.no_grad()
+    def run() -> Tensor:
+        return network(image).float()
+
+    return run
+
+
+def _onnxruntime(opened: EmbeddingModel, image: Tensor, threads: int) -> Callable[[], Tensor]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        export_onnx(opened, path, ExportOptions())
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feed = {"image": image.contiguous().numpy()}
+    return lambda: torch.from_numpy(session.run(None, feed)[0])
+
+
+def _unit(embedding_BD: Tensor) -> Tensor:
+    return nn.functional.normalize(embedding_BD.detach())
+
+
+def _random_model(name: str, batch_size: int) -> EmbeddingModel:
+    """Return a backbone with random weights, and batch norm statistics that fit them."""
+    torch.manual_seed(0)
+    network = build_backbone(name)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.momentum = 1.0
+    opened = EmbeddingModel(network, 112, network.embedding_size, normalize, name, describe_backbone(name))
+    with torch.no_grad():
+        # Without fitting statistics, the activations of a deep network overflow.
+        network.train()(normalize(example_pixels(opened, max(batch_size, 8))))
+    network.eval()
+    return opened

@@ -1,0 +1,252 @@
+"""Networks in the form that embeds images fastest: on the CPU, with the batch norms folded into the other layers.
+
+torch runs convolutions and batch norms one after the other, and reads the activations from memory for each. A batch
+norm after a convolution or linear layer is an affine function of its output, so the layer's weights can contain it
+(Jacob et al., "Quantization and training of neural networks", CVPR 2018, section 3.2).
+"""
+
+# B batch   C channels   H, W height and width   D embedding
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from facetrain.backbone.iresnet import IResNet
+from facetrain.backbone.mobilefacenet import MobileFaceNet
+from facetrain.errors import ModelError
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, backbone_layers
+from facetrain.models.mxnet_network import MxnetNetwork
+
+BLOCK = 32
+"""Images that a folded network computes at a time. oneDNN and MKL choose the order of their sums by the shape of the
+batch. With blocks of one size, the embedding of an image depends neither on the batch nor on the number of ranks."""
+
+
+def inference_network(network: nn.Module, device: torch.device, *, bf16: bool = False) -> nn.Module:
+    """Return a network that maps the same prepared images to the same embeddings up to rounding, and is faster.
+
+    On the CPU, an IResNet, a MobileFaceNet or a network of MXNet gets a copy with folded batch norms; its weights are
+    those of this moment. Other networks, and all networks on a GPU, are returned as they are.
+
+    Args:
+        network: network in evaluation mode.
+        device: device of the network.
+        bf16: compute in bfloat16: convolutions of a folded network, or the whole network in autocast.
+    """
+    if device.type == "cpu":
+        try:
+            return _fold(network, torch.bfloat16 if bf16 else torch.float32)
+        except ModelError:  # a layer that cannot be folded or run here; the network itself can
+            pass
+    return _Autocast(network, device) if bf16 else network
+
+
+class _Autocast(nn.Module):
+    """A network in bfloat16 autocast."""
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.network, self._device_type = network, device.type
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map prepared images to embeddings (B, D)."""
+        with torch.autocast(self._device_type, torch.bfloat16):
+            return self.network(image)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A layer of a folded network, with the values that are not needed after it."""
+
+    value: str
+    layer: Layer
+    freed: frozenset[str] = field(default=frozenset())
+
+
+class FoldedNetwork(nn.Module):
+    """Layers of a network in evaluation mode, without the batch norms that follow a convolution or a linear layer.
+
+    A batch norm before a convolution remains: the convolution pads its output with zeros, which no constant in the
+    input corresponds to. The weights of convolutions have the layout channels_last, as the images of `normalize`.
+    """
+
+    def __init__(self, graph: LayerGraph, *, takes_pixels: bool, dtype: torch.dtype = torch.float32) -> None:
+        """Fold the batch norms of a layer graph whose norms have `mean` and `variance`.
+
+        Args:
+            graph: layers; their weights are copied.
+            takes_pixels: the images are float pixels from 0 to 255; otherwise they are normalized.
+            dtype: type of convolutions and PReLUs. Linear layers stay in float32, because they sum over tens of
+                thousands of features.
+
+        Raises:
+            ModelError: the graph has a layer of another kind, or its weights do not fit its input.
+        """
+        super().__init__()
+        self._dtype, self._takes_pixels, self._input_scale = dtype, takes_pixels, graph.input_scale
+        layers, self._output = fold_norms(graph)
+        last_use = {source: value for value, layer in layers.items() for source in layer.sources}
+        self._steps = [
+            _Step(
+                value,
+                _typed(layer, dtype),
+                frozenset(source for source in layer.sources if last_use[source] == value),
+            )
+            for value, layer in layers.items()
+        ]
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Map prepared images (B, 3, H, W) to embeddings (B, D), float32."""
+        count = len(image_BCHW)
+        if count <= BLOCK:
+            return self._embed(image_BCHW)
+        missing = -count % BLOCK
+        if missing:
+            image_BCHW = torch.cat([image_BCHW, image_BCHW[-1:].expand(missing, -1, -1, -1)])
+        return torch.cat([self._embed(block) for block in image_BCHW.split(BLOCK)])[:count]
+
+    def _embed(self, image_BCHW: Tensor) -> Tensor:
+        if self._takes_pixels:
+            image_BCHW = (image_BCHW - 127.5) * (self._input_scale / 127.5)
+        image_BCHW = image_BCHW.to(self._dtype, memory_format=torch.channels_last)
+        values = {IMAGE: image_BCHW}
+        for step in self._steps:
+            x, *others = (values[source] for source in step.layer.sources)
+            # An input of a sum that nothing else needs can hold the result.
+            in_place = step.layer.sources[0] in step.freed and step.layer.sources[0] != IMAGE
+            values[step.value] = _run(step.layer, x, others, in_place=in_place)
+            for source in step.freed:
+                del values[source]
+        return values[self._output].float()
+
+
+def _run(layer: Layer, x: Tensor, others: list[Tensor], *, in_place: bool) -> Tensor:
+    weights, options = layer.weights, layer.options
+    match layer.kind:
+        case "conv":
+            return F.conv2d(x, weights["weight"], weights["bias"], **options)
+        case "linear":
+            return F.linear(x.flatten(1).float(), weights["weight"], weights["bias"])
+        case "norm":
+            statistics = weights["mean"], weights["variance"]
+            return F.batch_norm(x, *statistics, weights["weight"], weights["bias"], eps=options["eps"])
+        case "prelu":
+            return F.prelu(x, weights["weight"])
+    return x.add_(others[0]) if in_place else x + others[0]
+
+
+def fold_norms(graph: LayerGraph) -> tuple[dict[str, Layer], str]:
+    """Return the layers of a graph with folded batch norms, and the name of the output.
+
+    A norm disappears if its source is a convolution or linear layer whose output nothing else takes. The weights of
+    convolutions and linear layers are float64 then, so that only one rounding is added.
+
+    Raises:
+        ModelError: the graph has a layer of another kind, or its weights do not fit its input.
+    """
+    consumers = graph.consumers()
+    folded: dict[str, Layer] = {}
+    names = {IMAGE: IMAGE}
+    channels = {IMAGE: 3}
+    for value, layer in graph.layers.items():
+        source = names[layer.sources[0]]
+        size = _channels(layer, channels[source], graph.origin)
+        if (
+            layer.kind == "norm"
+            and source in folded
+            and folded[source].kind in ("conv", "linear")
+            and consumers[layer.sources[0]] == [value]
+        ):
+            folded[source] = _with_norm(folded[source], layer)
+            names[value] = source
+            continue
+        names[value] = value
+        channels[value] = size
+        folded[value] = replace(_in_float64(layer), sources=tuple(names[source] for source in layer.sources))
+    return folded, names[graph.output]
+
+
+def _channels(layer: Layer, given: int, origin: str) -> int:
+    """Return the channels of a layer's output, given those of its input."""
+    size = len(layer.weights["weight"]) if "weight" in layer.weights else given
+    groups = layer.options.get("groups", 1)
+    match layer.kind:
+        case "add":
+            fits = len(layer.sources) == 2
+        case "conv":
+            fits = layer.weights["weight"].dim() == 4 and layer.weights["weight"].shape[1] * groups == given
+        case "linear":
+            fits = layer.weights["weight"].shape[1] % given == 0
+        case "norm" | "prelu":
+            fits = size in (given, 1 if layer.kind == "prelu" else given)
+            size = given
+        case _:
+            fits = False
+    if not fits:
+        raise ModelError(f"{origin}: the layer {layer} cannot be folded")
+    return size
+
+
+def _in_float64(layer: Layer) -> Layer:
+    if layer.kind not in ("conv", "linear"):
+        return layer
+    weight = layer.weights["weight"].double()
+    bias = layer.weights["bias"].double() if "bias" in layer.weights else weight.new_zeros(len(weight))
+    return replace(layer, weights={"weight": weight, "bias": bias})
+
+
+def _with_norm(layer: Layer, norm: Layer) -> Layer:
+    """Return a convolution or linear layer, in float64, followed by a batch norm in evaluation mode."""
+    weight, bias, mean, variance = (
+        norm.weights[name].double() for name in ("weight", "bias", "mean", "variance")
+    )
+    scale_C = weight / (variance + norm.options["eps"]).sqrt()
+    folded = layer.weights["weight"]
+    return replace(
+        layer,
+        weights={
+            "weight": folded * scale_C.view(-1, *[1] * (folded.dim() - 1)),
+            "bias": (layer.weights["bias"] - mean) * scale_C + bias,
+        },
+    )
+
+
+def _typed(layer: Layer, dtype: torch.dtype) -> Layer:
+    """Return a layer with copies of its weights in the type and memory layout in which it runs."""
+    kept = dtype if layer.kind in ("conv", "prelu") else torch.float32
+    layout = torch.channels_last if layer.kind == "conv" else torch.contiguous_format
+    weights = {
+        name: tensor.to(
+            kept, copy=True, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format
+        )
+        for name, tensor in layer.weights.items()
+    }
+    return replace(layer, weights=weights)
+
+
+def _fold(network: nn.Module, dtype: torch.dtype) -> FoldedNetwork:
+    if isinstance(network, MxnetNetwork):
+        return FoldedNetwork(network.layers(), takes_pixels=True, dtype=dtype)
+    if not isinstance(network, IResNet | MobileFaceNet):
+        raise ModelError(f"{type(network).__name__}: is not folded")
+    return FoldedNetwork(_with_statistics(network), takes_pixels=False, dtype=dtype)
+
+
+def _with_statistics(network: IResNet | MobileFaceNet) -> LayerGraph:
+    """Return the layers of a backbone, with the running statistics of its batch norms."""
+    graph, buffers = backbone_layers(network), dict(network.named_buffers())
+    layers = {
+        name: replace(
+            layer,
+            weights=layer.weights
+            | {"mean": buffers[f"{name}.running_mean"], "variance": buffers[f"{name}.running_var"]},
+        )
+        if layer.kind == "norm"
+        else layer
+        for name, layer in graph.layers.items()
+    }
+    return replace(graph, layers=layers)

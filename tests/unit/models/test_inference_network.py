@@ -1,0 +1,130 @@
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.distributed import collectives
+from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
+from facetrain.models.inference_network import BLOCK, FoldedNetwork, inference_network
+from facetrain.models.model_file import open_model
+from tests.support.mxnet_files import randomize, write_iresnet
+from tests.support.shared import shared_path
+
+CPU = torch.device("cpu")
+NARROW = {"layers": (2, 1, 2, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
+BACKBONES = {
+    "iresnet": NARROW,
+    "mbf_small": {"embedding_size": 32, "image_size": 32},
+    "mbf_large": {"embedding_size": 32, "image_size": 32},
+}
+
+
+def random_network(name="iresnet"):
+    torch.manual_seed(0)
+    return randomize(build_backbone(name, **BACKBONES[name]), eps=1e-5).eval()
+
+
+def images(count, size=32):
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+def largest_gap(found, expected):
+    assert found.dtype == torch.float32 and found.shape == expected.shape
+    return float((normalize(found) - normalize(expected)).abs().max())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_folded_batch_norms_change_no_embedding_by_more_than_rounding(name):
+    network, image = random_network(name), images(5)
+    folded = inference_network(network, CPU)
+    norms = sum(isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) for module in network.modules())
+    left = sum(step.layer.kind == "norm" for step in folded._steps)
+    assert isinstance(folded, FoldedNetwork)
+    # Those before a convolution with padding, or before the linear layer of an IResNet, remain.
+    assert left == (7 if name == "iresnet" else 0) and norms > 15
+    assert largest_gap(folded(image), network(image)) < 1e-6
+    assert largest_gap(folded(image.contiguous(memory_format=torch.channels_last)), network(image)) < 1e-6
+
+
+@torch.no_grad()
+def test_the_embedding_of_an_image_depends_on_neither_its_batch_nor_its_place():
+    network, image = inference_network(random_network(), CPU), images(3 * BLOCK)
+    expected = network(image)
+    for size in (BLOCK, BLOCK + 5, 2 * BLOCK + 1):
+        found = torch.cat([network(batch) for batch in image.split(size) if len(batch) >= BLOCK])
+        assert torch.equal(found, expected[: len(found)])
+    assert torch.equal(network(image.roll(7, 0)), expected.roll(7, 0))
+
+
+@torch.no_grad()
+def test_bfloat16_convolutions_change_embeddings_by_their_rounding():
+    network, image = random_network(), images(5)
+    folded = inference_network(network, CPU, bf16=True)
+    dtypes = {
+        (step.layer.kind, step.layer.weights["weight"].dtype) for step in folded._steps if step.layer.weights
+    }
+    assert ("conv", torch.bfloat16) in dtypes and ("linear", torch.float32) in dtypes
+    assert 1e-5 < largest_gap(folded(image), network(image)) < 0.02
+
+
+@torch.no_grad()
+def test_the_weights_are_those_at_the_time_of_folding():
+    network, image = random_network(), images(2)
+    folded = inference_network(network, CPU)
+    expected = folded(image)
+    for tensor in network.state_dict().values():
+        tensor.zero_()
+    assert torch.equal(folded(image), expected)
+
+
+@torch.no_grad()
+def test_a_backbone_whose_regions_are_replaced_is_folded():
+    network, image = random_network(), images(2)
+    expected = inference_network(network, CPU)(image)
+    for module, method in network.regions():
+        # As train.compile replaces them.
+        setattr(module, method, partial(getattr(module, method)))
+    assert torch.equal(inference_network(network, CPU)(image), expected)
+
+
+@torch.no_grad()
+def test_a_backbone_with_synchronized_batch_norms_is_folded(monkeypatch):
+    network, image = random_network(), images(2)
+    expected = inference_network(network, CPU)(image)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    synchronized = use_sync_batch_norm(network, CPU).eval()
+    assert torch.equal(inference_network(synchronized, CPU)(image), expected)
+
+
+@torch.no_grad()
+def test_a_network_of_mxnet_that_takes_pixels_is_folded(tmp_path):
+    options = {**NARROW, "image_size": 112}
+    network = randomize(build_backbone("iresnet", **options), eps=2e-5)
+    opened = open_model(write_iresnet(tmp_path, network), CPU)
+    image = torch.randint(0, 256, (3, 112, 112, 3), dtype=torch.uint8)
+    folded = inference_network(opened.network, CPU)
+    assert isinstance(folded, FoldedNetwork)
+    assert largest_gap(folded(opened.prepare(image)), opened.network(opened.prepare(image))) < 1e-6
+
+
+@torch.no_grad()
+def test_y1_folded_gives_the_embeddings_of_the_published_network():
+    opened = open_model(shared_path("real/y1/model-symbol.json"), CPU)
+    image = opened.prepare(torch.randint(0, 256, (2, 112, 112, 3), dtype=torch.uint8))
+    folded = inference_network(opened.network, CPU)
+    assert isinstance(folded, FoldedNetwork)
+    assert largest_gap(folded(image), opened.network(image)) < 1e-5
+
+
+def test_networks_without_such_layers_are_returned_as_they_are(tmp_path):
+    vit = build_backbone("vit_t", embedding_size=16, image_size=36)
+    assert inference_network(vit, CPU) is vit
+    options = {**NARROW, "image_size": 112}
+    # Zeros, with which the convolutions pad, are not the pixels in the middle here.
+    symbol = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **options), eps=2e-5), offset=100)
+    opened = open_model(symbol, CPU)
+    assert inference_network(opened.network, CPU) is opened.network
