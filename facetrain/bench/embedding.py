@@ -53,7 +53,10 @@ def measure_embedding(
         torch.set_num_threads(threads)
         opened = _random_model(model, batch_size) if model in names() else open_model(Path(model), _CPU)
         image = opened.prepare(example_pixels(opened, batch_size))
-        embed = {name: run for name, run in _variants(opened, image, threads).items() if name in variants}
+        installed = all(find_spec(package) for package in ("onnx", "onnxscript", RIVAL))
+        embed = {
+            name: _variant(name, opened, image, threads) for name in variants if installed or name != RIVAL
+        }
         expected = _unit(opened.network(image))
         # This is also the first run of each variant, which allocates memory and chooses kernels.
         gaps = {name: float((_unit(run()) - expected).abs().max()) for name, run in embed.items()}
@@ -86,15 +89,13 @@ def _take_turns(variants: dict[str, Callable[[], Tensor]], rounds: int) -> dict[
     return least
 
 
-def _variants(opened: EmbeddingModel, image: Tensor, threads: int) -> dict[str, Callable[[], Tensor]]:
-    found = {
-        "plain": _without_gradient(opened.network, image),
-        "facetrain": _without_gradient(inference_network(opened.network, _CPU), image),
-        "facetrain_bf16": _without_gradient(inference_network(opened.network, _CPU, bf16=True), image),
-    }
-    if all(find_spec(package) for package in ("onnx", "onnxscript", RIVAL)):
-        found[RIVAL] = _onnxruntime(opened, image, threads)
-    return found
+def _variant(name: str, opened: EmbeddingModel, image: Tensor, threads: int) -> Callable[[], Tensor]:
+    if name == RIVAL:
+        return _onnxruntime(opened, image, threads)
+    network = opened.network
+    if name != "plain":
+        network = inference_network(network, _CPU, bf16=name == "facetrain_bf16")
+    return _without_gradient(network, image)
 
 
 def _without_gradient(network: nn.Module, image: Tensor) -> Callable[[], Tensor]:
