@@ -184,7 +184,8 @@ class _LayerTracer(torch.fx.Tracer):
     """Tracer that records every module without children as one node."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not any(m.children())
+        # A layer with a low-rank adapter has children, which compute its weight.
+        return isinstance(m, nn.Conv2d | nn.Linear) or not any(m.children())
 
     def to_bool(self, obj: torch.fx.Proxy) -> bool:
         # Backbones branch on "needs a gradient" only, to recompute activations. Both branches have the same layers.
@@ -228,7 +229,11 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
 
 
 def _module_layer(module: nn.Module, sources: tuple[str, ...]) -> Layer:
-    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    weights = {
+        name: tensor.detach()
+        for name in ("weight", "bias")
+        if (tensor := getattr(module, name, None)) is not None
+    }
     match module:
         case nn.Conv2d():
             names = ("stride", "padding", "dilation", "groups")

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
+from facetrain.backbone.low_rank import add_adapters, merge_adapters
 from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
@@ -89,6 +90,17 @@ def test_a_backbone_whose_regions_are_replaced_is_folded():
         # As train.compile replaces them.
         setattr(module, method, partial(getattr(module, method)))
     assert torch.equal(inference_network(network, CPU)(image), expected)
+
+
+@torch.no_grad()
+def test_low_rank_adapters_are_merged_as_in_the_model_file():
+    network, image = random_network(), images(2)
+    add_adapters(network, 2, alpha=None, targets=())
+    for parameter in network.parameters():
+        parameter.add_(0.01)
+    merged = random_network()
+    merged.load_state_dict(merge_adapters(network.state_dict(), "test"))
+    assert torch.equal(inference_network(network, CPU)(image), inference_network(merged, CPU)(image))
 
 
 @torch.no_grad()
