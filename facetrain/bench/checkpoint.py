@@ -1,4 +1,4 @@
-"""Checkpoint benchmark: how long a save stops training, asynchronous beside synchronous.
+"""Checkpoint benchmark: how long asynchronous and synchronous saves stop training.
 
 Needs twice the size of the checkpoint in memory and three times on the disk; all files are removed at the end.
 """

@@ -1,4 +1,4 @@
-"""Head benchmark: time and memory of full steps beside plain PyTorch implementations of the same algorithm.
+"""Head benchmark: time and memory of full steps compared with plain PyTorch implementations of the same algorithm.
 
 A step is forward pass, backward pass and update: embeddings in, their gradient and updated centers out. Each
 variant runs in its own process (this module as a program), because its peak of resident memory (VmHWM) is

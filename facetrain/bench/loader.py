@@ -1,4 +1,4 @@
-"""Image loader benchmark: images per second beside the JPEG decoder alone and torch's DataLoader.
+"""Image loader benchmark: images per second compared with the JPEG decoder alone and torch's DataLoader.
 
 All variants use the same number of cores and take turns.
 """

@@ -89,7 +89,7 @@ class ImageReader:
 
     def _load_replacement(self, index: int, skipped: list[str]) -> tuple[np.ndarray, int]:
         """Return the next readable image after a bad one and its index."""
-        # A function of the index alone, so that every number of ranks and workers replaces alike.
+        # A function of the index alone, so that every number of ranks and workers makes the same replacements.
         for step in range(1, _MAX_REPLACEMENT_TRIES):
             other = (index + step) % self._dataset.num_images
             try:

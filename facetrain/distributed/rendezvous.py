@@ -101,7 +101,7 @@ def _with_prefix(rendezvous_id: str, store: Store) -> Store:
 def _create_id(store: Store, world_size: int, timeout_s: float) -> str:
     """Create an id on rank 0, and answer the requests of the other ranks until each has confirmed it.
 
-    A request that a process of an earlier start has left is answered, too. Nobody reads that answer.
+    A request that a process of an earlier start has left is answered, too; no process reads that answer.
     """
     rendezvous_id, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
     missing = list(range(1, world_size))

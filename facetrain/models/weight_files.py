@@ -59,7 +59,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 class _Ignored:
-    """Stand-in for an object that lies beside the weights in a checkpoint: it takes any state and keeps nothing."""
+    """Replacement of an object that a checkpoint has besides the weights: it takes any state and keeps nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Bad input: one line that says what, where and what to do, and the right exit code."""
+"""Bad input: one line with the fault, its place and the remedy, and the right exit code."""
 
 import subprocess
 import sys
@@ -26,16 +26,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), WRONG)
-def test_what_cannot_be_followed_ends_with_2_and_one_line(describe, options, said):  # noqa: F811
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_an_impossible_request_ends_with_2_and_one_line(describe, options, message):  # noqa: F811
     process = facetrain("train", "--config", describe(), *options)
     assert process.returncode == 2, process.stderr
     lines = [line for line in process.stderr.splitlines() if line]
-    assert len(lines) == 1 and lines[0].startswith("error: ") and said in lines[0], process.stderr
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], process.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("train", "facetrain train: missing option '--config'; see facetrain train --help"),
         ("train ok.yaml", "facetrain train: missing option '--config'; did you mean --config ok.yaml?"),
@@ -58,13 +58,13 @@ def test_what_cannot_be_followed_ends_with_2_and_one_line(describe, options, sai
         ),
     ],
 )
-def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, said):
+def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, message):
     process = facetrain(*line.split())
     assert process.returncode == 2 and not process.stdout
-    assert process.stderr.startswith(f"error: {said}") and process.stderr.count("\n") == 1
+    assert process.stderr.startswith(f"error: {message}") and process.stderr.count("\n") == 1
 
 
-def test_on_several_ranks_one_of_them_says_it(describe):  # noqa: F811
+def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
     assert process.stderr.count("error: /nowhere: no such folder") == 1
 

@@ -113,7 +113,7 @@ def test_two_gpus_lose_what_one_does(name, describe, tmp_path):  # noqa: F811
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_said(describe, dataset, tmp_path):  # noqa: F811
+def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_reported(describe, dataset, tmp_path):  # noqa: F811
     config, records = describe(), tmp_path / "data"
     records.mkdir()
     for path in (dataset / "data").iterdir():

@@ -236,9 +236,9 @@ def test_sigterm_saves_and_ends_with_143(describe, tmp_path):
     ):
         time.sleep(0.05)
     process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 143, said
-    assert "facetrain resume" in said
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "facetrain resume" in errors
     checkpoint = Checkpoint.open(folder)
     checkpoint.verify()
     assert checkpoint.step > 3

@@ -9,11 +9,11 @@ from typing import Any
 
 GROUPS = {
     "tests": "Tests on the device (`tests/gpu`)",
-    "kernels": "Kernels beside float64",
+    "kernels": "Kernels compared with float64",
     "backbone": "Training steps of the backbone, without a head",
     "head": "Steps of the head",
-    "steps": "Whole training steps beside arcface_torch's recipe",
-    "memory": "Peak of memory beside `facetrain plan`",
+    "steps": "Whole training steps compared with arcface_torch's recipe",
+    "memory": "Peak of memory compared with `facetrain plan`",
     "loader": "Images per second of the loader",
     "limit": "The largest number of identities that fits",
 }

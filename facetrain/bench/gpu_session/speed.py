@@ -112,7 +112,7 @@ def _step_rates(
 def measure_head(
     device: str, identities: int, precision: str, batch: int, steps: int, failures: list[str]
 ) -> Rows:
-    """Yield seconds and bytes of the head's step, beside plain PyTorch with all logits at once."""
+    """Yield seconds and bytes of the head's step, and of plain PyTorch with all logits at once."""
     for variant, stored in (("head", "float32"), ("head_stored16", "bfloat16"), ("plain", None)):
         name = (
             f"{variant}_{precision}"

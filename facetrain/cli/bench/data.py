@@ -26,7 +26,7 @@ def loader(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure the loader beside the JPEG decoder alone and beside torch's DataLoader with OpenCV and with PIL."""
+    """Compare the loader with the JPEG decoder alone and with torch's DataLoader with OpenCV and with PIL."""
     import torch
 
     from facetrain.bench.loader import measure_loader
@@ -79,7 +79,7 @@ def shuffle(
     steps: Annotated[int, typer.Option(min=1, help="Batches over which the statistics are averaged.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """Measure how well `data.shuffle: blocks` mixes identities, beside `full`. The defaults are MS1MV3's sizes."""
+    """Compare how well `data.shuffle: blocks` and `full` mix identities. The defaults are MS1MV3's sizes."""
     from facetrain.bench.dataset import measure_shuffle
 
     report = measure_shuffle(

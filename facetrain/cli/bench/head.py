@@ -32,7 +32,7 @@ def head(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure full steps of the head beside plain PyTorch implementations of the same algorithm.
+    """Compare full steps of the head with plain PyTorch implementations of the same algorithm.
 
     Without --variant, all variants are measured but those of a sample rate of 1 %.
     """

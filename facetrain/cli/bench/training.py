@@ -210,7 +210,7 @@ def checkpoint(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure how long a save stops training, asynchronous beside synchronous."""
+    """Measure how long asynchronous and synchronous saves stop training."""
     from facetrain.bench.checkpoint import measure_checkpoints
 
     report = measure_checkpoints(folder, gigabytes=gigabytes, saves=saves, device=resolve_device(device))

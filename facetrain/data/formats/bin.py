@@ -203,7 +203,7 @@ class _ImageSetUnpickler(pickle.Unpickler):
 
 
 class _ByteArray:
-    """Stands for a NumPy array of bytes: created empty, then filled by its pickled state."""
+    """Replacement of a NumPy array of bytes: created empty, then filled by its pickled state."""
 
     def __init__(self, unpickler: _ImageSetUnpickler) -> None:
         self._unpickler = unpickler
@@ -216,7 +216,7 @@ class _ByteArray:
 
 
 class _ByteDtype:
-    """Stands for a NumPy dtype of one byte."""
+    """Replacement of a NumPy dtype of one byte."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         if not isinstance(name, str) or name not in _BYTE_DTYPES:
