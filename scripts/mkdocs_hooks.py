@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
@@ -101,6 +101,8 @@ def _value(parameter: Any) -> str:
     if parameter.metavar:
         return str(parameter.metavar).strip("[]") if "|" in parameter.metavar else str(parameter.metavar)
     kind = parameter.type_descriptor.annotation
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
     kind = next(iter(get_args(kind)), kind)  # list[str] and str | None: str
     if issubclass(kind, Enum):
         return "|".join(str(choice.value) for choice in kind)

@@ -1,6 +1,7 @@
 """`facetrain data …`: output and exit codes."""
 
 import json
+import lzma
 import signal
 import time
 
@@ -43,6 +44,19 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
 def test_pairs_are_sampled_from_a_dataset(data, tmp_path):
     made = json.loads(run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20, "--json"))
     assert (made["pairs"], made["same"]) == (20, 10) and (tmp_path / "val.bin").exists()
+
+
+def test_the_folder_of_a_published_set_and_a_compressed_set_become_a_bin(tmp_path):
+    for name, image, number in (("Ann", 1, 1), ("Ann", 2, 2), ("Bob", 1, 3)):
+        path = tmp_path / "lfw" / "lfw" / name / f"{name}_{image:04d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded_image(number))
+    (tmp_path / "lfw" / "pairs.txt").write_text("1\t1\nAnn\t1\t2\nAnn\t1\tBob\t1\n")
+    made = json.loads(run("pairs", tmp_path / "lfw", "--output", tmp_path / "lfw.bin", "--json"))
+    assert (made["pairs"], made["same"]) == (2, 1) and (tmp_path / "lfw.subjects.csv").exists()
+    (tmp_path / "lfw.xz").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
+    assert "2 pairs, 1 of one person" in run("pairs", tmp_path / "lfw.xz", "--output", tmp_path / "again.bin")
+    assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
 
 
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):
