@@ -188,7 +188,7 @@ def embed(
         Path,
         typer.Option(
             help="File for the columns `embedding`, `name` and `label`: .npz, or .parquet, which needs "
-            "facetrain[parquet]."
+            "facetrain[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
         ),
     ],
     flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,
@@ -196,12 +196,30 @@ def embed(
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
 ) -> None:
-    """Write the embeddings of images to a file; every embedding has length 1."""
+    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
     from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
+    from facetrain.run.teacher_embeddings import write_teacher_embeddings
+    from facetrain.training.teacher_cache import SUFFIX
     from facetrain.verify.embedding_files import require_format, save_embeddings
     from facetrain.verify.image_embeddings import embed_input
 
+    if output.suffix == SUFFIX:
+        require_writable(output)
+        with collect_native_messages(), progress_bar("embedding") as progress:
+            count, size = write_teacher_embeddings(
+                model,
+                input,
+                output,
+                flip=flip,
+                device=device,
+                batch_size=batch_size,
+                bf16=bf16,
+                progress=progress,
+            )
+        rows = "plain and mirrored" if flip else "plain"
+        typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
+        return
     require_format(output)
     require_writable(output)
     with collect_native_messages(), progress_bar("embedding") as progress:

@@ -18,5 +18,9 @@ class DistillConfig(Section):
     """Loss between the embeddings of network and teacher. cosine: 1 − cos of the two. mse: squared difference of their
     elements. relational: squared difference of the cosines of all pairs of images in the batch. With cosine and mse, a
     learned projection maps an embedding to the teacher's length if they differ."""
+    cache: str | None = None
+    """File with the teacher's embeddings of `data.train`, written by `facetrain embed` with a name that ends in
+    .safetensors. They are those of the images before all augmentations but the flip. null: the teacher embeds the
+    augmented images in each step."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Factor on this loss, which is added to the margin loss."""

@@ -87,7 +87,8 @@ def with_absolute_paths(config: Config) -> Config:
 
     distill = config.distill
     if distill is not None:
-        distill = distill.model_copy(update={"teacher": absolute(distill.teacher)})
+        paths = {"teacher": absolute(distill.teacher), "cache": absolute(distill.cache)}
+        distill = distill.model_copy(update=paths)
     return config.model_copy(
         update={
             "distill": distill,
@@ -111,7 +112,10 @@ def describe_changed_paths(given: Config, absolute: Config) -> str:
         "data.train": (given.data.train, absolute.data.train),
         "model.init_from": (given.model.init_from, absolute.model.init_from),
         **(
-            {"distill.teacher": (given.distill.teacher, absolute.distill.teacher)}
+            {
+                "distill.teacher": (given.distill.teacher, absolute.distill.teacher),
+                "distill.cache": (given.distill.cache, absolute.distill.cache),
+            }
             if given.distill and absolute.distill
             else {}
         ),

@@ -152,14 +152,17 @@ class Augment:
             float32 (B, 3, H, W) in [-1, 1], channels_last, on the same device.
         """
         sample_B = sample_B.cpu()
-        flip_B = self._uniform(sample_B, epoch, _FLIP) < self._flip if self._flip else None
-        image = normalize(image_BHWC, flip_B, self._buffers)
+        image = normalize(image_BHWC, self.flips(sample_B, epoch), self._buffers)
         for probability, purpose, augment in self._augmentations:
             selected_S = (self._uniform(sample_B, epoch, purpose) < probability).nonzero()[:, 0]
             if len(selected_S):
                 rows_S = selected_S.to(image.device, non_blocking=True)
                 image[rows_S] = augment(image[rows_S], sample_B[selected_S], epoch)
         return image.contiguous(memory_format=torch.channels_last)
+
+    def flips(self, sample_B: Tensor, epoch: int) -> Tensor | None:
+        """Return which samples are mirrored in an epoch, bool (B,) on the host; None if none ever is."""
+        return self._uniform(sample_B, epoch, _FLIP) < self._flip if self._flip else None
 
     def _uniform(self, sample_B: Tensor, epoch: int, purpose: int) -> Tensor:
         return uniform(sample_B, key_of(self._seed, epoch, purpose))

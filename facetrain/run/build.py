@@ -170,7 +170,7 @@ def build_state(
     )
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
-    distillation = build_distillation(config, world.device)
+    distillation = build_distillation(config, world.device, source, build_augment(config))
     stepper = _build_stepper(config, backbone, head, scale, schedule, distillation)
     # From here on, random numbers may differ between ranks: each has a dropout of its own.
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))

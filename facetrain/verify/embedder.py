@@ -106,6 +106,22 @@ class ImageEmbedder:
         selected = range(len(images)) if indices is None else indices
         return self._embed_shared(images, selected, name, crop, embed_batch)
 
+    def embed_rows(self, images: Sequence[bytes], *, name: str, mirrored: bool, indices: range) -> np.ndarray:
+        """Return the embeddings of encoded images: float32 (N, R, D), not normalized.
+
+        Row 0 is that of the image. With `mirrored` there is a row 1, that of its mirror image. Collective, like
+        `embed_plain_and_mirrored`.
+
+        Raises:
+            ImageError: an image cannot be decoded; the message has its index.
+        """
+
+        def embed_batch(image: Tensor) -> Tensor:
+            views = [image, image.flip(3)] if mirrored else [image]
+            return torch.stack([self.network(view).float() for view in views], 1)
+
+        return self._embed_shared(images, indices, name, crop_aligned, embed_batch)
+
     def _embed_shared(
         self, images: Sequence[bytes], indices: Sequence[int], name: str, crop: Crop, embed_batch: Network
     ) -> np.ndarray:

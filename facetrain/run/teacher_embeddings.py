@@ -1,0 +1,68 @@
+"""Embeddings of the training data by a teacher, written once and read by runs with `distill.cache`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.cpu_cores import usable_cores
+from facetrain.data.open_dataset import open_dataset
+from facetrain.distributed.world import join
+from facetrain.models.inference_network import inference_network
+from facetrain.models.model_file import open_model
+from facetrain.progress import ProgressCallback
+from facetrain.run.compatibility import digest_labels
+from facetrain.training.teacher import digest_model
+from facetrain.training.teacher_cache import new_cache
+from facetrain.verify.embedder import ImageEmbedder
+from facetrain.verify.image_embeddings import read_input
+
+_CHUNK = 1 << 14
+"""Images that are embedded at a time: 64 MiB of embeddings with 512 numbers, two rows each."""
+
+
+def write_teacher_embeddings(
+    model: Path,
+    dataset: Path,
+    output: Path,
+    *,
+    flip: bool = True,
+    device: str = "auto",
+    batch_size: int = 256,
+    bf16: bool = False,
+    progress: ProgressCallback | None = None,
+) -> tuple[int, int]:
+    """Write the embeddings of a dataset, with `flip` also those of the mirror images; return their number and length.
+
+    Raises:
+        ModelError: the model cannot be opened.
+        DataError: the dataset cannot be read, or the file cannot be written.
+    """
+    digest = digest_labels(open_dataset(dataset))
+    images, _, _ = read_input(dataset)
+    count, start = len(images), 0
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        embedder = ImageEmbedder(
+            inference_network(opened.network, world.device, bf16=bf16),
+            opened.image_size,
+            batch_size,
+            world.device,
+            workers=usable_cores(),
+            prepare=opened.prepare,
+            # `start` is the variable of the loop below: the callback adds the chunks that are finished.
+            progress=(lambda done, _: progress(start + done, count)) if progress else None,
+        )
+
+        def embed(indices: range) -> np.ndarray:
+            return embedder.embed_rows(images, name=str(dataset), mirrored=flip, indices=indices)
+
+        first = embed(range(min(_CHUNK, count)))
+        shape = (count, *first.shape[1:])
+        with new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model)) as rows_NRT:
+            rows_NRT[: len(first)] = first
+            for start in range(len(first), count, _CHUNK):
+                indices = range(start, min(start + _CHUNK, count))
+                rows_NRT[start : indices.stop] = embed(indices)
+    return count, int(shape[2])

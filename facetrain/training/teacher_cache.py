@@ -1,0 +1,131 @@
+"""File with the embeddings that a teacher has for a dataset, mapped into memory.
+
+A safetensors file with one tensor, `embedding`, float32 (N, R, T): row 0 is the embedding of an image, row 1, if there
+is one, that of its mirror image; neither has length 1. Its metadata has the digests of the dataset and of the teacher.
+"""
+
+# B local batch   N images   R rows of an image, 1 or 2   T embedding of the teacher
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facetrain.data.loader import Batch
+from facetrain.errors import DataError
+from facetrain.files import new_file, os_errors_as
+
+SUFFIX = ".safetensors"
+_LARGEST_HEADER = 1 << 16
+_ADVICE = "write it again: facetrain embed TEACHER DATASET --output FILE.safetensors"
+
+
+@contextmanager
+def new_cache(path: Path, shape: tuple[int, int, int], *, dataset: str, teacher: str) -> Iterator[np.ndarray]:
+    """Yield the array of a new cache, float32 (N, R, T); the file appears when the block ends without an error.
+
+    `dataset` and `teacher` are the digests (`digest_labels`, `digest_model`).
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    size = int(np.prod(shape)) * 4
+    tensor = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, size]}
+    metadata = {"dataset": dataset, "teacher": teacher}
+    header = json.dumps({"__metadata__": metadata, "embedding": tensor}).encode()
+    header += b" " * (-len(header) % 8)  # safetensors aligns the data to 8 bytes
+    start = 8 + len(header)
+    with new_file(path, DataError) as scratch:
+        with scratch.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            # Zeros and not a hole: on a full disk, this raises an error, and a write to mapped memory ends the process.
+            zeros = bytes(1 << 20)
+            for begin in range(0, size, len(zeros)):
+                file.write(zeros[: size - begin])
+        mapped = np.memmap(scratch, np.float32, "r+", start, shape)
+        yield mapped
+        mapped.flush()
+
+
+class CachedTeacher:
+    """Teacher whose embeddings were computed before, for the images without augmentations other than the flip."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dataset: str,
+        teacher: str,
+        num_images: int,
+        flips: Callable[[Tensor, int], Tensor | None],
+        needs_mirrored: bool,
+    ) -> None:
+        """Map a cache into memory.
+
+        Args:
+            path: the file.
+            dataset: digest of the training data.
+            teacher: digest of the teacher.
+            num_images: number of images of the training data.
+            flips: returns which samples of an epoch are mirrored, bool (B,); None: none is.
+            needs_mirrored: whether images may be mirrored.
+
+        Raises:
+            DataError: it is not such a file, or belongs to another dataset or another teacher.
+        """
+        self._rows_NRT, digests = _open(path)
+        self._flips, self.digest = flips, teacher
+        rows, self.embedding_size = self._rows_NRT.shape[1:]
+        if digests != {"dataset": dataset, "teacher": teacher} or len(self._rows_NRT) != num_images:
+            others = [
+                name
+                for name, digest in (("dataset", dataset), ("teacher", teacher))
+                if digests[name] != digest
+            ]
+            raise DataError(
+                f"{path}: was written for another {' and another '.join(others) or 'dataset'}; {_ADVICE}"
+            )
+        if needs_mirrored and rows < 2:
+            raise DataError(
+                f"{path}: has no embeddings of mirrored images, and data.augment.flip is above 0; {_ADVICE}"
+            )
+
+    def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
+        """Return the embeddings (B, T), float32, on the device of the images."""
+        sample_B = batch.sample_B.cpu()
+        flip_B = self._flips(sample_B, batch.epoch)
+        row_B = 0 if flip_B is None else flip_B.numpy().astype(np.int64)
+        # A copy of these rows; its pages are read from the disk if they are not in memory.
+        embedding_BT = torch.from_numpy(np.ascontiguousarray(self._rows_NRT[sample_B.numpy(), row_B]))
+        if image_BCHW.device.type == "cuda":
+            embedding_BT = embedding_BT.pin_memory()
+        return embedding_BT.to(image_BCHW.device, non_blocking=True)
+
+
+def _open(path: Path) -> tuple[np.ndarray, dict[str, str]]:
+    """Return the embeddings, mapped into memory, and the digests.
+
+    Raises:
+        DataError: the file is not one of `new_cache`.
+    """
+    with os_errors_as(DataError, path, _ADVICE), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= _LARGEST_HEADER else b""
+        size = path.stat().st_size
+    try:
+        header = json.loads(text)
+        tensor, metadata = header["embedding"], header["__metadata__"]
+        shape = tuple(int(number) for number in tensor["shape"])
+        digests = {name: str(metadata[name]) for name in ("dataset", "teacher")}
+        sound = tensor["dtype"] == "F32" and len(shape) == 3 and shape[1] in (1, 2) and min(shape) > 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        sound, shape, digests = False, (), {}
+    if not sound or 8 + length + int(np.prod(shape, dtype=object)) * 4 != size:
+        raise DataError(f"{path}: not a complete file of a teacher's embeddings; {_ADVICE}")
+    return np.memmap(path, np.float32, "r", 8 + length, shape), digests

@@ -1,0 +1,155 @@
+"""Teacher's embeddings that were computed once: equal to those of the live teacher, and of this dataset only."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from facetrain.config.loading import load_config
+from facetrain.data.augment import Augment
+from facetrain.data.decode import decode_rgb
+from facetrain.data.loader import Batch
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import DataError
+from facetrain.models.model_file import open_model
+from facetrain.run import training
+from facetrain.run.compatibility import digest_labels
+from facetrain.run.teacher_embeddings import write_teacher_embeddings
+from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.training.teacher import LiveTeacher, digest_model
+from facetrain.training.teacher_cache import CachedTeacher
+from tests.runs.conftest import dataset  # noqa: F401
+
+CPU = torch.device("cpu")
+TEXT = (
+    "data: {{train: {data}, image_size: 32, workers: 0}}\n"
+    "model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}}\n"
+    "optim: {{lr: 0.02}}\n"
+    "train: {{global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}}\n"
+    "checkpoint: {{every_steps: 2}}\neval: {{targets: []}}\nlog: {{tensorboard: false, every_steps: 1}}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def taught(dataset, tmp_path_factory):  # noqa: F811
+    """The folder of a teacher with its cache, and a function that returns the config of a student."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "tiny.yaml").write_text(TEXT.format(data=dataset / "data"))
+    assert training.train(load_config(folder / "tiny.yaml"), folder / "teacher") == 0
+    write_teacher_embeddings(
+        folder / "teacher", dataset / "data", folder / "t.safetensors", device="cpu", batch_size=50
+    )
+
+    def config(*options):
+        return load_config(
+            folder / "tiny.yaml", [f"distill.teacher={folder}/teacher", "distill.weight=5", *options]
+        )
+
+    return folder, config
+
+
+def cached(taught, folder, path=None, **changes):
+    source, model = open_dataset(folder / "data"), open_model(taught[0] / "teacher", CPU)
+    options = {
+        "dataset": digest_labels(source),
+        "teacher": digest_model(model, taught[0]),
+        "num_images": source.num_images,
+        "flips": Augment(5).flips,
+        "needs_mirrored": True,
+    }
+    return CachedTeacher(path or taught[0] / "t.safetensors", **options | changes)
+
+
+def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):  # noqa: F811
+    source, model = open_dataset(dataset / "data"), open_model(taught[0] / "teacher", CPU)
+    augment, sample_B = Augment(5), torch.tensor([7, 0, 119, 64, 3, 50])
+    pixels = torch.from_numpy(np.stack([decode_rgb(source.read(n), location="") for n in sample_B.tolist()]))
+    flip_B = augment.flips(sample_B, 2)
+    assert flip_B.any() and not flip_B.all()
+    batch = Batch(0, 2, pixels, torch.zeros(6), sample_B)
+    image = augment(pixels, sample_B, 2)
+    expected = LiveTeacher(model, "", CPU)(batch, image)
+    found = cached(taught, dataset, flips=augment.flips)(batch, image)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    plain = cached(taught, dataset, flips=Augment(5, flip=0).flips)(batch, image)
+    assert torch.equal(plain[~flip_B], found[~flip_B]) and not torch.allclose(plain[flip_B], found[flip_B])
+
+
+def test_any_reader_of_safetensors_reads_the_file(taught):
+    assert load_file(taught[0] / "t.safetensors")["embedding"].shape == (120, 2, 8)
+
+
+def test_a_run_with_a_cache_equals_one_with_the_live_teacher_and_resumes_bit_for_bit(taught, tmp_path):
+    folder, config = taught
+    assert training.train(config(), tmp_path / "live") == 0
+    student = config(f"distill.cache={folder}/t.safetensors")
+    assert training.train(student, tmp_path / "cached") == 0
+    values = [
+        [
+            record["distill_loss"]
+            for record in read_jsonl(tmp_path / name / "metrics.jsonl")
+            if "loss" in record
+        ]
+        for name in ("live", "cached")
+    ]
+    assert len(values[0]) == 4 and values[1] == pytest.approx(values[0], rel=1e-4)
+    expected = (tmp_path / "cached" / "model.safetensors").read_bytes()
+    assert training.resume(student, tmp_path / "cached", 2) == 0
+    assert (tmp_path / "cached" / "model.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "other"}, "was written for another dataset; write it again"),
+        ({"teacher": "other"}, "was written for another teacher; write it again"),
+        ({"dataset": "o", "teacher": "o"}, "another dataset and another teacher"),
+        ({"num_images": 121}, "was written for another dataset"),
+    ],
+)
+def test_a_cache_of_other_data_or_another_teacher_is_refused(taught, dataset, changes, message):  # noqa: F811
+    with pytest.raises(DataError, match=message):
+        cached(taught, dataset, **changes)
+
+
+def test_a_cache_without_mirrored_rows_is_refused_if_images_are_flipped(taught, dataset, tmp_path):  # noqa: F811
+    path = tmp_path / "plain.safetensors"
+    write_teacher_embeddings(taught[0] / "teacher", dataset / "data", path, flip=False, device="cpu")
+    with pytest.raises(DataError, match="no embeddings of mirrored images"):
+        cached(taught, dataset, path)
+    assert cached(taught, dataset, path, needs_mirrored=False).embedding_size == 8
+
+
+def header(**tensor):
+    described = {"dtype": "F32", "shape": [120, 2, 8], "data_offsets": [0, 0]} | tensor
+    text = json.dumps({"__metadata__": {"dataset": "", "teacher": ""}, "embedding": described}).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+CRAFTED = {
+    "empty": b"",
+    "not JSON": struct.pack("<Q", 4) + b"{{{{",
+    "a header of any size": struct.pack("<Q", 1 << 62),
+    "without the data": header(),
+    "a huge shape": header(shape=[1 << 62, 2, 1 << 62]),
+    "a negative shape": header(shape=[-1, 2, 8]),
+    "another dtype": header(dtype="F64"),
+    "a list": struct.pack("<Q", 2) + b"[]",
+    "deep": struct.pack("<Q", 60000) + b"[" * 60000,
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_a_crafted_or_damaged_cache_is_refused(taught, dataset, tmp_path, crafted):  # noqa: F811
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(CRAFTED[crafted])
+    with pytest.raises(DataError, match="not a complete file of a teacher's embeddings"):
+        cached(taught, dataset, path)
+
+
+def test_a_cache_that_does_not_exist_is_reported_with_the_command(taught, dataset, tmp_path):  # noqa: F811
+    with pytest.raises(DataError, match=r"absent\.safetensors: .*facetrain embed TEACHER"):
+        cached(taught, dataset, tmp_path / "absent.safetensors")
