@@ -17,6 +17,7 @@ import numpy as np
 
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.verify import bootstrap
+from facetrain.verify.operating_points import FMRS
 from facetrain.verify.result import Interval
 from facetrain.verify.roc import ROUNDING
 from facetrain.verify.scored_pairs import REPLICATES
@@ -24,8 +25,6 @@ from facetrain.verify.subjects import dense_ids
 
 METADATA_KEY = "thresholds"
 """Name of the thresholds in the description of a model file, and in the metadata of an ONNX file."""
-FMRS = (1e-3, 1e-4, 1e-5, 1e-6)
-"""False match rates that are calibrated by default, as far as the data reaches."""
 MAX_IMAGES = 50_000
 """Most images that are compared with each other; the people of a larger dataset are sampled."""
 _BLOCK = 1 << 24

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from facetrain.verify.operating_points import OperatingPoint, operating_points
+
 COUNTS = {
     "pairs",
     "genuine",
@@ -41,10 +43,23 @@ def format_interval(name: str, interval: tuple[float, float] | None) -> str:
     return f"[{format_number(name, interval[0])}, {format_number(name, interval[1])}]" if interval else ""
 
 
-def headline_first(result: Result) -> list[tuple[str, float | None]]:
-    """Return the metrics without sizes: accuracy first, then the others, last those that the set is too small for."""
+def headline(result: Result) -> tuple[list[tuple[str, float | None]], list[tuple[str, float | None]]]:
+    """Return the accuracies, and the other metrics without sizes; last those that the set is too small for.
+
+    The operating points of the result belong between the two.
+    """
     metrics = [(name, value) for name, value in result.metrics.items() if name not in COUNTS]
-    return sorted(metrics, key=lambda metric: (metric[1] is None, not metric[0].startswith("accuracy")))
+    accuracies = [metric for metric in metrics if metric[0].startswith("accuracy") and metric[1] is not None]
+    others = [metric for metric in metrics if metric not in accuracies]
+    return accuracies, sorted(others, key=lambda metric: metric[1] is None)
+
+
+def format_point(point: OperatingPoint) -> str:
+    """Return the line of an operating point: its rate with the interval, or why the set has none."""
+    if point.rate is None:
+        return f"  {point.name:16} {point.remark}"
+    line = f"  {point.name:16} {point.rate:.3%}  {format_interval(point.name, point.interval)}".rstrip()
+    return f"{line}  {point.remark}".rstrip()
 
 
 def format_counts(result: Result) -> str:
@@ -58,8 +73,10 @@ def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
-        for metric, value in headline_first(result):
-            yield _format_metric(metric, value, result)
+        accuracies, others = headline(result)
+        yield from (_format_metric(metric, value, result) for metric, value in accuracies)
+        yield from (format_point(point) for point in operating_points(result))
+        yield from (_format_metric(metric, value, result) for metric, value in others)
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:
             if curve.area_ratio is not None:

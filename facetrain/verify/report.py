@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -18,10 +19,11 @@ from facetrain.files import os_errors_as
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import result_figures
-from facetrain.verify.formatting import format_counts, format_interval, format_number, headline_first
+from facetrain.verify.formatting import format_counts, format_interval, format_number, headline
 from facetrain.verify.group_summary import GroupSummary
 from facetrain.verify.html import details_table, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
+from facetrain.verify.operating_points import operating_points
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result
 
@@ -85,6 +87,8 @@ def _body(
     yield "<p>95 % intervals by a bootstrap over subjects.</p>"
     for name, result in evaluation.results.items():
         yield f"<h2>{escape(name)}</h2>"
+        yield f"<p>{format_counts(result)}</p>"
+        yield from _headline_table(result, evaluation.other_results.get(name))
         yield from _metrics_table(result)
         yield '<div class="figures">'
         yield from (svg(figure, f"{name}-{kind}") for kind, figure in figures[name].items())
@@ -95,12 +99,42 @@ def _body(
         yield from _hardest_pairs(result, evaluation.sets.get(name))
 
 
+def _headline_table(result: Result, other: Result | None) -> Iterator[str]:
+    """Yield the table of accuracy and FNMR at FMR, with a column for each model."""
+    shown = [result] if other is None else [result, other]
+    points = list(zip(*(operating_points(one) for one in shown), strict=True))
+    if not points:
+        return
+    yield '<div class="table"><table class="headline"><tr><th></th>'
+    yield "".join(f"<th>{title}</th>" for title in ("this model", "other model")[: len(shown)]) + "</tr>"
+    if "accuracy" in result.metrics:
+        yield row("accuracy", *(_with_interval("accuracy", one) for one in shown))
+    for by_model in points:
+        first = by_model[0]
+        missed, kind = first.name.split("@")[0].upper(), "FPIR" if first.name.startswith("fnir") else "FMR"
+        cells = [
+            f"{format_number(point.name, point.rate)} {format_interval(point.name, point.interval)}"
+            for point in by_model
+            if point.rate is not None
+        ]
+        label = f"{missed} at {kind} {first.limit:.0e}"
+        if cells:
+            yield row(label, *cells)
+        if first.remark:
+            yield f"<tr><td>{'' if cells else label}</td>"
+            yield f'<td class="none" colspan="{len(shown)}">{escape(first.remark)}</td></tr>'
+    yield "</table></div>"
+
+
+def _with_interval(name: str, result: Result) -> str:
+    return f"{format_number(name, result.metrics[name])} {format_interval(name, result.interval.get(name))}"
+
+
 def _metrics_table(result: Result) -> Iterator[str]:
-    yield f"<p>{format_counts(result)}</p>"
     yield '<div class="table">'
     yield "<table><tr><th>metric</th><th>value</th><th>95 % interval</th>"
     yield f"<th>threshold ({escape(result.scale.name)})</th></tr>"
-    for name, value in headline_first(result):
+    for name, value in itertools.chain(*headline(result)):
         if name == "threshold":
             continue  # a squared distance; the last column has it as a score
         if value is None:

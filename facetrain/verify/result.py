@@ -12,6 +12,7 @@ import numpy as np
 from facetrain.verify.discard import DiscardCurve
 from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.group_summary import GroupSummary
+from facetrain.verify.operating_points import operating_points
 from facetrain.verify.roc import Roc
 from facetrain.verify.score_scale import COSINE, ScoreScale
 
@@ -122,6 +123,7 @@ class Result:
             "needs": self.needs,
             "intervals": self.interval,
             "thresholds": self.threshold,
+            "operating_points": [point.as_json() for point in operating_points(self)],
             "subjects": self.subjects,
             "curve": thin_curve(self.curve) if self.curve else None,
             "grid": _lists(self.grid, threshold="threshold_T", tpr="tpr_T", fpr="fpr_T"),
