@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from facetrain.verify.operating_points import OperatingPoint, operating_points
-
 COUNTS = {
     "pairs",
     "genuine",
@@ -26,6 +24,7 @@ _RATIOS = ("_ratio", "_to_best", "_to_mean")
 if TYPE_CHECKING:
     from facetrain.verify.evaluate import Evaluation
     from facetrain.verify.model_comparison import Difference
+    from facetrain.verify.operating_points import OperatingPoint
     from facetrain.verify.result import Group, Result
 
 
@@ -75,7 +74,7 @@ def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
         yield f"{name}: {format_counts(result)}"
         accuracies, others = headline(result)
         yield from (_format_metric(metric, value, result) for metric, value in accuracies)
-        yield from (format_point(point) for point in operating_points(result))
+        yield from (format_point(point) for point in result.operating_points)
         yield from (_format_metric(metric, value, result) for metric, value in others)
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:

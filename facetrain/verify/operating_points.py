@@ -5,11 +5,9 @@ The rates of 1:1 are FNMR and FMR, those of open-set 1:N are FNIR and FPIR (ISO/
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from facetrain.verify.result import Interval, Result
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 FMRS = (1e-3, 1e-4, 1e-5, 1e-6)
 """False match rates of the headline table."""
@@ -28,7 +26,7 @@ class OperatingPoint:
     """Largest FMR or FPIR."""
     rate: float | None
     """FNMR or FNIR; None if the set is too small for the limit by the rule of 3."""
-    interval: Interval | None
+    interval: tuple[float, float] | None
     threshold: float | None
     """Score from which pairs are accepted."""
     remark: str
@@ -39,33 +37,49 @@ class OperatingPoint:
         return asdict(self)
 
 
-def operating_points(result: Result) -> list[OperatingPoint]:
-    """Return the points of a result with a curve; none for other results."""
-    if result.curve is None:
-        return []
-    if result.protocol == "identification":
-        limits = [float(name.removeprefix("tpir@")) for name in result.metrics if name.startswith("tpir@")]
-        return [_point(result, "fnir", "tpir", limit, "probes without a mate") for limit in limits]
-    return [_point(result, "fnmr", "tar", fmr, "impostor pairs") for fmr in FMRS]
+def match_points(
+    metrics: Mapping[str, float | None],
+    intervals: Mapping[str, tuple[float, float]],
+    thresholds: Mapping[str, float],
+    impostors: int,
+) -> list[OperatingPoint]:
+    """Return the FNMR at each of `FMRS`, from the metrics `tar@…` of a set with so many impostor pairs."""
+    return [
+        replace(
+            _point("fnmr", fmr, metrics.get(name), intervals.get(name), impostors, "impostor pairs"),
+            threshold=thresholds.get(f"{fmr:.0e}"),
+        )
+        for fmr, name in ((fmr, f"tar@{fmr:.0e}") for fmr in FMRS)
+    ]
 
 
-def _point(result: Result, missed: str, found: str, limit: float, kind: str) -> OperatingPoint:
-    assert result.curve is not None, "only results with a curve have points"
-    name, key, available = f"{missed}@{limit:.0e}", f"{found}@{limit:.0e}", result.curve.impostors
-    rate, interval = result.metrics.get(key), result.interval.get(key)
+def search_points(
+    metrics: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float]], nonmated: int
+) -> list[OperatingPoint]:
+    """Return the FNIR at each FPIR of the metrics `tpir@…` of a search with so many probes without a mate."""
+    kind = "probes without a mate"
+    return [
+        _point("fnir", float(name.removeprefix("tpir@")), rate, intervals.get(name), nonmated, kind)
+        for name, rate in metrics.items()
+        if name.startswith("tpir@")
+    ]
+
+
+def _point(
+    missed: str,
+    limit: float,
+    found: float | None,
+    interval: tuple[float, float] | None,
+    available: int,
+    kind: str,
+) -> OperatingPoint:
+    name = f"{missed}@{limit:.0e}"
     # A small tolerance for the product of two floats: 3,000 pairs are enough for 1e-3.
-    if rate is None or available * limit < RULE_OF_3 - 1e-9:
-        needed = round(RULE_OF_3 / limit)
-        remark = f"needs {needed:,} {kind} (rule of 3); there are {available:,}"
+    if found is None or available * limit < RULE_OF_3 - 1e-9:
+        remark = f"needs {round(RULE_OF_3 / limit):,} {kind} (rule of 3); there are {available:,}"
         return OperatingPoint(name, limit, None, None, None, remark)
     remark = ""
     if available * limit < RULE_OF_30 - 1e-9:
         remark = f"rests on {round(available * limit)} false positives, fewer than 30 (rule of 30)"
-    return OperatingPoint(
-        name,
-        limit,
-        1 - rate,
-        None if interval is None else (1 - interval[1], 1 - interval[0]),
-        result.threshold.get(f"{limit:.0e}") if missed == "fnmr" else None,
-        remark,
-    )
+    ends = None if interval is None else (1 - interval[1], 1 - interval[0])
+    return OperatingPoint(name, limit, 1 - found, ends, None, remark)

@@ -23,7 +23,6 @@ from facetrain.verify.formatting import format_counts, format_interval, format_n
 from facetrain.verify.group_summary import GroupSummary
 from facetrain.verify.html import details_table, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
-from facetrain.verify.operating_points import operating_points
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result
 
@@ -102,7 +101,7 @@ def _body(
 def _headline_table(result: Result, other: Result | None) -> Iterator[str]:
     """Yield the table of accuracy and FNMR at FMR, with a column for each model."""
     shown = [result] if other is None else [result, other]
-    points = list(zip(*(operating_points(one) for one in shown), strict=True))
+    points = list(zip(*(one.operating_points for one in shown), strict=True))
     if not points:
         return
     yield '<div class="table"><table class="headline"><tr><th></th>'

@@ -12,7 +12,7 @@ import numpy as np
 from facetrain.verify.discard import DiscardCurve
 from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.group_summary import GroupSummary
-from facetrain.verify.operating_points import operating_points
+from facetrain.verify.operating_points import OperatingPoint, match_points, search_points
 from facetrain.verify.roc import Roc
 from facetrain.verify.score_scale import COSINE, ScoreScale
 
@@ -115,6 +115,15 @@ class Result:
         """Metrics that the set is large enough for."""
         return {name: value for name, value in self.metrics.items() if value is not None}
 
+    @property
+    def operating_points(self) -> list[OperatingPoint]:
+        """FNMR at FMR, or FNIR at FPIR of a search; empty without a curve."""
+        if self.curve is None:
+            return []
+        if self.protocol == "identification":
+            return search_points(self.metrics, self.interval, self.curve.impostors)
+        return match_points(self.metrics, self.interval, self.threshold, self.curve.impostors)
+
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level, and everything else under names of its own."""
         return {
@@ -123,7 +132,7 @@ class Result:
             "needs": self.needs,
             "intervals": self.interval,
             "thresholds": self.threshold,
-            "operating_points": [point.as_json() for point in operating_points(self)],
+            "operating_points": [point.as_json() for point in self.operating_points],
             "subjects": self.subjects,
             "curve": thin_curve(self.curve) if self.curve else None,
             "grid": _lists(self.grid, threshold="threshold_T", tpr="tpr_T", fpr="fpr_T"),

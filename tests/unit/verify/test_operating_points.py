@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from facetrain.verify.identification import Search, identification_result
-from facetrain.verify.operating_points import operating_points
 from facetrain.verify.scored_pairs import ScoredPairs, pair_result
 
 
@@ -19,7 +18,7 @@ def result_with(impostors, genuine=200, replicates=20):
 
 def test_the_fnmr_is_the_share_of_genuine_pairs_below_the_threshold_of_the_fmr():
     score, same, result = result_with(30_000)
-    points = operating_points(result)
+    points = result.operating_points
     assert [point.name for point in points] == ["fnmr@1e-03", "fnmr@1e-04", "fnmr@1e-05", "fnmr@1e-06"]
     for point in points[:2]:
         accepted = score >= point.threshold
@@ -38,7 +37,7 @@ def test_the_fnmr_is_the_share_of_genuine_pairs_below_the_threshold_of_the_fmr()
     ],
 )
 def test_a_rate_needs_impostor_pairs_by_the_rule_of_three_and_warns_by_the_rule_of_thirty(impostors, remark):
-    point = operating_points(result_with(impostors, replicates=0)[2])[0]
+    point = result_with(impostors, replicates=0)[2].operating_points[0]
     assert point.remark == remark and (point.rate is None) == (impostors < 3_000)
 
 
@@ -48,7 +47,7 @@ def test_a_search_has_the_fnir_at_an_fpir():
     other = np.linspace(0, 0.5, 400)
     searched = Search(np.arange(400), mated, np.zeros(400, int), mate, other)
     result = identification_result([searched], subjects=400, replicates=0)
-    first, second = operating_points(result)
+    first, second = result.operating_points
     assert (first.name, first.remark) == ("fnir@1e-01", "")
     assert first.rate == pytest.approx(1 - result.metrics["tpir@1e-01"])
     assert second.remark == "rests on 3 false positives, fewer than 30 (rule of 30)"
