@@ -20,14 +20,14 @@ def model(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-def output(process):
+def printed(process):
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
 def test_drawn_people_are_a_dataset_that_can_be_scored(model, tmp_path):
     drawn = json.loads(
-        output(
+        printed(
             facetrain(
                 "data", "synth", "--output", tmp_path / "data", "--identities", 2, "--images-per-identity", 2,
                 "--eval-identities", 5, "--eval-pairs", 20, "--image-size", 32, "--workers", 1, "--json",
@@ -35,17 +35,17 @@ def test_drawn_people_are_a_dataset_that_can_be_scored(model, tmp_path):
         )
     )  # fmt: skip
     assert (drawn["images"], drawn["pairs"]) == (4, 20)
-    scored = output(facetrain("eval", model, "--target", "synth", "--data-dir", tmp_path / "data"))
+    scored = printed(facetrain("eval", model, "--target", "synth", "--data-dir", tmp_path / "data"))
     assert "synth" in scored and "20 pairs" in scored
 
 
 def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     for number in (1, 2):
         (tmp_path / f"{number}.png").write_bytes(encoded_image(number, 32))
-    same = json.loads(output(facetrain("compare", model, tmp_path / "1.png", tmp_path / "1.png", "--json")))
+    same = json.loads(printed(facetrain("compare", model, tmp_path / "1.png", tmp_path / "1.png", "--json")))
     assert same["cosine"] == pytest.approx(1, abs=1e-5)
     write_records(tmp_path / "data", [0, 0, 1], size=32)
-    output(facetrain("embed", model, tmp_path / "data", "--output", tmp_path / "e.npz"))
+    printed(facetrain("embed", model, tmp_path / "data", "--output", tmp_path / "e.npz"))
     found = np.load(tmp_path / "e.npz", allow_pickle=False)
     assert found["embedding"].shape == (3, 16) and found["label"].tolist() == [0, 0, 1]
     assert "key 2" in str(found["name"][1])
@@ -55,7 +55,7 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
 def test_an_onnx_file_takes_pixels_and_gives_embeddings_of_length_1(model, tmp_path):
     output = tmp_path / "model.onnx"
     exported = facetrain("export", model, "--format", "onnx", "--output", output, "--from-pixels", "--unit")
-    assert "differs by at most" in output(exported)
+    assert "differs by at most" in printed(exported)
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
@@ -66,7 +66,7 @@ def test_an_onnx_file_takes_pixels_and_gives_embeddings_of_length_1(model, tmp_p
 
 
 def test_a_config_is_shown_whole_and_its_schema_tells_what_keys_mean():
-    shown = output(facetrain("config", "show", "configs/quickstart.yaml", "--set", "optim.lr=0.3"))
+    shown = printed(facetrain("config", "show", "configs/quickstart.yaml", "--set", "optim.lr=0.3"))
     assert "lr: 0.3" in shown and "weight_dtype: float32" in shown
-    schema = json.loads(output(facetrain("config", "schema")))
+    schema = json.loads(printed(facetrain("config", "schema")))
     assert "Fraction" in json.dumps(schema) or "Share of the classes" in json.dumps(schema)
