@@ -178,6 +178,8 @@ def _places(array: Any, base: int, size: int, path: Path, *, may_be_null: bool =
             f"{path}: {array.null_count:,} images are not in the file; save the dataset with a version of `datasets` "
             "that embeds them"
         )
+    if may_be_null and str(array.type) == "null":
+        return np.zeros((len(array), 2), np.int64)
     kind = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}.get(
         str(array.type)
     )

@@ -49,6 +49,12 @@ def test_labels_of_text_and_plain_bytes_are_read(tmp_path):
     assert identity_name(dataset, 1) == "zoe"
 
 
+def test_an_image_column_without_any_path_is_read(tmp_path):
+    table = pa.table({"image": [{"bytes": encoded_image(0), "path": None}], "label": [0]})
+    dataset = open_dataset(save(tmp_path, table))
+    assert images_of(dataset) == [(0, encoded_image(0))] and original_name(dataset, 0) is None
+
+
 def test_the_split_train_of_several_is_read(tmp_path):
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["test", "train"]}))
     save(tmp_path / "test", table_of(2))
