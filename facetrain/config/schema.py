@@ -27,6 +27,9 @@ class RunConfig(Section):
     """Name of the run. The run folder is `dir`/`name`; it must not exist yet."""
     dir: str = "runs"
     """Folder that holds the run folders."""
+    commercial: bool = False
+    """Whether the model will be sold or used commercially: `facetrain doctor` then compares that with the licenses in
+    the dataset cards."""
 
 
 class EvalConfig(Section):

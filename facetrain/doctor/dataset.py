@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset_card import card_path, read_cards
 from facetrain.data.decode import decode_rgb
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset
@@ -39,6 +40,32 @@ def check_dataset(
     )
     results = [passed("dataset", message), *_check_labels(source, counts), _check_images(source, image_size)]
     return results, source
+
+
+def check_licenses(folder: Path, *, commercial: bool) -> list[CheckResult]:
+    """Compare the licenses in the dataset cards with the use of the model.
+
+    Raises:
+        DataError: a card is damaged.
+    """
+    cards = read_cards(folder)
+    forbidden = [card for card in cards if card.forbids_sale]
+    unstated = [card for card in cards if not card.has_license]
+    if commercial and forbidden:
+        terms = "; ".join(f"{card.name}: {card.license}" for card in forbidden)
+        return [
+            failed(
+                "licenses",
+                f"run.commercial is true, but the license of the data forbids commercial use: {terms}",
+                "train on other data, get a license for this use, or set run.commercial to false",
+            )
+        ]
+    if unstated:
+        names = ", ".join(card.name for card in unstated)
+        message = f"no license is stated for {names}"
+        advice = f"write origin, license and consent into {card_path(folder)}"
+        return [warning("licenses", message, advice)] if commercial else [passed("licenses", message)]
+    return [passed("licenses", "; ".join(f"{card.name}: {card.license}" for card in cards))]
 
 
 def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:

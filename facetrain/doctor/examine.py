@@ -16,7 +16,7 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
 from facetrain.doctor.check_result import CheckResult, count_text, passed, run_check
-from facetrain.doctor.dataset import check_dataset, parts_of
+from facetrain.doctor.dataset import check_dataset, check_licenses, parts_of
 from facetrain.doctor.disk import check_disk
 from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.input_normalization import check_normalization
@@ -86,6 +86,9 @@ def _examine_run(config: Config, world: World, run_dir: Path | None, *, ranks: i
     else:
         sets: list[PairSet] = []
         results = run_check("dataset", _examine_dataset, config, sources)
+        results += run_check(
+            "licenses", check_licenses, Path(config.data.train), commercial=config.run.commercial
+        )
         results += run_check("verification sets", _examine_verification_sets, config, sets)
         results += run_check("images", _examine_images, config, sources, sets)
     if sources:

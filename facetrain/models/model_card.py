@@ -29,6 +29,7 @@ def model_card(model: EmbeddingModel, name: str, *, results: Mapping[str, Any]) 
         f"# {name}\n",
         *_network(model),
         *_training(config if isinstance(config, Mapping) else {}),
+        *_datasets(model.metadata.get("datasets")),
         *_results(results),
         *_limits(results),
     ]
@@ -52,15 +53,27 @@ def _network(model: EmbeddingModel) -> Iterator[str]:
 def _training(config: Mapping[str, Any]) -> Iterator[str]:
     yield "## Training\n"
     if not config:
-        yield (
-            "The model file does not contain the settings of the training. "
-            f"Data, and consent of the people: {_TO_FILL_IN}\n"
-        )
+        yield (f"The model file does not contain the settings of the training. Data: {_TO_FILL_IN}\n")
         return
     for section in ("data", "model", "head", "optim", "train"):
         for key, value in _settings(config.get(section, {}), section):
             yield f"- `{key}`: {value}"
-    yield f"\nOrigin and terms of the data, and consent of the people: {_TO_FILL_IN}\n"
+    yield ""
+
+
+def _datasets(cards: Any) -> Iterator[str]:
+    """Yield origin and terms of each dataset, as its card has them."""
+    known = [card for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
+    if not known:
+        yield f"Origin and terms of the data, and consent of the people: {_TO_FILL_IN}\n"
+        return
+    yield "## Data\n"
+    for card in known:
+        yield f"- {card.get('name')}"
+        for key in ("origin", "license", "consent", "kind", "people", "images", "digest"):
+            value = card.get(key)
+            yield f"  - {key}: {_TO_FILL_IN if value in (None, 'unknown') else value}"
+    yield ""
 
 
 def _settings(values: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from facetrain.config.schema import Config
 from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset_card import read_cards
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.loader import Batch
 from facetrain.data.open_dataset import check_counts, drop_small_identities, open_dataset
@@ -45,6 +46,7 @@ def open_data(config: Config, *, workers: int) -> tuple[FaceDataset, list[PairSe
         generated = _synthetic_pairs(config, workers)
     else:
         source = open_dataset(folder, min_images_per_identity=min_images)
+        read_cards(folder)  # on all ranks: the leader copies the cards, and must not fail alone
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
     return source, load_pair_sets(config.eval.targets, Path(config.eval_dir), generated)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from facetrain.backbone.low_rank import merge_adapters, trained_share
 from facetrain.data.dataset import skipped_files
+from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
 from facetrain.data.loader import Loader
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.files import write_atomically
@@ -21,6 +24,9 @@ from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.state import averaged_state
 
+_CARDS_FILE = "dataset_cards.yaml"
+"""File of the run folder with the cards of the training data."""
+
 
 def report_config_changes(run: PreparedRun, recorder: Recorder, report: Callable[[str], None]) -> None:
     """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
@@ -28,6 +34,16 @@ def report_config_changes(run: PreparedRun, recorder: Recorder, report: Callable
         line = f"config changed since the checkpoint of step {run.state.step}: {change}"
         report(line)
         recorder.note(run.state.step, {"config_key": change.key, "before": change.before, "now": change.now})
+
+
+def write_dataset_cards(run: PreparedRun) -> None:
+    """Copy the cards of the training data to the run folder: those beside the data may change."""
+    write_atomically(run.folder / _CARDS_FILE, card_text(read_cards(Path(run.config.data.train))))
+
+
+def described_data(run: PreparedRun) -> dict[str, Any]:
+    """Return the copied cards of the training data as metadata of a model file."""
+    return {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
 
 
 def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
@@ -58,9 +74,10 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
     if not run.world.is_leader:
         return
     states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
+    metadata = describe_model(run.config) | described_data(run)
     for name, state in states.items():
         path = run.folder / name
-        save_model(path, merge_adapters(state, str(path)), describe_model(run.config))
+        save_model(path, merge_adapters(state, str(path)), metadata)
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
     steps_of_all_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
     summary = summarize(

@@ -42,11 +42,13 @@ from facetrain.run.folder import (
 from facetrain.run.lock import locked
 from facetrain.run.open_data import must_generate, write_while_training
 from facetrain.run.outputs import (
+    described_data,
     open_loss_spikes,
     open_metrics,
     opening_line,
     report_config_changes,
     report_skipped_files,
+    write_dataset_cards,
     write_results,
     write_skipped_images,
 )
@@ -163,6 +165,7 @@ def _train(run: PreparedRun) -> int:
         report(opening_line(run))
         report_config_changes(run, recorder, report)
         report_skipped_files(run, console.print)
+        write_dataset_cards(run)
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
     step = TrainStep(
         run.network,
@@ -290,7 +293,7 @@ def _build_checkpointing(
         sync_run=sync_run,
     )
     meta = {
-        "model": describe_model(config),
+        "model": describe_model(config) | described_data(run),
         "config": dump_config(config),
         "schedule": vars(run.schedule),
         "run_id": run.run_id,

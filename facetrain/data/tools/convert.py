@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.dataset_card import ImageDigest, read_card, write_card
 from facetrain.data.formats.image_writers import (
     LabeledImage,
     write_lmdb,
@@ -83,17 +84,30 @@ def convert(
         raise DataError(f"{output}: already exists; remove it or choose another name")
     source = open_dataset(folder)
     _, label = np.unique(source.labels, return_inverse=True)
+    card, digest = read_card(folder), ImageDigest()
     if chosen.write is None:
         with new_folder(output) as scratch:
-            written = write_images(source, np.arange(source.num_images), label, scratch, workers, progress)
+            every = np.arange(source.num_images)
+            written = write_images(source, every, label, scratch, workers, progress, digest)
+            write_card(
+                output, scratch, replace(card, people=written[0], images=written[1], digest=digest.text)
+            )
         return WrittenDataset(str(output), *written)
     images = report_progress(
         _images(source, label, chosen.needs_folders, workers), source.num_images, progress
     )
     identities = [identity_name(source, old) for old in np.unique(source.labels).tolist()]
     with new_file(output, DataError) if chosen.suffix else new_folder(output) as scratch:
-        chosen.write(scratch, images, identities)
+        chosen.write(scratch, _digested(images, digest), identities)
+        people, count = len(identities), source.num_images
+        write_card(output, scratch, replace(card, people=people, images=count, digest=digest.text))
     return WrittenDataset(str(output), len(identities), source.num_images)
+
+
+def _digested(images: Iterable[LabeledImage], digest: ImageDigest) -> Iterator[LabeledImage]:
+    for image in images:
+        digest.add(image.label, image.data)
+        yield image
 
 
 def _images(

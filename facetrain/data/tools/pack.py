@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.align import align
 from facetrain.data.dataset import FaceDataset, identity_name, image_name, skipped_files
+from facetrain.data.dataset_card import ImageDigest, read_card, write_card
 from facetrain.data.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
@@ -95,8 +96,11 @@ def pack(
             lambda row: (int(label[row]), prepared.encoded(int(good[row]))), order, workers
         )
         labeled_progress = report_progress(labeled, total, progress, done=total - len(good))
-        write_identities(scratch, np.bincount(label).tolist(), labeled_progress, image_size)
+        digest = ImageDigest()
+        write_identities(scratch, np.bincount(label).tolist(), digest.of(labeled_progress), image_size)
         write_names(scratch, source, good[order], label[order])
+        card = replace(read_card(source_path), people=len(identity), images=len(good), digest=digest.text)
+        write_card(output, scratch, card)
         if skipped:
             (scratch / SKIPPED_FILE).write_text(skipped_table(skipped), encoding="utf-8")
     fallbacks = landmarks.fallbacks if isinstance(landmarks, YuNet) else {}

@@ -10,6 +10,7 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset_card import ImageDigest
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.image_header import encoded_image_size
@@ -170,8 +171,11 @@ def write_images(
     folder: Path,
     workers: int | None,
     progress: ProgressCallback,
+    digest: ImageDigest | None = None,
 ) -> tuple[int, int]:
     """Write the images `numbers` (N,) in this order with labels (N,), renumbered without gaps, and their names.
+
+    The images are added to the digest, if there is one.
 
     Returns the number of identities and of images.
     """
@@ -181,8 +185,9 @@ def write_images(
     images = map_in_order(
         lambda row: (int(label[row]), source.read(int(numbers[row]))), range(len(label)), workers
     )
+    reported = report_progress(images, len(label), progress)
     write_identities(
-        folder, counts.tolist(), report_progress(images, len(label), progress), min(size) if size else 112
+        folder, counts.tolist(), digest.of(reported) if digest else reported, min(size) if size else 112
     )
     write_names(folder, source, numbers, label)
     return len(counts), len(label)
