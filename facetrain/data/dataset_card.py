@@ -168,6 +168,7 @@ def _card_of(content: Any, path: Path) -> DatasetCard:
             )
     if content.get("kind", UNKNOWN) not in KINDS:
         raise DataError(f"{path}: kind is {content['kind']!r:.60}; expected {', '.join(KINDS)}")
-    return DatasetCard(
-        **{key: printable(value) if isinstance(value, str) else value for key, value in content.items()}
-    )
+    values: dict[str, Any] = {
+        key: printable(value) if isinstance(value, str) else value for key, value in content.items()
+    }
+    return DatasetCard(**values)
