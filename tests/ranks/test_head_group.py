@@ -195,3 +195,21 @@ def test_a_label_outside_all_heads_is_an_error():
         group(torch.zeros(2, SIZE), torch.tensor([0, 22]))
     # The chance to guess the class of an image: 0.3 / 7 + 0.5 / 13 + 0.2 / 2.
     assert group.classes_per_step == pytest.approx(1 / (0.3 / 7 + 0.5 / 13 + 0.1))
+
+
+def test_saved_rows_load_by_the_labels_of_the_group():
+    first, second = (
+        HeadGroup(make_heads(0, 1, 1.0, update_in_backward=True), WEIGHTS, (0.3, 0.5, 0.2)) for _ in range(2)
+    )
+    for part in first.parts:
+        for number, table in enumerate(part.head.row_state().values()):
+            classes = torch.arange(*part.shard, dtype=table.dtype)
+            table.copy_((100 * number + classes)[:, None].expand_as(table))
+    names = list(first.parts[0].head.row_state())
+
+    def read(name, start, stop):
+        return (100 * names.index(name) + torch.arange(start, stop, dtype=torch.float64))[:, None]
+
+    second.load_rows(read)
+    for one, other in zip(first.parts, second.parts, strict=True):
+        torch.testing.assert_close(other.head.row_state(), one.head.row_state())

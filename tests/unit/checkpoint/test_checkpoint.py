@@ -17,7 +17,7 @@ from facetrain.checkpoint import snapshot as snapshot_module
 from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
-from facetrain.checkpoint.snapshot import HostCopy
+from facetrain.checkpoint.snapshot import ClassRows, HostCopy
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder
@@ -224,6 +224,29 @@ def test_a_copy_uses_the_buffers_that_were_prepared():
     taken = copy.take(state, leader=True)
     assert page_faults() - before < 0.1 * size / resource.getpagesize()
     assert torch.equal(taken.rows["weight"], state.rows["weight"]) and taken.rank_state["cpu"] == 0
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_further_ranges_of_classes_are_copied_and_written_to_files_of_their_own(tmp_path, asynchronous):
+    rows = torch.arange(20.0).view(5, 4)
+    state = replace(
+        snapshot(1, num_classes=11),
+        num_classes=16,
+        further_rows=(ClassRows(11, 16, {"weight": rows.clone()}),),
+    )
+    taken = HostCopy().take(state, leader=True)
+    assert (
+        taken.further_rows[0].tables["weight"].data_ptr() != state.further_rows[0].tables["weight"].data_ptr()
+    )
+    writer = CheckpointWriter(tmp_path, asynchronous=asynchronous)
+    writer.save(state)
+    if asynchronous:
+        state.further_rows[0].tables["weight"].fill_(99)  # training goes on
+    writer.finish()
+    loaded = Checkpoint.open(tmp_path)
+    assert torch.equal(loaded.rows("weight", 11, 16), rows)
+    assert loaded.rows("weight", 9, 13)[:, 0].tolist() == [10.0, 11.0, 0.0, 4.0]
+    assert "rows_00000_of_00001_head_1.safetensors" in [entry.name for entry in loaded.manifest.files]
 
 
 @pytest.mark.parametrize(
