@@ -148,6 +148,22 @@ def test_95_percent_of_the_intervals_of_twenty_people_contain_the_value_of_the_p
     assert percentiles / trials < 0.93
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("subjects", "trials"), [(20, 600), (100, 400), (1000, 150)])
+def test_the_intervals_of_sets_of_any_size_contain_the_value_of_the_population(subjects, trials):
+    # Measured in docs/measurements/evaluation.md. Intervals may be too wide, because the vertex bootstrap overestimates
+    # the variance of pairs of two people, but not too narrow: four standard errors below 95 %.
+    random = np.random.default_rng(7)
+    truth = pair_result(people(random, 20_000), protocol="x", replicates=0).metrics
+    contained = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
+    for trial in range(trials):
+        found = pair_result(people(random, subjects), protocol="x", replicates=500, seed=trial)
+        for name in contained:
+            low, high = found.interval[name]
+            contained[name] += low <= truth[name] <= high
+    assert min(contained.values()) / trials > 0.95 - 4 * np.sqrt(0.95 * 0.05 / trials), contained
+
+
 def test_an_interval_without_any_error_ends_at_the_binomial_limit():
     low, high = interval(np.ones(100), 50, 1.0)
     assert high == 1 and 1 - low == pytest.approx(1 - 0.025 ** (1 / 50))
