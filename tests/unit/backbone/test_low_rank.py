@@ -12,6 +12,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
+from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import open_model
 from facetrain.optim.frozen_parts import has_frozen_batch_norm
 from facetrain.run import training
@@ -57,6 +58,15 @@ def test_the_merged_network_gives_the_embeddings_of_the_adapted_one(name, dtype,
     plain.load_state_dict(merge_adapters(adapted.state_dict(), "x"))
     difference = (plain(image_BCHW) - expected).norm() / expected.norm()
     assert difference <= limit and (before - expected).norm() / expected.norm() > 1e-3
+
+
+def test_the_verification_folds_the_updated_weights():
+    torch.manual_seed(0)
+    adapted = with_random_adapters(NETWORKS["iresnet"]()).eval()
+    image_BCHW = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        folded, expected = inference_network(adapted, CPU)(image_BCHW), adapted(image_BCHW)
+    assert (folded - expected).norm() / expected.norm() < 1e-5
 
 
 def test_an_update_has_the_rank_and_starts_at_zero():
