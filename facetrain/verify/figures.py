@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GENUINE, _IMPOSTOR, _MARK = "#1b6ca8", "#c8553d", "#555555"
+_LEGEND_CHARACTERS = 45
+"""Characters of all labels up to which a legend is one line."""
 _PAIR_RATES = ("false accept rate", "true accept rate", "false reject rate")
 _SEARCH_RATES = tuple(
     f"{kind} identification rate" for kind in ("false positive", "true positive", "false negative")
@@ -55,9 +57,11 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
             draw(axes, data)
-            if axes.get_legend_handles_labels()[0]:
-                # Below the axes, where it cannot cover the data.
-                figures[name].legend(loc="outside lower center", ncols=3, frameon=False)
+            labels = axes.get_legend_handles_labels()[1]
+            if labels:
+                # Below the axes, where it cannot cover the data. Three long labels are wider than the figure.
+                ncols = 3 if sum(map(len, labels)) <= _LEGEND_CHARACTERS else 1
+                figures[name].legend(loc="outside lower center", ncols=ncols, frameon=False)
     return figures
 
 

@@ -24,6 +24,7 @@ td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #eee}
 .pairs{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0}figure img{width:84px;height:84px}
 .lines{overflow-wrap:anywhere;padding-left:1.2rem}
 figcaption{font-size:.8rem;color:#555;text-align:center}
+.details td:first-child{overflow-wrap:normal;vertical-align:top}
 @media(max-width:600px){body{margin:1rem auto}td,th{padding-right:.5rem}}
 @media print{body{font-size:9pt;max-width:none;margin:0}.table{overflow:visible}td,th{padding-right:.5rem}
 .figures{grid-template-columns:1fr 1fr}tr,figure,svg{break-inside:avoid}h2,h3{break-after:avoid}}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.figures import figure_images, result_figures
@@ -74,7 +75,7 @@ def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
         labels = figures[name].axes[0].get_legend_handles_labels()[1]
         assert labels[:2] == ["this model", "other model"]
     for figure in figures.values():
-        figure.canvas.draw()
+        FigureCanvasAgg(figure).draw()  # the canvas of a new figure computes no layout
         for legend in figure.legends:
             assert not legend.get_window_extent().overlaps(figure.axes[0].get_window_extent())
 
@@ -107,3 +108,17 @@ def test_figure_images_are_drawn_for_good_and_bad_models(spread):
     for pixels in images_of.values():
         assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8
         assert (pixels[0, 0] == 255).all() and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+
+
+def test_no_legend_is_wider_than_its_figure(found):
+    (result,) = found.results.values()
+    discards = [replace(curve, quality="the length of the embedding") for curve in result.discards]
+    result = replace(result, discards=discards)
+    figures = result_figures(result, result)
+    assert "discard" in figures
+    for figure in figures.values():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        for legend in figure.legends:
+            box = legend.get_window_extent(canvas.get_renderer())
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
