@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import gzip
 import io
 import pickle
 import shutil
 import struct
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -155,6 +157,21 @@ def tf_records(data: bytes) -> str:
     return " ".join(_open_and_read("tf/a.tfrecord", content) for content in (data, tf_record(data)))
 
 
+def gzipped_tar(data: bytes) -> str:
+    """Open a .tar.gz that contains these bytes."""
+    (_FOLDER / "gz").mkdir(exist_ok=True)
+    for copy in (_FOLDER / "gz").glob(".*.tar"):
+        copy.unlink()
+    return _open_and_read("gz/a.tar.gz", gzip.compress(data, 1))
+
+
+def saved_dataset(data: bytes) -> str:
+    """Open an Arrow file of a saved Hugging Face dataset."""
+    (_FOLDER / "hf").mkdir(exist_ok=True)
+    (_FOLDER / "hf" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    return _open_and_read("hf/a.arrow", data)
+
+
 def _open_and_read(name: str, data: bytes) -> str:
     """Open a dataset that is one file of these bytes, and read its first images, with their names."""
     path = _FOLDER / name
@@ -211,6 +228,26 @@ def _lmdb(*, pickled: bool) -> bytes:
     return b"".join(meta.ljust(512, b"\0") for meta in metas) + page
 
 
+def _tar() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in (("a/1.png", encoded_image(0, 4)), ("a/1.cls", b"1"), ("a/1.json", b"{}")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def _arrow() -> bytes:
+    import pyarrow as pa
+
+    table = pa.table({"image": [{"bytes": encoded_image(0, 4), "path": "a.png"}] * 2, "label": [0, 1]})
+    file = io.BytesIO()
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return file.getvalue()
+
+
 def _zip(method: int, *, listed: bool) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
@@ -250,6 +287,8 @@ def seeds() -> dict[str, list[bytes]]:
             _MIXTURE + b"\n\n1\t0.0\ta.png\n",
         ],
         "mxnet_network": [b"\n\n".join(network)],
+        "gzipped_tar": [_tar()],
+        "saved_dataset": [_arrow()],
         "tf_records": [tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
@@ -268,4 +307,6 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "zip_archive": zip_archive,
     "lmdb_database": lmdb_database,
     "tf_records": tf_records,
+    "gzipped_tar": gzipped_tar,
+    "saved_dataset": saved_dataset,
 }

@@ -155,6 +155,8 @@ def _read_batches(path: Path) -> list[tuple[np.ndarray, np.ndarray, list[str]]]:
             label = pick_column(reader.schema.names, LABEL_COLUMNS, "identity", path)
             names = class_names(reader.schema, label)
             for batch in reader:
+                # Before any column is used: pyarrow ends the process on lengths and offsets that do not fit.
+                batch.validate(full=True)
                 column = batch.column(image)
                 is_struct = pa.types.is_struct(column.type)
                 bytes_place = _places(column.field("bytes") if is_struct else column, base, size, path)
