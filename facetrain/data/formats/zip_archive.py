@@ -39,7 +39,7 @@ LABELS_STEM = "labels"
 _MAX_IMAGE_BYTES = 128 << 20
 """Encoded bytes of an image; an uncompressed one of `decode.MAX_PIXELS` has 115 MiB."""
 _MAX_DEFLATE_RATIO = 1032
-"""Bytes that one byte of a deflate stream can stand for (zlib's technical notes)."""
+"""Bytes that one byte of a deflate stream can encode (zlib's technical notes)."""
 _MAX_LIST_RATIO, _SPARE_LIST_BYTES = 50, 1 << 16
 """Bytes of text per byte in the archive, and some more: lists of paths compress well, but not a thousand times."""
 _SPARE_HEADER_BYTES = 512
