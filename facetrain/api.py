@@ -18,7 +18,6 @@ exception of `facetrain.errors`; no function ends the process.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 import threading
@@ -45,6 +44,7 @@ from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
 from facetrain.verify.image_embeddings import read_input
@@ -231,8 +231,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl: one dict for each logged step and each verification."""
         with os_errors_as(RunError, self.folder):
-            lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+            return read_jsonl(self.folder / "metrics.jsonl")
 
     def load_model(self, device: str = "auto") -> Model:
         """Open the model of the run."""

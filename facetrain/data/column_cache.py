@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.files import parse_json
+
 _VERSION = 1
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
@@ -51,7 +53,7 @@ def file_stamps(paths: Sequence[Path]) -> list[list[int] | None]:
 def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
     """Return the cached columns if they were computed from the input files as they are now; None otherwise."""
     for path in _cache_paths(name):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             if _read_header(path)["stamp"] == file_stamps(inputs) and _checksum_matches(path):
                 return _map(path)
     return None
@@ -105,7 +107,7 @@ def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray])
 
 def _read_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        header = json.loads(file.read(_HEADER_BYTES))
+        header = parse_json(file.read(_HEADER_BYTES).decode())
     if not isinstance(header, dict) or header["version"] != _VERSION:
         raise ValueError("a cache file of another version")
     return header
@@ -125,6 +127,8 @@ def _map(path: Path) -> Columns:
     header = _read_header(path)
     arrays: dict[str, np.ndarray] = {}
     for name, dtype, length, position in header["columns"]:
+        if np.dtype(dtype).kind not in "biuf":
+            raise ValueError("a column of something else than numbers")
         empty = np.empty(0, dtype=dtype)  # an empty array cannot be mapped
         # As a plain array: indexing a np.memmap takes ten times as long.
         arrays[name] = np.asarray(np.memmap(path, dtype, "r", position, (length,))) if length else empty

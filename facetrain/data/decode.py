@@ -12,6 +12,10 @@ MAX_PIXELS = 40_000_000
 """40 megapixels, which need 230 MiB while OpenCV decodes them. The header of a tiny file can claim 100,000 × 100,000
 pixels; it is refused before decoding."""
 
+_MAX_SCANS = 100
+"""Passes over the image of a progressive JPEG, which has about ten. Each takes up to 0.1 s and needs a few bytes."""
+_START_OF_SCAN = b"\xff\xda"
+
 
 def decode_rgb(data: bytes, *, location: str) -> np.ndarray:
     """Decode an image of a format in `FORMAT_SUFFIX` to RGB: uint8 (height, width, 3).
@@ -48,6 +52,8 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError(
             f"the image has {header.width:,} × {header.height:,} pixels; the limit is {MAX_PIXELS:,}"
         )
+    if header.format == "JPEG" and (scans := data.count(_START_OF_SCAN)) > _MAX_SCANS:
+        raise NotAnImageError(f"the JPEG has {scans:,} scans; the limit is {_MAX_SCANS}")
     try:
         # Without IMREAD_IGNORE_ORIENTATION, OpenCV turns the image upright: photos of telephones are stored turned.
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)

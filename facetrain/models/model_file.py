@@ -28,7 +28,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
 from facetrain.errors import CheckpointError, ModelError, RunError
-from facetrain.files import error_reason, new_file
+from facetrain.files import error_reason, new_file, parse_json
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.weight_files import (
@@ -129,7 +129,7 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         return _open_mxnet(path, device)
     weights, metadata = read_weights(path)
     try:
-        description = json.loads(metadata[METADATA_KEY]) if METADATA_KEY in metadata else {}
+        description = parse_json(metadata[METADATA_KEY]) if METADATA_KEY in metadata else {}
     except ValueError as error:
         raise ModelError(f"{path}: its metadata {METADATA_KEY} is not JSON") from error
     if not description:

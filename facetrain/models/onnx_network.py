@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason
 from facetrain.models.onnx_layers import takes_pixels
+from facetrain.models.onnx_limits import require_fitting_sizes
 
 _DEFAULT_IMAGE_SIZE = 112
 
@@ -57,9 +58,12 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
+        require_fitting_sizes(path)
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session)
         network.normalizes = _normalizes(onnx, path, network.metadata)
+    except ModelError:
+        raise
     except Exception as error:  # onnxruntime's errors have no common base
         raise ModelError(f"{path}: {error_reason(error)[:200]}") from error
     return network

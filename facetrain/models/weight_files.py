@@ -97,17 +97,8 @@ def load_without_code(path: Path) -> Any:
     try:
         # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
         with torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        OSError,
-        LookupError,
-        AttributeError,
-        TypeError,
-    ) as error:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except Exception as error:  # a damaged pickle raises errors of any kind
         raise ModelError(f"{path}: {_unreadable_reason(path, error)}; no code in it was run") from error
 
 
@@ -117,7 +108,7 @@ def _require_stored(path: Path) -> None:
     Raises:
         ModelError: a record is compressed, or the directory of the archive is damaged.
     """
-    if not zipfile.is_zipfile(path):
+    if not _is_zip(path):
         return
     try:
         with zipfile.ZipFile(path) as archive:
@@ -128,6 +119,13 @@ def _require_stored(path: Path) -> None:
         raise ModelError(
             f"{path}: has compressed records ({packed[0].filename}), which torch.save does not write"
         )
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # its end is that of an archive in several parts
+        return True
 
 
 def _unreadable_reason(path: Path, error: Exception) -> str:

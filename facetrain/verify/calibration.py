@@ -149,7 +149,7 @@ def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Thresho
             )
             for one in metadata.get(METADATA_KEY, ())
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(
             f"{origin}: its thresholds are damaged; measure them again with facetrain calibrate"
         ) from error

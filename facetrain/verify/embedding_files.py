@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ from facetrain.files import error_reason, os_errors_as
 from facetrain.verify.normalization import l2_normalize
 
 SUFFIXES = (".npz", ".parquet")
+_COLUMNS = ("embedding", "name", "label")
+_SPARE_BYTES = 1 << 27
+_PARQUET_VALUE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,18 @@ def load_embeddings(path: Path) -> Embeddings:
         embedding, name, label = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path)
     except DataError:
         raise
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (
+        Exception
+    ) as error:  # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base
         raise DataError(f"{path}: not a file of embeddings ({error_reason(error)})") from error
-    fits = embedding.ndim == 2 and len(embedding) == len(name) == len(label) and len(name)
+    fits = embedding.ndim == 2 and len(embedding) == len(name) == label.size and label.ndim == 1 and len(name)
     if not fits or not np.isfinite(embedding).all():
         raise DataError(
-            f"{path}: {len(name):,} names, {len(label):,} labels and embeddings of shape {embedding.shape}; expected "
+            f"{path}: {len(name):,} names, {label.size:,} labels and embeddings of shape {embedding.shape}; expected "
             "one name, one label and one row of finite numbers for each image"
         )
+    if label.dtype.kind not in "iu" or not all(isinstance(one, str) for one in name):
+        raise DataError(f"{path}: the names must be texts, and the labels whole numbers (−1 for none)")
     return Embeddings(l2_normalize(embedding), name, label)
 
 
@@ -94,8 +102,39 @@ def _write_npz(file: BinaryIO, embeddings: Embeddings) -> None:
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        _require_fitting(path, sum(_checked_size(archive, f"{name}.npy") for name in _COLUMNS))
     with np.load(path, allow_pickle=False) as arrays:
-        return np.asarray(arrays["embedding"], np.float32), arrays["name"].tolist(), arrays["label"]
+        embedding = np.asarray(arrays["embedding"], np.float32)
+        return embedding, np.atleast_1d(arrays["name"]).tolist(), arrays["label"]
+
+
+def _require_fitting(path: Path, size: int) -> None:
+    """Refuse a file that grows too much when it is decompressed: embeddings hardly compress.
+
+    Raises:
+        DataError: `size`, the bytes of its columns in memory, is too large.
+    """
+    limit = 2 * path.stat().st_size + _SPARE_BYTES
+    if size > limit:
+        raise DataError(
+            f"{path}: decompresses to {size:,} bytes, more than the {limit:,} that a file of this size may need"
+        )
+
+
+def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
+    """Return the size of an array of a `.npz` file, after a check that its header claims no more than its bytes."""
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read_header(file)
+    size = archive.getinfo(name).file_size
+    # Otherwise NumPy allocates what the header claims before it reads.
+    if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"{name} claims the shape {shape} in {size:,} bytes")
+    return size
 
 
 def _write_parquet(file: BinaryIO, embeddings: Embeddings) -> None:
@@ -118,13 +157,25 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
     try:
         # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
         with path.open("rb") as file:
-            parquet = pyarrow.parquet.ParquetFile(file)
-            table = parquet.read(columns=["name", "label", "embedding"], use_threads=False).combine_chunks()
-        column = table["embedding"].chunk(0)
+            # As a dictionary: a few bytes per row can stand for names of any length.
+            parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
+            # Encoded, a million equal numbers need a few bytes.
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
+            columns = [group.column(at) for group in groups for at in range(group.num_columns)]
+            values = sum(column.num_values for column in columns if column.path_in_schema != "name")
+            sizes = [column.total_uncompressed_size for column in columns]
+            _require_fitting(path, max(_PARQUET_VALUE_BYTES * values, sum(sizes)))
+            table = parquet.read(columns=list(_COLUMNS), use_threads=False).combine_chunks()
+        column, names = table["embedding"].chunk(0), table["name"].chunk(0)
         embedding = column.flatten().to_numpy().reshape(len(column), -1)
+        if pa.types.is_dictionary(names.type):
+            distinct = names.dictionary.to_pylist()
+            name = [distinct[at] for at in names.indices.to_pylist()]
+        else:
+            name = names.to_pylist()
     except (pa.ArrowException, IndexError) as error:
         raise ValueError(error) from None
-    return np.asarray(embedding, np.float32), table["name"].to_pylist(), table["label"].to_numpy()
+    return np.asarray(embedding, np.float32), name, table["label"].to_numpy()
 
 
 def _import_pyarrow(path: Path) -> Any:

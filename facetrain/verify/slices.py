@@ -32,6 +32,7 @@ _MAX_VALUES = 12
 """A column with more different numbers than this is divided into its quartiles."""
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
+_MAX_TEXT_BYTES = 1 << 26
 _SUBJECT = "subject"
 QUALITY = "quality"
 """Name of the column with a quality measure, which is a curve and not a slice."""
@@ -121,13 +122,23 @@ def slice_values(values: list[str]) -> np.ndarray:
     try:
         number = np.array(values, dtype=np.float64)
     except ValueError:
-        return np.array(values)
+        return _texts(values)
     if len(np.unique(number)) <= _MAX_VALUES or not np.isfinite(number).all():
-        return np.array(values)
+        return _texts(values)
     edge = np.unique(np.quantile(number, [0, 0.25, 0.5, 0.75, 1]))
     quartile = np.clip(np.searchsorted(edge, number, side="right") - 1, 0, len(edge) - 2)
     names = np.array([f"{low:g} to {high:g}" for low, high in pairwise(edge)])
     return names[quartile]
+
+
+def _texts(values: list[str]) -> np.ndarray:
+    """Return the values as an array, (P,): of str, or of Python objects if they have very different lengths.
+
+    An array of str has the length of the longest value in every place: one long value could fill the memory.
+    """
+    size = 4 * len(values) * max(map(len, values), default=0)
+    is_wide = size > _MAX_TEXT_BYTES and size > 16 * sum(map(len, values))
+    return np.array(values, object if is_wide else None)
 
 
 def slice_groups(

@@ -30,6 +30,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
+from tests.fuzz.table_targets import table_seeds, table_targets
 from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
 from tests.support.mxnet_files import write_iresnet
 
@@ -292,7 +293,7 @@ def seeds() -> dict[str, list[bytes]]:
         "tf_records": [tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
-    }
+    } | table_seeds(_FOLDER)
 
 
 TARGETS: dict[str, Callable[[bytes], str]] = {
@@ -309,4 +310,4 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "tf_records": tf_records,
     "gzipped_tar": gzipped_tar,
     "saved_dataset": saved_dataset,
-}
+} | table_targets(_FOLDER)

@@ -81,4 +81,5 @@ def read_subjects(bin_path: Path, same_P: np.ndarray) -> np.ndarray | None:
         )
     if not subjects_agree(names_N, same_P.tolist()):
         raise PairsError(f"{path}: contradicts the labels of {bin_path.name}; {_ADVICE}")
-    return np.unique(np.array(names_N), return_inverse=True)[1].astype(np.int64)
+    # As objects: an array of str has the length of the longest name in every place.
+    return np.unique(np.array(names_N, object), return_inverse=True)[1].astype(np.int64)

@@ -45,7 +45,10 @@ class RecordNames:
             return None
         start, end = self._line_starts[key : key + 2].tolist()
         line = self._table.bytes_at(start, min(end - start, _MAX_LINE_BYTES)).decode("utf-8", "replace")
-        row = next(csv.reader([line]), [])
+        try:
+            row = next(csv.reader([line]), [])
+        except csv.Error:
+            row = []
         if len(row) != 2 or row[0] != str(key):
             raise DataError(
                 f"{self._table.path}, line {key + 1}: not the name of key {key}; the file does not belong to this "
@@ -77,14 +80,21 @@ class RecordNames:
         path = self._folder / IDENTITIES_FILE
         if not path.is_file():
             return []
+        names: list[str] = []
+        is_valid = True
         with os_errors_as(DataError, path), path.open(encoding="utf-8", errors="replace", newline="") as file:
-            rows = list(csv.reader(file))[1:]
-        if any(len(row) != 2 or row[0] != str(label) for label, row in enumerate(rows)):
+            try:
+                for label, row in enumerate(csv.reader(file), start=-1):
+                    is_valid = is_valid and (label < 0 or (len(row) == 2 and row[0] == str(label)))
+                    names += row[1:] if is_valid and label >= 0 else ()
+            except csv.Error:
+                is_valid = False
+        if not is_valid:
             raise DataError(
                 f"{path}: expected lines `identity,name` for the identities 0, 1, …; remove the file, and identities "
                 "are named by their numbers"
             )
-        return [name for _, name in rows]
+        return names
 
 
 def write_names(folder: Path, source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> bool:

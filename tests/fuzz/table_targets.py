@@ -1,0 +1,264 @@
+"""Fuzz targets of tables and archives beside the datasets: scores, embeddings, names, subjects, landmarks, weights."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from facetrain.checkpoint.identity import read_run_id
+from facetrain.checkpoint.manifest import FORMAT, MANIFEST, checksum, read_manifest
+from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.formats.bin_subjects import read_subjects
+from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
+from facetrain.data.formats.webdataset import TarDataset
+from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.pair_lists import read_pairs
+from facetrain.errors import CheckpointError, DataError, ModelError, PairsError, RunError, UsageError
+from facetrain.models.model_file import open_model
+from facetrain.models.weight_files import read_weights
+from facetrain.run.lock import LOCK_FILE, RunLock
+from facetrain.run.run_state import read_state
+from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.verify.calibration import METADATA_KEY, stored_thresholds
+from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
+from facetrain.verify.ijb import open_ijb
+from facetrain.verify.score_files import read_scored_pairs, read_scores
+from facetrain.verify.search_sets import read_noise_list
+from facetrain.verify.slices import read_slice_table
+from tests.support.datasets import encoded_image
+
+_SAME = np.array([True, False])
+_SCORES = b"pair,score,genuine,subject_1,subject_2,quality,age\na,0.5,1,x,x,0.1,3\nb,-1e-3,false,x,y,2,14\n"
+_SUBJECTS = b"subject\nann\nann\nbob\ncarl\n"
+_NAMES = b'key,name\n1,ann/a.jpg\n2,"b,""c"".jpg"\n3,d.jpg\n\n\nidentity,name\n0,ann\n1,"bob\njr"\n'
+_LANDMARKS = b"a.jpg,1,2,3,4,5,6,7,8,9,10\nb.jpg,1.5,2e1,3,4,5,6,7,8,9,10\n"
+_THRESHOLD = {
+    "fmr": 1e-3, "cosine": 0.3, "fmr_interval": [0.0, 0.1], "fnmr": 0.1, "fnmr_interval": [0.0, 0.2], "data": "x",
+    "impostors": 1000, "subjects": 50,
+}  # fmt: skip
+_HOLDER = {
+    "token": "a" * 16, "host": "other", "machine": "other 1", "pid": 1, "pid_start": "5", "since": "now",
+    "launchers": ["x"], "beat": "000000000003",
+}  # fmt: skip
+_MANIFEST = {
+    "step": 3, "world_size": 1, "num_classes": 10,
+    "files": [{"name": "rows_00000_of_00001.safetensors", "size": 3, "sha256": "0" * 64, "start": 0, "stop": 10}],
+    "meta": {"run_id": "0" * 16}, "metrics": {"loss": 1.0},
+}  # fmt: skip
+_STATE = {"state": "running", "starts": [{"step": 0, "ranks": 1}], "host": "x", "pid": 4, "total_steps": 3}
+_IJB = (
+    b"1.jpg 1 1\n2.jpg 2 2\n\n\n1.jpg 1 2 3 4 5 6 7 8 9 10 0.9\n2.jpg 1 2 3 4 5 6 7 8 9 10 0.8\n\n\n"
+    b"1 2 0\n1 1 1\n\n\nTEMPLATE_ID,SUBJECT_ID\n1,7\n\n\nTEMPLATE_ID,SUBJECT_ID\n2,7\n"
+)
+
+
+def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
+    """Return the targets, which write their files to a folder."""
+    readers: dict[str, tuple[type[Exception] | tuple[type[Exception], ...], str, Callable[[Path], object]]] = {
+        "scores": (DataError, "a.csv", read_scores),
+        "slices": (DataError, "b.csv", lambda path: read_slice_table(path, 1)),
+        "embeddings_npz": (DataError, "a.npz", load_embeddings),
+        "embeddings_parquet": (DataError, "b.parquet", load_embeddings),
+        "pair_list": (DataError, "list.csv", lambda path: read_scored_pairs(path.with_name("known.npz"), path)),
+        "bin_subjects": (PairsError, "a.subjects.csv", lambda path: read_subjects(path.with_name("a.bin"), _SAME)),
+        "landmarks_csv": (DataError, "landmarks.csv", read_landmarks),
+        "landmarks_json": (DataError, "landmarks.json", read_landmarks),
+        "listed_pairs": (PairsError, "pairs.txt", lambda path: read_pairs(path, folder)),
+        "noise_list": (PairsError, "noise.txt", read_noise_list),
+        "tar_shard": (DataError, "tar/a.tar", _read_tar),
+        "cached_columns": ((), "cache/a.catalog", _read_columns),
+        "run_id": (CheckpointError, "run_id.txt", lambda path: read_run_id(path.parent)),
+        "run_lock": ((UsageError, RunError), f"lock/{LOCK_FILE}", _try_lock),
+        "run_state": ((), "state/state.json", lambda path: read_state(path.parent)),
+        "metrics": ((), "metrics.jsonl", read_jsonl),
+        "manifest": (CheckpointError, f"step_00000003/{MANIFEST}", lambda path: read_manifest(path.parent)),
+        "thresholds": (ModelError, "thresholds.json", _read_thresholds),
+        "weights_safetensors": (ModelError, "a.safetensors", read_weights),
+        "weights_pt": (ModelError, "a.pt", read_weights),
+        "model_description": (ModelError, "b.safetensors", lambda path: open_model(path, torch.device("cpu"))),
+    }  # fmt: skip
+    targets = {
+        name: partial(_read, folder / file, documented, read)
+        for name, (documented, file, read) in readers.items()
+    }
+    targets |= {"record_names": partial(_record_names, folder), "ijb": partial(_ijb, folder)}
+    return targets
+
+
+def _read(
+    path: Path,
+    documented: type[Exception] | tuple[type[Exception], ...],
+    read: Callable[[Path], object],
+    data: bytes,
+) -> str:
+    """Write the bytes to a file and read it; return the message of a documented error, which has one line."""
+    if path.name == MANIFEST:
+        data = _re_signed(data)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    try:
+        read(path)
+    except documented as error:
+        return str(error)
+    return ""
+
+
+def _re_signed(data: bytes) -> bytes:
+    """Give a manifest its right checksum: a wrong one would end every reading at the same place."""
+    try:
+        body = json.loads(data)
+        body.pop("sha256"), body.pop("format")
+        return json.dumps({"format": FORMAT, "sha256": checksum(body)} | body).encode()
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        return data
+
+
+def _read_tar(path: Path) -> None:
+    path.with_name(".shards.catalog").unlink(missing_ok=True)
+    dataset = TarDataset(path.parent)
+    for index in range(min(dataset.num_images, 3)):
+        dataset.read(index)
+
+
+def _read_columns(path: Path) -> None:
+    columns = load_columns(path, [])
+    if columns is not None:
+        assert all(array.dtype.kind in "iufb" for array in columns.arrays.values())
+
+
+def _try_lock(path: Path) -> str | None:
+    lock = RunLock(path.parent, ["x"])
+    try:
+        return lock.try_acquire()
+    finally:
+        lock.release()
+
+
+def _read_thresholds(path: Path) -> None:
+    try:
+        metadata = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return
+    stored_thresholds({METADATA_KEY: metadata}, path)
+
+
+def _record_names(folder: Path, data: bytes) -> str:
+    """Read both tables of names; they are separated by two empty lines."""
+    images, _, identities = data.partition(b"\n\n\n")
+    (folder / NAMES_FILE).write_bytes(images)
+    (folder / IDENTITIES_FILE).write_bytes(identities)
+    names, messages = RecordNames(folder), []
+    reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
+    for read in [*reads, partial(names.identity, 1)]:
+        try:
+            read()
+        except DataError as error:
+            messages.append(str(error))
+    return " ".join(messages)
+
+
+def _ijb(folder: Path, data: bytes) -> str:
+    """Read the lists of IJB; they are separated by two empty lines."""
+    names = (
+        "face_tid_mid.txt",
+        "name_5pts_score.txt",
+        "template_pair_label.txt",
+        "1N_gallery_G1.csv",
+        "1N_probe_mixed.csv",
+    )
+    meta = folder / "ijb" / "meta"
+    meta.mkdir(parents=True, exist_ok=True)
+    parts = data.split(b"\n\n\n") + [b""] * len(names)
+    for name, part in zip(names, parts, strict=False):
+        (meta / f"ijbc_{name}").write_bytes(part)
+    try:
+        open_ijb(folder / "ijb", "ijbc")
+    except PairsError as error:
+        return str(error)
+    return ""
+
+
+def table_seeds(folder: Path) -> dict[str, list[bytes]]:
+    """Return valid inputs of each target, to be mutated."""
+    embeddings = Embeddings(np.eye(3, 4, dtype=np.float32), ["a", "b", "c"], np.array([0, 1, -1]))
+    save_embeddings(folder / "known.npz", embeddings)
+    known = (folder / "known.npz").read_bytes()
+    unpacked = io.BytesIO()
+    np.savez_compressed(
+        unpacked, embedding=embeddings.embedding, name=np.array(["a", "b", "c"]), label=embeddings.label
+    )
+    (folder / "ann_bob").mkdir(exist_ok=True)
+    save_columns(
+        folder / "seed.catalog", [], {"label": np.arange(5), "size": np.ones(5, np.float32)}, {"prefix": 3}
+    )
+    torch.save({"w": torch.ones(2, 2), "b": torch.zeros(1)}, folder / "seed.pt")
+    return {
+        "scores": [_SCORES, _SCORES.replace(b"score", b"distance"), "\ufeffscore,genuine\n1,0\n".encode()],
+        "slices": [b"age,subject,quality\n3,x,1\n4,y,2\n", b"age,pose\n3,left\n"],
+        "embeddings_npz": [known, unpacked.getvalue()],
+        "embeddings_parquet": _parquet_seeds(folder, embeddings),
+        "pair_list": [b"first,second,genuine\na,b,0\nb,c,1\n"],
+        "bin_subjects": [_SUBJECTS],
+        "record_names": [_NAMES],
+        "landmarks_csv": [_LANDMARKS],
+        "landmarks_json": [b'{"a.jpg": [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]}'],
+        "listed_pairs": [b"10 300\nann 1 2\nann 1 bob 3\n", b"ann/1.jpg ann/2.jpg 1\n", b"a.jpg 0\nb.jpg 0\n"],
+        "noise_list": [b"# noise\na.jpg\n1\tb.jpg\n"],
+        "tar_shard": [_tar_seed(tarfile.GNU_FORMAT), _tar_seed(tarfile.PAX_FORMAT)],
+        "cached_columns": [(folder / "seed.catalog").read_bytes()],
+        "run_id": [b"0123456789abcdef\n"],
+        "run_lock": [json.dumps(_HOLDER).encode()],
+        "run_state": [json.dumps(_STATE).encode()],
+        "metrics": [b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": "nan"}\n'],
+        "manifest": [json.dumps({"format": FORMAT, "sha256": ""} | _MANIFEST).encode()],
+        "thresholds": [json.dumps([_THRESHOLD, _THRESHOLD | {"fnmr": None, "fnmr_interval": None}]).encode()],
+        "weights_safetensors": [_safetensors_seed(folder)],
+        "weights_pt": [(folder / "seed.pt").read_bytes()],
+        "model_description": [_safetensors_seed(folder)],
+        "ijb": [_IJB],
+    }  # fmt: skip
+
+
+def _parquet_seeds(folder: Path, embeddings: Embeddings) -> list[bytes]:
+    try:
+        save_embeddings(folder / "known.parquet", embeddings)
+    except DataError:  # pyarrow is not installed
+        return [b"PAR1"]
+    return [(folder / "known.parquet").read_bytes()]
+
+
+def _tar_seed(form: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for name, content in (
+            ("a/" + "x" * 120 + ".jpg", encoded_image(0, 4)),
+            ("b.jpg", b"y"),
+            ("b.cls", b"3"),
+            ("c.png", b"z"),
+            ("c.json", b'{"label": "k"}'),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _safetensors_seed(folder: Path) -> bytes:
+    from safetensors.torch import save_file
+
+    from facetrain.backbone.zoo import build_backbone
+
+    options = {"layers": [1, 1, 1, 1], "widths": [2, 2, 2, 2], "embedding_size": 4, "image_size": 32}
+    network = build_backbone("iresnet", **options)
+    described = {"backbone": {"name": "iresnet"} | options, METADATA_KEY: [_THRESHOLD]}
+    save_file(
+        network.state_dict(), folder / "seed.safetensors", metadata={"facetrain": json.dumps(described)}
+    )
+    return (folder / "seed.safetensors").read_bytes()
