@@ -21,7 +21,7 @@ from facetrain.verify.normalization import l2_normalize
 SUFFIXES = (".npz", ".parquet")
 _COLUMNS = ("embedding", "name", "label")
 _SPARE_BYTES = 1 << 27
-_PARQUET_VALUE_BYTES = 4
+_ROWS_PER_PART = 4096
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,21 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
         with path.open("rb") as file:
             # As a dictionary: a few bytes per row can stand for names of any length.
             parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
-            # Encoded, a million equal numbers need a few bytes.
-            groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
-            columns = [group.column(at) for group in groups for at in range(group.num_columns)]
-            values = sum(column.num_values for column in columns if column.path_in_schema != "name")
-            sizes = [column.total_uncompressed_size for column in columns]
-            _require_fitting(path, max(_PARQUET_VALUE_BYTES * values, sum(sizes)))
-            table = parquet.read(columns=list(_COLUMNS), use_threads=False).combine_chunks()
+            facts = parquet.metadata
+            if facts.num_rows > path.stat().st_size:
+                raise ValueError(f"claims {facts.num_rows:,} rows in {path.stat().st_size:,} bytes")
+            groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+            _require_fitting(path, sum(group.total_byte_size for group in groups))
+            # In parts, after the first row alone: encoded, a million equal numbers need a few bytes. Their number is in
+            # the metadata of the columns too, but pyarrow 21 ends the process if that is damaged.
+            first = next(parquet.iter_batches(1, columns=["embedding"], use_threads=False))
+            _require_fitting(path, first["embedding"].nbytes * facts.num_rows)
+            parts, size = [], 0
+            for part in parquet.iter_batches(_ROWS_PER_PART, columns=list(_COLUMNS), use_threads=False):
+                size += part["embedding"].nbytes
+                _require_fitting(path, size)
+                parts.append(part)
+            table = pa.Table.from_batches(parts).combine_chunks()
         column, names = table["embedding"].chunk(0), table["name"].chunk(0)
         embedding = column.flatten().to_numpy().reshape(len(column), -1)
         if pa.types.is_dictionary(names.type):
@@ -173,8 +181,8 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
             name = [distinct[at] for at in names.indices.to_pylist()]
         else:
             name = names.to_pylist()
-    except (pa.ArrowException, IndexError) as error:
-        raise ValueError(error) from None
+    except StopIteration:
+        raise ValueError("no rows") from None
     return np.asarray(embedding, np.float32), name, table["label"].to_numpy()
 
 

@@ -153,8 +153,8 @@ def _limited() -> Iterator[None]:
 
     signal.signal(signal.SIGALRM, hang)
     signal.signal(signal.SIGPROF, hang)
-    signal.setitimer(signal.ITIMER_REAL, _MAX_SECONDS, 1)
-    signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_SECONDS, 1)
+    signal.setitimer(signal.ITIMER_REAL, _MAX_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_SECONDS)
     try:
         yield
     finally:
@@ -164,8 +164,8 @@ def _limited() -> Iterator[None]:
 
 def damage_often(
     original: Path, foreign: Path, whole: Path, folder: Path, count: int, seed: int, deadline: float
-) -> Tally:
-    """Damage copies of `original`, and read each with all readers."""
+) -> Iterator[Tally]:
+    """Damage copies of `original`, and read each with all readers; yield the counts after each."""
     rng, tally = random.Random(seed), Tally()
     folder.mkdir(parents=True, exist_ok=True)
     run, bystander = folder / "run", folder / "bystander"
@@ -201,8 +201,8 @@ def damage_often(
             resumer.resume(tally, name, is_crafted=is_crafted, is_config=target == "config.yaml")
         if [_tree(original), _tree(foreign), bystander.read_bytes()] != outside:
             raise RuntimeError(f"{name}: a file outside of the run was changed")
+        yield tally
     _remove(run)
-    return tally
 
 
 class Resumer:
@@ -362,16 +362,23 @@ def _distribute(
         if not child:
             count = options.damages // options.processes + (number < options.damages % options.processes)
             seed = options.seed * 1000 + number
-            tally = damage_often(
-                original, foreign, whole, folder / f"damaged_{number}", count, seed, deadline
-            )
-            (folder / f"{number}.json").write_text(json.dumps(vars(tally)))
+            try:
+                for tally in damage_often(
+                    original, foreign, whole, folder / f"damaged_{number}", count, seed, deadline
+                ):
+                    (folder / f"{number}.json").write_text(json.dumps(vars(tally)))
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
             os._exit(0)
         children.append(child)
     total = Tally()
     for number, child in enumerate(children):
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
         total.add(json.loads((folder / f"{number}.json").read_text()))
+        if status:
+            total.add_fault("the fuzzer ended early", f"process {number}, status {status}")
     return total
 
 

@@ -33,6 +33,8 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import open_model
 from facetrain.models.weight_files import read_weights
+from facetrain.verify.embedding_files import load_embeddings
+from facetrain.verify.score_files import read_scores
 
 MAX_SECONDS, SPARE_MIB = 10.0, 256
 _SAFETY = 6 << 30
@@ -46,6 +48,19 @@ def _jpeg(width: int, height: int) -> bytes:
     place = data.index(b"\xff\xc0") + 5
     data[place : place + 4] = struct.pack(">HH", height, width)
     return bytes(data)
+
+
+def _progressive(side: int, scans: int) -> bytes:
+    """Return a progressive JPEG whose first scan is repeated: a decoder passes over the whole image each time."""
+    import cv2
+    import numpy as np
+
+    flags = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
+    data = cv2.imencode(".jpg", np.zeros((side, side, 3), np.uint8), flags)[1].tobytes()
+    first = data.index(b"\xff\xda")
+    # The last scan refines one coefficient: the decoder accepts it again and again.
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * scans + data[-2:] if last > first else data
 
 
 def _png(width: int, height: int, *, bits: int = 8, kind: int = 2) -> bytes:
@@ -86,6 +101,70 @@ def _parquet(folder: Path, rows: int, image: bytes, *, labels: bool) -> Path:
         table = pa.table({"image": pa.array([image] * rows, pa.binary()), "label": pa.array([0] * rows)})
     pq.write_table(table, folder / "a.parquet", compression="zstd", row_group_size=10**9)
     return folder
+
+
+def _parquet_dictionary(folder: Path, rows: int, *, long: str) -> Path:
+    """Write a column in which one value of a megabyte is repeated: each row needs a few bits."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    value = bytes(1 << 20) if long == "image" else "x" * (1 << 20)
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
+    if long == "image":
+        columns = {"image": repeated, "label": pa.array(range(rows))}
+    else:
+        columns = {"image": pa.array([os.urandom(20) for _ in range(rows)]), "label": repeated}
+    pq.write_table(pa.table(columns), folder / "a.parquet", compression="zstd", store_schema=False)
+    return folder
+
+
+def _embeddings_parquet(path: Path, *, rows: int, size: int, name: str) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = pa.array([1.0]).cast(pa.float32()).take(pa.array([0] * (rows * size)))
+    columns = {
+        "name": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([name])), "label": pa.array([0] * rows),
+        "embedding": pa.FixedSizeListArray.from_arrays(flat, size),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), path, compression="zstd", row_group_size=10**9, store_schema=False)
+    return path
+
+
+def _npz(path: Path, *, rows: int = 2, claimed: str = "") -> Path:
+    """Write a file of embeddings of zeros, compressed; `claimed` replaces the header of the embeddings."""
+    import numpy as np
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in (("name", np.array(["a", "b"])), ("label", np.arange(2))):
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array)
+        header = claimed or f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 512)}}"
+        start = np.lib.format.magic(2, 0) + struct.pack("<I", len(header)) + header.encode()
+        with archive.open("embedding.npy", "w", force_zip64=True) as file:
+            file.write(start)
+            for _ in range(0 if claimed else rows * 2048 >> 20):
+                file.write(bytes(1 << 20))
+    return path
+
+
+def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33) -> Path:
+    """Write a graph that computes a huge value from constants: at once, or by doubling a small one."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    shape = helper.make_tensor("s", TensorProto.INT64, [1], [16 if doublings else size])
+    nodes = [helper.make_node("ConstantOfShape", ["s"], ["c0"])]
+    nodes += [helper.make_node("Concat", [f"c{n}"] * 2, [f"c{n + 1}"], axis=0) for n in range(doublings)]
+    nodes += [
+        helper.make_node("ReduceMax", [f"c{doublings}"], ["m"]),
+        helper.make_node("Add", ["x", "m"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 112, 112]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [shape])
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
 
 
 def _records(folder: Path, words: bytes) -> Path:
@@ -208,6 +287,21 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "zip: an image of zeros, deflated 1,000 times": (lambda: _zip(f / "z1.zip", bytes(300 << 20)), _read_dataset),
         "zip: an image of 100 MiB of zeros": (lambda: _zip(f / "z2.zip", bytes(100 << 20)), _read_dataset),
         "zip: a list of 100 MiB of line breaks": (lambda: _zip(f / "z3.zip", b"\n" * (100 << 20), name="labels.csv"), _read_dataset),
+        "JPEG: 5,000 scans of 4 megapixels": (lambda: _file(f / "p.jpg", _progressive(2000, 5000)), _decode),
+        "JPEG: more than 80 scans of 39 megapixels": (lambda: _file(f / "q.jpg", _progressive(6250, 80)), _decode),
+        "Parquet: an image of 1 MiB in 20,000 rows": (lambda: _parquet_dictionary(f / "p3", 20_000, long="image"), _read_dataset),
+        "Parquet: a label of 1 MiB in 20,000 rows": (lambda: _parquet_dictionary(f / "p4", 20_000, long="label"), _read_dataset),
+        "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_embeddings),
+        "embeddings: .npz that claims 2^40 rows": (lambda: _npz(f / "e2.npz", claimed="{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"), load_embeddings),
+        "embeddings: .npz with a header of 300 MiB": (lambda: _npz(f / "e3.npz", claimed=" " * (300 << 20)), load_embeddings),
+        "embeddings: .npz with a nested header": (lambda: _npz(f / "e4.npz", claimed="(" * 9_000), load_embeddings),
+        "embeddings: .parquet, 400 million equal numbers": (lambda: _embeddings_parquet(f / "e5.parquet", rows=100_000, size=4000, name="x"), load_embeddings),
+        "embeddings: .parquet, a name of 1 MiB in 5,000 rows": (lambda: _embeddings_parquet(f / "e6.parquet", rows=5000, size=2, name="x" * (1 << 20)), load_embeddings),
+        "scores: one slice of 100,000 characters among 200,000 rows": (lambda: _file(f / "a.csv", b"score,genuine,age\n" + b"0.5,1,y\n" * 200_000 + b"0.5,1," + b"x" * 100_000 + b"\n"), read_scores),
+        "scores: 20 MiB of commas": (lambda: _file(f / "b.csv", b"," * (20 << 20)), read_scores),
+        "ONNX: a constant of 2^33 zeros in 100 bytes": (lambda: _constant_of_shape(f / "e.onnx"), _open),
+        "ONNX: 16 zeros doubled 32 times": (lambda: _constant_of_shape(f / "f.onnx", doublings=32), _open),
+        "MXNet: nested attributes of a symbol": (lambda: _symbol(f / "m4", '{"nodes": ' + "[" * 900 + "]" * 900 + ', "heads": [[0]]}'), _open),
         "checkpoint: nested manifest": (lambda: ((f / "step_00000001").mkdir(), _file(f / "step_00000001" / "manifest.json", nested.encode()))[1].parent, Checkpoint.open),
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ from facetrain.errors import DataError
 from facetrain.verify import identification
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 from facetrain.verify.identification import top_k
+from tests.support import bombs
 
 
 def some(count=7, size=4):
@@ -71,3 +72,38 @@ def test_top_k_agrees_with_a_full_sort(at_once, monkeypatch):
     np.testing.assert_array_equal(entry, np.argsort(-similarity, axis=1)[:, :6])
     np.testing.assert_allclose(cosine, -np.sort(-similarity, axis=1)[:, :6], rtol=1e-5)
     assert top_k(probe, gallery[:2], 6)[0].shape == (9, 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\5\6" + bytes(18), b"\x93NUMPY\1\0\1\0 ", bytes(100)],
+    ids=["empty", "no arrays", "npy", "zeros"],
+)
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, content, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a file of embeddings") as caught:
+        load_embeddings(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_array_that_claims_more_than_it_has_is_refused_before_it_is_allocated(tmp_path):
+    claimed = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"
+    with pytest.raises(DataError, match=r"claims the shape \(1099511627776, 512\)"):
+        load_embeddings(bombs._npz(tmp_path / "a.npz", claimed=claimed))
+
+
+def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
+    with pytest.raises(DataError, match="decompresses to .* more than"):
+        load_embeddings(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="decompresses to .* more than"):
+        load_embeddings(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=20_000, size=4000, name="x"))
+
+
+@pytest.mark.parametrize("label", [["x", "y"], [0.5, 1.5]])
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path, label):
+    np.savez(tmp_path / "a.npz", embedding=np.eye(2), name=["a", "b"], label=label)
+    with pytest.raises(DataError, match="labels whole numbers"):
+        load_embeddings(tmp_path / "a.npz")
