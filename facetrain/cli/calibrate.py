@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.devices import Device
+from facetrain.cli.outputs import echo_line
 
 
 def calibrate(
@@ -80,11 +81,11 @@ def calibrate(
         return
     first = thresholds[0]
     measured = f"{first.impostors:,} impostor pairs of {first.subjects:,} people in {first.data}"
-    typer.echo(f"{path}: thresholds from {measured}")
+    echo_line(f"{path}: thresholds from {measured}")
     for one in thresholds:
         low, high = one.fmr_interval
         line = f"  FMR {one.fmr:g}  cosine >= {one.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
         if one.fnmr is not None and one.fnmr_interval is not None:
             line += f"  FNMR {one.fnmr:.3%} [{one.fnmr_interval[0]:.3%}, {one.fnmr_interval[1]:.3%}]"
-        typer.echo(line)
-    typer.echo(f"next: facetrain compare {path} A.jpg B.jpg")
+        echo_line(line)
+    echo_line(f"next: facetrain compare {path} A.jpg B.jpg")

@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_writable, write_text
 from facetrain.verify.formatting import format_evaluation
 
 _MODEL_HELP = (
@@ -170,11 +170,11 @@ def evaluate(
         typer.echo(content)
         return
     network = f"{opened}: {evaluation.description}, in {evaluation.precision}"
-    typer.echo(evaluation.description if model is None else network)
+    echo_line(evaluation.description if model is None else network)
     for line in format_evaluation(evaluation):
-        typer.echo(line)
+        echo_line(line)
     if page is not None:
-        typer.echo(f"report: {page}")
+        echo_line(f"report: {page}")
     if json_file is not None:
         write_text(json_file, content + "\n")
 
@@ -228,7 +228,7 @@ def embed(
         )
     save_embeddings(output, embeddings)
     count, size = embeddings.embedding.shape
-    typer.echo(f"{output}: {count:,} embeddings of size {size}")
+    echo_line(f"{output}: {count:,} embeddings of size {size}")
 
 
 def compare(
@@ -263,7 +263,7 @@ def compare(
         line += (
             f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
         )
-    typer.echo(line)
+    echo_line(line)
 
 
 def _only_system(

@@ -1,12 +1,14 @@
-"""Output files of commands, checked before long work starts."""
+"""Output of commands: lines with names in them, and files, checked before long work starts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import typer
+
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, printable
 
 
 def require_writable(*files: Path | None) -> None:
@@ -44,3 +46,8 @@ def write_text(path: Path, text: str) -> None:
     """
     with os_errors_as(UsageError, path):
         path.write_text(text, encoding="utf-8")
+
+
+def echo_line(line: str) -> None:
+    """Print a line to standard output. Control characters are escaped: it may have names of files or identities."""
+    typer.echo(printable(line))

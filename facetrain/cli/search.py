@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_writable, write_text
 
 if TYPE_CHECKING:
     from facetrain.verify.embedding_files import Embeddings
@@ -79,9 +79,10 @@ def search(
     if as_json:
         typer.echo(json.dumps(results, indent=1))
     elif output is None:
-        typer.echo("\n".join(line for result in results for line in _format_result(result)))
+        for line in (line for result in results for line in _format_result(result)):
+            echo_line(line)
     else:
-        typer.echo(f"{output}: searched {len(results):,} probes in {len(entries.name):,} gallery entries")
+        echo_line(f"{output}: searched {len(results):,} probes in {len(entries.name):,} gallery entries")
 
 
 def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
+from facetrain.cli.outputs import echo_line
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -144,7 +145,7 @@ def runs(
     elif found:
         typer.echo(format_runs(found))
     else:
-        typer.echo(f"{folder}: no runs")
+        echo_line(f"{folder}: no runs")
 
 
 def report(
@@ -160,4 +161,4 @@ def report(
     require_writable(output)
     page = output or run_dir / "report.html"
     write_run_report(run_dir, page)
-    typer.echo(page)
+    echo_line(str(page))

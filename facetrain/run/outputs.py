@@ -12,7 +12,7 @@ from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
 from facetrain.data.loader import Loader
 from facetrain.data.skipped_files import skipped_summary, skipped_table
-from facetrain.files import write_atomically
+from facetrain.files import printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
 from facetrain.run.build import describe_model
 from facetrain.run.callbacks.logging import open_recorder
@@ -88,7 +88,7 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         skipped=skipped,
         seconds=time.perf_counter() - run.started_at,
     )
-    print(summary)
+    print("\n".join(map(printable, summary.splitlines())))
 
 
 def open_metrics(run: PreparedRun) -> tuple[Recorder, Console | None]:

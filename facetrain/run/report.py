@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +18,7 @@ from facetrain.run.list_runs import best_accuracies, is_run, read_metrics
 from facetrain.run.run_state import RunState, read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.mlflow import flatten
-from facetrain.verify.html import data_table, details_table, html_page, svg
+from facetrain.verify.html import data_table, details_table, escape, html_page, svg
 
 _MAX_LINES = 100
 """Skipped images, warnings and loss spikes that the page lists of each kind."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import re
 from base64 import b64encode
 from collections.abc import Iterable
-from html import escape
 from typing import TYPE_CHECKING
+
+from facetrain.files import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +41,11 @@ _POLICY = (
 )
 _SVG_STYLE = re.compile(r'<style type="text/css">.*?</style>', re.S)
 _STYLE_ATTRIBUTE = re.compile(r' style="([^"]*)"')
+
+
+def escape(text: str) -> str:
+    """Return a text for HTML: without markup, and without characters that control a terminal or the direction."""
+    return html.escape(printable(text))
 
 
 def html_page(title: str, body: Iterable[str]) -> str:

@@ -92,4 +92,6 @@ def _merge_groups(texts: dict[str, list[str]]) -> dict[str, list[str]]:
 def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
     """Return the common value of both images, or `a / b` in alphabetical order: str (P,)."""
     low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
+    if low.dtype == object:  # texts of very different lengths
+        return np.where(low == high, low, low + " / " + high)
     return np.where(low == high, low, np.char.add(np.char.add(low, " / "), high))

@@ -6,7 +6,6 @@ import base64
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import result_figures
 from facetrain.verify.formatting import format_counts, format_interval, format_number, headline
 from facetrain.verify.group_summary import GroupSummary
-from facetrain.verify.html import details_table, html_page, row, svg
+from facetrain.verify.html import details_table, escape, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result

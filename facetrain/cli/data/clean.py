@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.data.options import Dataset, Json, Workers
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import require_absent, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_absent, require_writable, write_text
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ def overlap(
         typer.echo(json.dumps({"threshold": used, "overlapping": [vars(one) for one in found]}))
         return
     source = open_dataset(dataset)
-    typer.echo(f"{len(found):,} identities of {dataset} are also in {test} (cosine ≥ {used:.3f})")
+    echo_line(f"{len(found):,} identities of {dataset} are also in {test} (cosine ≥ {used:.3f})")
     for one in found[:_PRINTED_IDENTITIES]:
         names = f"{train.name[one.image]} and {tested.name[one.test_image]}"
-        typer.echo(f"  {identity_title(source, one.identity)}  {one.similarity:.3f}  {names}")
+        echo_line(f"  {identity_title(source, one.identity)}  {one.similarity:.3f}  {names}")
 
 
 def clean(
@@ -159,13 +159,13 @@ def clean(
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    typer.echo(f"{dataset}: {len(embedded.label):,} images, threshold {found.threshold:.3f}")
-    typer.echo(f"  {_trust(found.confusion)}")
+    echo_line(f"{dataset}: {len(embedded.label):,} images, threshold {found.threshold:.3f}")
+    echo_line(f"  {_trust(found.confusion)}")
     counts = Counter(fault.kind for fault in found.faults)
     for kind, description in FAULT_KINDS.items():
-        typer.echo(f"  {counts[kind]:,} {description}")
+        echo_line(f"  {counts[kind]:,} {description}")
     if output is not None:
-        typer.echo(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
+        echo_line(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
 
 
 def _trust(confusion: float) -> str:

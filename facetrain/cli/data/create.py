@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
+from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def synth(
     if as_json:
         typer.echo(json.dumps(vars(written) | {"folder": str(written.folder)}))
     else:
-        typer.echo(
+        echo_line(
             f"{written.folder}: {written.images:,} images of {written.identities:,} identities, "
             f"and {written.pairs:,} verification pairs of other identities"
         )
@@ -132,11 +133,11 @@ def pack(
         skipped = [vars(one) for one in packed.skipped]
         typer.echo(json.dumps(vars(packed) | {"folder": str(packed.folder), "skipped": skipped}))
         return
-    typer.echo(f"{packed.folder}: {packed.images:,} images of {packed.identities:,} identities")
+    echo_line(f"{packed.folder}: {packed.images:,} images of {packed.identities:,} identities")
     if packed.skipped:
-        typer.echo(f"  left out {len(packed.skipped):,} files, see {packed.folder / tool.SKIPPED_FILE}:")
+        echo_line(f"  left out {len(packed.skipped):,} files, see {packed.folder / tool.SKIPPED_FILE}:")
         for line in skipped_summary(packed.skipped):
-            typer.echo(f"    {line}")
+            echo_line(f"    {line}")
     _print_fallbacks(packed.fallbacks)
     _print_next_steps(packed.folder, image_size)
 
@@ -202,7 +203,7 @@ def pairs(
         facts = {"output": str(output), "pairs": count, "same": same, "fallbacks": fallbacks}
         typer.echo(json.dumps(facts))
     else:
-        typer.echo(f"{output}: {count:,} pairs, {same:,} of one person")
+        echo_line(f"{output}: {count:,} pairs, {same:,} of one person")
         _print_fallbacks(fallbacks)
         if hasattr(finder, "fallbacks"):
             typer.echo(f"  how each image was aligned: {alignment_path(output)}")
@@ -211,17 +212,17 @@ def pairs(
 def _print_fallbacks(fallbacks: dict[str, str]) -> None:
     """Print the images whose face was not detected at first. All of them: they are few, or the detector is wrong."""
     if fallbacks:
-        typer.echo(f"  no face detected at first in {len(fallbacks):,} images:")
+        echo_line(f"  no face detected at first in {len(fallbacks):,} images:")
         for name, fallback in sorted(fallbacks.items()):
-            typer.echo(f"    {name}: {fallback}")
+            echo_line(f"    {name}: {fallback}")
 
 
 def _print_next_steps(folder: Path, image_size: int) -> None:
     path = shlex.quote(str(folder))
-    typer.echo("Next, look at the images and search for faults:")
-    typer.echo(f"  facetrain data inspect {path} --sheet faces.png")
-    typer.echo(f"  facetrain data check {path} --near-duplicates")
-    typer.echo("Then train with a config such as this one, CONFIG.yaml:")
+    echo_line("Next, look at the images and search for faults:")
+    echo_line(f"  facetrain data inspect {path} --sheet faces.png")
+    echo_line(f"  facetrain data check {path} --near-duplicates")
+    echo_line("Then train with a config such as this one, CONFIG.yaml:")
     for line in (
         f"data: {{train: {json.dumps(str(folder), ensure_ascii=False)}, image_size: {image_size}}}",
         "model: {backbone: mbf}",
@@ -229,8 +230,8 @@ def _print_next_steps(folder: Path, image_size: int) -> None:
         "train: {global_batch_size: 64, epochs: 20}",
         "eval: {targets: []}",
     ):
-        typer.echo(f"    {line}")
-    typer.echo("  facetrain train --config CONFIG.yaml")
+        echo_line(f"    {line}")
+    echo_line("  facetrain train --config CONFIG.yaml")
 
 
 def _landmark_finder(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import Dataset, Json, Workers
-from facetrain.cli.outputs import require_writable
+from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.errors import UsageError
 
 _SHEET_PAIRS = 40
@@ -66,9 +66,9 @@ def inspect(
         facts = vars(statistics) | {"skipped": [vars(one) for one in statistics.skipped]}
         typer.echo(json.dumps(facts | ({} if locations is None else {"images": locations})))
     elif locations is not None:
-        typer.echo(f"{dataset}: identity {identity} has {len(locations):,} images")
+        echo_line(f"{dataset}: identity {identity} has {len(locations):,} images")
         for location in locations:
-            typer.echo(f"  {location}")
+            echo_line(f"  {location}")
     else:
         _print_statistics(statistics)
     _report_sheet(sheet, as_json)
@@ -99,10 +99,10 @@ def _inspect_pair_set(
     if as_json:
         typer.echo(json.dumps(vars(found)))
         return
-    typer.echo(f"{path}: {found.pairs:,} pairs, {found.same:,} of one person")
+    echo_line(f"{path}: {found.pairs:,} pairs, {found.same:,} of one person")
     for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
         listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-        typer.echo(f"  {what} of {found.images:,} images: {listed}")
+        echo_line(f"  {what} of {found.images:,} images: {listed}")
     _report_sheet(sheet, as_json)
 
 
@@ -126,21 +126,21 @@ def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path
 
 
 def _print_statistics(found: DatasetStatistics) -> None:
-    typer.echo(f"{found.folder}: {found.images:,} images of {found.identities:,} identities")
+    echo_line(f"{found.folder}: {found.images:,} images of {found.identities:,} identities")
     if found.identities_without_images:
-        typer.echo(f"  {found.identities_without_images:,} identities have no image")
-    typer.echo(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")
+        echo_line(f"  {found.identities_without_images:,} identities have no image")
+    echo_line(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")
     for name, count in found.histogram.items():
-        typer.echo(f"    {name:>9}  {count:,} identities")
+        echo_line(f"    {name:>9}  {count:,} identities")
     for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
         listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-        typer.echo(f"  {what} of {found.sample:,} images: {listed}")
+        echo_line(f"  {what} of {found.sample:,} images: {listed}")
     if found.skipped:
         from facetrain.data.skipped_files import skipped_summary
 
-        typer.echo(f"  {len(found.skipped):,} files are not images of the dataset (--json lists them):")
+        echo_line(f"  {len(found.skipped):,} files are not images of the dataset (--json lists them):")
         for line in skipped_summary(found.skipped):
-            typer.echo(f"    {line}")
+            echo_line(f"    {line}")
 
 
 def check(
@@ -171,16 +171,16 @@ def check(
         facts = {"images": report.images, "identities": report.identities, "damaged": report.damaged}
         typer.echo(json.dumps(facts | {"good": len(report.good), "faults": faults}))
     else:
-        typer.echo(f"{dataset}: {report.images:,} images of {report.identities:,} identities can be decoded")
+        echo_line(f"{dataset}: {report.images:,} images of {report.identities:,} identities can be decoded")
         for kind, description in tool.FAULT_KINDS.items():
             messages = [fault.message for fault in report.faults if fault.kind == kind]
             if messages:
-                typer.echo(f"  {description}: {len(messages):,}")
+                echo_line(f"  {description}: {len(messages):,}")
                 for message in messages[:show]:
-                    typer.echo(f"    {message}")
+                    echo_line(f"    {message}")
         if not report.faults:
-            typer.echo("  no faults")
+            echo_line("  no faults")
         if repair is not None:
-            typer.echo(f"{repair}: {len(report.good):,} images written")
+            echo_line(f"{repair}: {len(report.good):,} images written")
     if report.damaged and repair is None:
         raise typer.Exit(2)

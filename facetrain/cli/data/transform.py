@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from facetrain.cli.data.options import Dataset, Json, MinImages, Output, Seed, Workers
+from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -170,4 +171,4 @@ def _print_written(written: list[WrittenDataset], as_json: bool) -> None:
         typer.echo(json.dumps(results[0] if len(results) == 1 else results))
         return
     for one in written:
-        typer.echo(f"{one.folder}: {one.images:,} images of {one.identities:,} identities")
+        echo_line(f"{one.folder}: {one.images:,} images of {one.identities:,} identities")

@@ -70,7 +70,8 @@ def read_landmarks(path: Path) -> LandmarkTable:
     try:
         for location, name, values in _entries(path):
             try:
-                numbers = np.array(values, np.float32).reshape(10)
+                with np.errstate(over="ignore"):  # to infinity, which is refused below
+                    numbers = np.array(values, np.float32).reshape(10)
             except (ValueError, TypeError) as error:
                 raise DataError(f"{location}: {name!r} needs ten numbers, x and y of five points") from error
             if not np.isfinite(numbers).all():

@@ -106,7 +106,7 @@ def check_inside(root: Path, path: Path, location: str) -> Path:
     Raises:
         PairsError: it does not.
     """
-    if not is_image_name(path.name) or not path.resolve().is_relative_to(root.resolve()):
+    if "\0" in str(path) or not is_image_name(path.name) or not path.resolve().is_relative_to(root.resolve()):
         raise PairsError(f"{location}: {path} is not an image inside {root}")
     if not path.is_file():
         raise PairsError(f"{location}: there is no {path}")

@@ -99,7 +99,7 @@ def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
         load_embeddings(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
     pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="decompresses to .* more than"):
-        load_embeddings(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=20_000, size=4000, name="x"))
+        load_embeddings(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=2_000, size=40_000, name="x"))
 
 
 @pytest.mark.parametrize("label", [["x", "y"], [0.5, 1.5]])
