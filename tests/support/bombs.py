@@ -103,22 +103,6 @@ def _parquet(folder: Path, rows: int, image: bytes, *, labels: bool) -> Path:
     return folder
 
 
-def _parquet_dictionary(folder: Path, rows: int, *, long: str) -> Path:
-    """Write a column in which one value of a megabyte is repeated: each row needs a few bits."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder.mkdir()
-    value = bytes(1 << 20) if long == "image" else "x" * (1 << 20)
-    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
-    if long == "image":
-        columns = {"image": repeated, "label": pa.array(range(rows))}
-    else:
-        columns = {"image": pa.array([os.urandom(20) for _ in range(rows)]), "label": repeated}
-    pq.write_table(pa.table(columns), folder / "a.parquet", compression="zstd", store_schema=False)
-    return folder
-
-
 def _embeddings_parquet(path: Path, *, rows: int, size: int, name: str) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -289,8 +273,6 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "zip: a list of 100 MiB of line breaks": (lambda: _zip(f / "z3.zip", b"\n" * (100 << 20), name="labels.csv"), _read_dataset),
         "JPEG: 5,000 scans of 4 megapixels": (lambda: _file(f / "p.jpg", _progressive(2000, 5000)), _decode),
         "JPEG: more than 80 scans of 39 megapixels": (lambda: _file(f / "q.jpg", _progressive(6250, 80)), _decode),
-        "Parquet: an image of 1 MiB in 20,000 rows": (lambda: _parquet_dictionary(f / "p3", 20_000, long="image"), _read_dataset),
-        "Parquet: a label of 1 MiB in 20,000 rows": (lambda: _parquet_dictionary(f / "p4", 20_000, long="label"), _read_dataset),
         "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_embeddings),
         "embeddings: .npz that claims 2^40 rows": (lambda: _npz(f / "e2.npz", claimed="{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"), load_embeddings),
         "embeddings: .npz with a header of 300 MiB": (lambda: _npz(f / "e3.npz", claimed=" " * (300 << 20)), load_embeddings),

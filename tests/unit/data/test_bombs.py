@@ -19,7 +19,6 @@ from tests.support.bombs import (
     SPARE_MIB,
     _constant_of_shape,
     _onnx,
-    _parquet_dictionary,
     _progressive,
     _tar,
 )
@@ -36,7 +35,7 @@ def test_no_reader_exceeds_the_limits_on_any_bomb():
         timeout=600,
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0 and len(found) > 45, done.stderr
+    assert done.returncode == 0 and len(found) > 40, done.stderr
     for one in found:
         assert "unexpected" not in one["message"] and "\n" not in one["message"], one
         assert one["seconds"] < MAX_SECONDS, one
@@ -52,14 +51,6 @@ def test_a_jpeg_of_more_than_a_hundred_scans_is_refused():
     with pytest.raises(ImageError, match=r"the JPEG has 3\d\d scans; the limit is 100"):
         decode_rgb(_progressive(64, 300), location="x")
     assert decode_rgb(_progressive(64, 0), location="x").shape == (64, 64, 3)
-
-
-@pytest.mark.parametrize("long", ["image", "label"])
-def test_a_value_that_many_rows_of_a_parquet_file_share_is_in_memory_once(tmp_path, long):
-    pytest.importorskip("pyarrow")
-    dataset = open_dataset(_parquet_dictionary(tmp_path / "p", 10_000, long=long))
-    assert len(dataset.read(9_999)) == (1 << 20 if long == "image" else 20)
-    assert dataset.num_classes == (10_000 if long == "image" else 1)
 
 
 def test_a_graph_that_declares_or_computes_huge_values_is_refused_before_it_is_loaded(tmp_path):
