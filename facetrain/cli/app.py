@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import typer
 
 from facetrain import __version__
-from facetrain.cli import bench, calibrate, config, data, doctor, evaluate, export, plan, search, train
+from facetrain.cli import (
+    bench,
+    calibrate,
+    config,
+    data,
+    doctor,
+    embed,
+    evaluate,
+    export,
+    plan,
+    search,
+    train,
+)
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
 from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason, printable
@@ -45,9 +57,9 @@ app.command("resume")(train.resume)
 app.command("runs")(train.runs)
 app.command("report")(train.report)
 app.command("eval")(evaluate.evaluate)
-app.command("embed")(evaluate.embed)
+app.command("embed")(embed.embed)
 app.command("calibrate")(calibrate.calibrate)
-app.command("compare")(evaluate.compare)
+app.command("compare")(embed.compare)
 app.command("search")(search.search)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.evaluate import Model
+from facetrain.cli.evaluation_options import Model
 from facetrain.cli.outputs import require_writable, write_text
 from facetrain.models.export.formats import FORMATS, ExportOptions
 

@@ -1,0 +1,100 @@
+"""Commands `facetrain embed` and `facetrain compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facetrain.cli.devices import Device
+from facetrain.cli.evaluation_options import BatchSize, Bf16, Model
+from facetrain.cli.outputs import echo_line, require_writable
+
+
+def embed(
+    model: Model,
+    input: Annotated[
+        Path, typer.Argument(help="Images: one image, a folder of images, a dataset, a .rec or a .bin file.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="File for the columns `embedding`, `name` and `label`: .npz, or .parquet, which needs "
+            "facetrain[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
+        ),
+    ],
+    flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,
+    device: Device = "auto",
+    batch_size: BatchSize = 256,
+    bf16: Bf16 = False,
+) -> None:
+    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
+    from facetrain.cli.native_messages import collect_native_messages
+    from facetrain.cli.progress import progress_bar
+    from facetrain.run.teacher_embeddings import write_teacher_embeddings
+    from facetrain.training.teacher_cache import SUFFIX
+    from facetrain.verify.embedding_files import require_format, save_embeddings
+    from facetrain.verify.image_embeddings import embed_input
+
+    if output.suffix == SUFFIX:
+        require_writable(output)
+        with collect_native_messages(), progress_bar("embedding") as progress:
+            count, size = write_teacher_embeddings(
+                model,
+                input,
+                output,
+                flip=flip,
+                device=device,
+                batch_size=batch_size,
+                bf16=bf16,
+                progress=progress,
+            )
+        rows = "plain and mirrored" if flip else "plain"
+        typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
+        return
+    require_format(output)
+    require_writable(output)
+    with collect_native_messages(), progress_bar("embedding") as progress:
+        embeddings = embed_input(
+            model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, progress=progress
+        )
+    save_embeddings(output, embeddings)
+    count, size = embeddings.embedding.shape
+    echo_line(f"{output}: {count:,} embeddings of size {size}")
+
+
+def compare(
+    model: Model,
+    first: Annotated[Path, typer.Argument(help="First image: an aligned face crop.")],
+    second: Annotated[Path, typer.Argument(help="Second image: an aligned face crop.")],
+    fmr: Annotated[
+        float | None,
+        typer.Option(
+            help="False match rate whose threshold decides, one of those that `facetrain calibrate` stored. The "
+            "default is the lowest; a model without thresholds gives no decision."
+        ),
+    ] = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+) -> None:
+    """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
+    from facetrain.verify.calibration import pick_threshold, stored_thresholds
+    from facetrain.verify.image_embeddings import embed_image_files
+
+    embedding, metadata = embed_image_files(model, [first, second], device=device)
+    threshold = pick_threshold(stored_thresholds(metadata, model), fmr, model)
+    cosine = float(embedding[0] @ embedding[1])
+    same = threshold and cosine >= threshold.cosine
+    if as_json:
+        decision = {"same": same, "threshold": threshold.as_json()} if threshold else {}
+        typer.echo(json.dumps({"cosine": cosine} | decision))
+        return
+    line = f"cosine similarity {cosine:.4f}"
+    if threshold:
+        verdict = "same person" if same else "different people"
+        line += (
+            f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
+        )
+    echo_line(line)

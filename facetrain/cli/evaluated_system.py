@@ -1,0 +1,77 @@
+"""Selection of the system that `facetrain eval` evaluates: a model, or scores or embeddings of another system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from facetrain.cli.checkpoints import parse_checkpoint
+from facetrain.errors import UsageError
+
+
+@dataclass(frozen=True)
+class EvaluatedSystem:
+    """Model, or file of another system's scores or embeddings."""
+
+    path: Path
+    """The file, or the model: for a checkpoint of a run its folder."""
+    run: Path | None = None
+    """MODEL as it was given, maybe a run; None for a file of scores or embeddings."""
+
+
+def pick_system(
+    model: Path | None,
+    scores: Path | None,
+    embeddings: Path | None,
+    pairs: Path | None,
+    targets: Sequence[str],
+    checkpoint: str | None,
+) -> EvaluatedSystem:
+    """Return the one of MODEL, --scores and --embeddings that is given.
+
+    Raises:
+        UsageError: not exactly one is given, or --target or --pairs does not fit it.
+        CheckpointError: the run has no such checkpoint.
+    """
+    given = [one for one in (model, scores, embeddings) if one is not None]
+    if len(given) != 1:
+        raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
+    if model is not None and not targets:
+        raise UsageError(f"{model}: give the evaluation set with --target")
+    if model is None and targets:
+        raise UsageError(
+            f"{given[0]}: --target {targets[0]} needs a MODEL; to compare one with these scores: facetrain eval MODEL "
+            f"--target {targets[0]} --against {given[0]}"
+        )
+    if (embeddings is None) != (pairs is None):
+        raise UsageError(
+            "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
+        )
+    if model is None:
+        return EvaluatedSystem(given[0])
+    return EvaluatedSystem(_find_checkpoint(model, checkpoint), run=model)
+
+
+def parse_slice_tables(slices: Sequence[str], targets: Sequence[str]) -> dict[str, Path]:
+    """Parse the values of --slices: return the paths of the tables by the name of the set.
+
+    Raises:
+        UsageError: a value has no set, and there are several.
+    """
+    tables = {}
+    for value in slices:
+        name, equals, path = value.partition("=")
+        if not equals and len(targets) > 1:
+            raise UsageError(f"--slices {value}: there are {len(targets)} sets; write --slices SET={value}")
+        tables[name if equals else Path(targets[0]).stem] = Path(path if equals else value)
+    return tables
+
+
+def _find_checkpoint(model: Path, checkpoint: str | None) -> Path:
+    """Return the folder of a checkpoint of a run; the model itself without `--checkpoint`."""
+    if checkpoint is None:
+        return model
+    from facetrain.checkpoint.load import Checkpoint
+
+    return Checkpoint.open(model, parse_checkpoint(checkpoint)).folder
