@@ -11,11 +11,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from facetrain.config.data_section import DataConfig
-from facetrain.config.distill_section import DistillConfig
 from facetrain.config.head_section import HeadConfig
 from facetrain.config.model_section import ModelConfig
 from facetrain.config.section import Positive, Section
-from facetrain.config.training_section import OptimConfig, TrainConfig
+from facetrain.config.training_section import DistillConfig, OptimConfig, TrainConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 

@@ -1,4 +1,4 @@
-"""Sections `optim` and `train` of the config: optimizer, batch size, length, number formats and limits."""
+"""Sections `optim`, `distill` and `train` of the config: optimizer, teacher, batch size, length and limits."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ class OptimConfig(Section):
     """Exponent of the polynomial schedule."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
     """Number of epochs of warm-up; may be a fraction."""
+
+
+class DistillConfig(Section):
+    """Distillation: the network also learns the embeddings of a trained model, the teacher."""
+
+    teacher: str
+    """Path of the teacher: a run folder, a checkpoint, or a model file of any format that `facetrain eval` opens."""
+    loss: Literal["cosine", "mse", "relational"] = "cosine"
+    """Loss between the embeddings of network and teacher. cosine: 1 − cos of the two. mse: squared difference of their
+    elements. relational: squared difference of the cosines of all pairs of images in the batch. With cosine and mse, a
+    learned projection maps an embedding to the teacher's length if they differ."""
+    cache: str | None = None
+    """File with the teacher's embeddings of `data.train`, written by `facetrain embed` with a name that ends in
+    .safetensors. They are those of the images before all augmentations but the flip. null: the teacher embeds the
+    augmented images in each step."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor on this loss, which is added to the margin loss."""
 
 
 class TrainConfig(Section):

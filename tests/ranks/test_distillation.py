@@ -8,7 +8,7 @@ from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
-from facetrain.training.distillation_losses import LOSSES
+from facetrain.training.distillation import LOSSES
 from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.ranks import run_ranks

@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 
 from facetrain.config.loading import load_config
 from facetrain.run import training
+from facetrain.run.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
 
@@ -36,6 +37,8 @@ def in_worlds(rank, config, folder, ports):
         target = folder / f"{saved_on}_to_{size}"
         if rank == 0:
             shutil.copytree(folder / f"{saved_on}", target)
+            # With RANK set, this counts as a restart, which continues from the newest checkpoint.
+            shutil.rmtree(target / "checkpoints" / "step_00000004")
         with_rank(rank, size, ports.pop(), training.resume, described, target, 2)
 
 
@@ -53,5 +56,8 @@ def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path
     mp.spawn(in_worlds, (config, tmp_path, ports), nprocs=max(SIZES))
     alone = losses(tmp_path / "1")
     assert len(alone) == 4
+    for saved_on, size in PAIRS:
+        starts = read_state(tmp_path / f"{saved_on}_to_{size}").starts
+        assert [start.step for start in starts] == [0, 2]
     for folder in [*map(str, SIZES), *(f"{saved_on}_to_{size}" for saved_on, size in PAIRS)]:
         assert losses(Path(tmp_path, folder)) == pytest.approx(alone, rel=1e-5), folder

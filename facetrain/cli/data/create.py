@@ -173,9 +173,9 @@ def pairs(
     """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.formats.pair_archives import is_pair_archive
-    from facetrain.data.tools.group_bins import find_group_bins, join_group_bins
     from facetrain.data.tools.pair_images import alignment_path
     from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
+    from facetrain.data.tools.published_sets import find_group_bins, join_group_bins
     from facetrain.data.tools.sample_pairs import sample_pairs
 
     finder = _landmark_finder(landmarks, detector, center_crop=True)

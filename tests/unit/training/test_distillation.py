@@ -14,8 +14,7 @@ from facetrain.errors import CheckpointError, ConfigError
 from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model, save_model
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
-from facetrain.training.distillation import Distillation
-from facetrain.training.distillation_losses import LOSSES
+from facetrain.training.distillation import LOSSES, Distillation
 from facetrain.training.teacher import LiveTeacher, digest_model
 from tests.runs.conftest import dataset  # noqa: F401
 

@@ -8,10 +8,9 @@ import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.image_header import encoded_image_size
-from facetrain.data.tools.group_bins import find_group_bins, join_group_bins
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
-from facetrain.data.tools.published_sets import find_published_set
+from facetrain.data.tools.published_sets import find_group_bins, find_published_set, join_group_bins
 from facetrain.errors import PairsError
 from facetrain.verify.pair_set import load_pair_set
 from facetrain.verify.slices import read_slice_table
