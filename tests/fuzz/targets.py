@@ -173,6 +173,12 @@ def saved_dataset(data: bytes) -> str:
     return _open_and_read("hf/a.arrow", data)
 
 
+def parquet_folder(data: bytes) -> str:
+    """Open a folder with a Parquet file of these bytes."""
+    (_FOLDER / "parquet").mkdir(exist_ok=True)
+    return _open_and_read("parquet/a.parquet", data)
+
+
 def _open_and_read(name: str, data: bytes) -> str:
     """Open a dataset that is one file of these bytes, and read its first images, with their names."""
     path = _FOLDER / name
@@ -239,14 +245,16 @@ def _tar() -> bytes:
     return file.getvalue()
 
 
-def _arrow() -> bytes:
+def _arrow_and_parquet() -> tuple[bytes, bytes]:
     import pyarrow as pa
+    import pyarrow.parquet
 
     table = pa.table({"image": [{"bytes": encoded_image(0, 4), "path": "a.png"}] * 2, "label": [0, 1]})
-    file = io.BytesIO()
-    with pa.ipc.new_stream(file, table.schema) as stream:
+    arrow, parquet = io.BytesIO(), io.BytesIO()
+    with pa.ipc.new_stream(arrow, table.schema) as stream:
         stream.write_table(table)
-    return file.getvalue()
+    pa.parquet.write_table(table, parquet, compression=None, use_dictionary=False)
+    return arrow.getvalue(), parquet.getvalue()
 
 
 def _zip(method: int, *, listed: bool) -> bytes:
@@ -271,6 +279,7 @@ def seeds() -> dict[str, list[bytes]]:
         pickle.dumps(([encoded_image(0, 4), encoded_image(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)
     ]
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
+    arrow, parquet = _arrow_and_parquet()
     network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
     return {
         "recordio": records,
@@ -289,7 +298,8 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "mxnet_network": [b"\n\n".join(network)],
         "gzipped_tar": [_tar()],
-        "saved_dataset": [_arrow()],
+        "saved_dataset": [arrow],
+        "parquet_folder": [parquet],
         "tf_records": [tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
@@ -310,4 +320,5 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "tf_records": tf_records,
     "gzipped_tar": gzipped_tar,
     "saved_dataset": saved_dataset,
+    "parquet_folder": parquet_folder,
 } | table_targets(_FOLDER)

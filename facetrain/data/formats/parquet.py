@@ -34,6 +34,8 @@ _CACHE_BYTES = 1 << 28
 """Decoded row groups in memory per process; one larger group stays alone."""
 _MAX_OPEN_FILES = 256
 _LENGTH_BYTES = 4
+_PAGE_HEADER_BYTES = 1 << 20
+"""Bytes of a row group beside its values: headers of pages, and statistics."""
 
 
 class ParquetDataset:
@@ -77,8 +79,7 @@ class ParquetDataset:
             if len(data) < size:
                 raise DataError(f"{self.location(index)}: the file is truncated; copy it again")
             return data
-        value = self._row(index)
-        value = value.get("bytes") if isinstance(value, dict) else value
+        value = _field(self._row(index), "bytes")
         if not isinstance(value, bytes):
             raise DataError(f"{self.location(index)}: column {self._column} contains no bytes")
         return value
@@ -92,8 +93,8 @@ class ParquetDataset:
 
     def name(self, index: int) -> str | None:
         """Return the path that the image column has; None without one."""
-        value = self._row(index)
-        path = value.get("path") if isinstance(value, dict) else None
+        row = self._row(index)
+        path = _field(row, "path") if _is_struct(row) else None
         return printable(path) if isinstance(path, str) and path else None
 
     def identity_name(self, label: int) -> str:
@@ -111,7 +112,7 @@ class ParquetDataset:
 
     def _row(self, index: int) -> Any:
         group = self._group(index)
-        return self._cache.get(group)[index - int(self._ends[group] - self._groups[group, 2])].as_py()
+        return self._cache.get(group)[index - int(self._ends[group] - self._groups[group, 2])]
 
     def _read_group(self, group: int) -> Any:
         file, row_group, _ = self._groups[group].tolist()
@@ -148,16 +149,16 @@ class _GroupCache:
 def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return offset and size of every image (-1: not in place), label, row groups, identities; and the image column."""
     files = [_open(path) for path in paths]
-    schema = files[0].schema_arrow
+    schema = _read(paths[0], lambda: files[0].schema_arrow)
     column = pick_column(schema.names, IMAGE_COLUMNS, "image", paths[0])
     label_column = pick_column(schema.names, LABEL_COLUMNS, "identity", paths[0])
     labels, groups, places = [], [], []
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         _require_fitting_rows(file, path)
         labels.append(_read(path, partial(file.read, [label_column]))[label_column].to_numpy())
-        for group in range(file.metadata.num_row_groups):
-            groups.append((number, group, file.metadata.row_group(group).num_rows))
-            places.append(_places_in_group(file, path, group, column))
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+        groups += [(number, group, count) for group, count in enumerate(rows)]
+        places += _places_in_file(file, path, column)
     label, names = number_labels(np.concatenate(labels), class_names(schema, label_column), folder)
     if not len(label):
         raise DataError(f"{folder}: the .parquet files contain no rows")
@@ -169,24 +170,35 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     return columns, {"column": column}
 
 
-def _places_in_group(file: Any, path: Path, group: int, column: str) -> np.ndarray:
+def _places_in_file(file: Any, path: Path, column: str) -> Iterator[np.ndarray]:
+    """Yield the places of the images of each row group, as `_find_places` returns them."""
+    start, in_place, previous_bytes = 0, True, 0
+    for group in range(file.metadata.num_row_groups):
+        metadata = file.metadata.row_group(group)
+        places = np.full((metadata.num_rows, 2), -1, np.int64)
+        if in_place:
+            # Other columns of this group and of the one before may lie between the images of the two.
+            span = previous_bytes + metadata.total_byte_size + _PAGE_HEADER_BYTES
+            places = _find_places(path, _read_group(file, path, group, column), start, span)
+            # A writer compresses all groups or none: do not search in the others.
+            in_place = bool((places >= 0).all())
+            start = int(places[-1].sum()) if in_place and len(places) else start
+            previous_bytes = metadata.total_byte_size
+        yield places
+
+
+def _find_places(path: Path, rows: Any, start: int, span: int) -> np.ndarray:
     """Return the byte offset in the file and the size of each image of a row group: int64 (rows, 2); -1: not in place.
 
     A plain column stores each value as its length and its bytes. The values that pyarrow decodes are searched in this
-    order, so an image whose place is known is the one that pyarrow reads.
+    order from the byte `start` on, so an image whose place is known is the one that pyarrow reads. The column's
+    metadata would give its offset, but pyarrow ends the process if that metadata is damaged.
     """
-    metadata = file.metadata.row_group(group)
-    nowhere = np.full((metadata.num_rows, 2), -1, np.int64)
-    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
-    chunk = next((one for one in chunks if one.path_in_schema in (column, f"{column}.bytes")), None)
-    if chunk is None or chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
-        return nowhere
-    first = chunk.data_page_offset
-    raw = PositionalFile(path).bytes_at(first, max(min(chunk.total_compressed_size, path.stat().st_size), 0))
-    rows, found, position = _read_group(file, path, group, column), [], 0
+    raw = PositionalFile(path).bytes_at(start, max(min(span, path.stat().st_size - start), 0))
+    nowhere = np.full((len(rows), 2), -1, np.int64)
+    found, position = [], 0
     for row in rows:
-        value = row.as_py()
-        value = value.get("bytes") if isinstance(value, dict) else value
+        value = _field(row, "bytes")
         if not isinstance(value, bytes):
             return nowhere
         stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
@@ -194,9 +206,26 @@ def _places_in_group(file: Any, path: Path, group: int, column: str) -> np.ndarr
             position = raw.find(stored, position)
             if position < 0:
                 return nowhere
-        found.append((first + position + _LENGTH_BYTES, len(value)))
+        found.append((start + position + _LENGTH_BYTES, len(value)))
         position += len(stored)
     return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _is_struct(row: Any) -> bool:
+    import pyarrow
+
+    return isinstance(row, pyarrow.StructScalar)
+
+
+def _field(row: Any, name: str) -> Any:
+    """Return a field of a value of the image column, or the value if it has no fields; None if it cannot be read.
+
+    One field and not all: the path of an image may be no text, and the image is read without it.
+    """
+    try:
+        return (row[name] if _is_struct(row) else row).as_py()
+    except (KeyError, UnicodeDecodeError):
+        return None
 
 
 def column_names(path: Path) -> list[str]:
@@ -205,7 +234,8 @@ def column_names(path: Path) -> list[str]:
     Raises:
         DataError: pyarrow is not installed, or the file is damaged.
     """
-    return list(_open(path).schema_arrow.names)
+    file = _open(path)
+    return list(_read(path, lambda: file.schema_arrow.names))
 
 
 def read_row_groups(path: Path, columns: list[str]) -> Iterator[Any]:
@@ -251,7 +281,9 @@ def _require_fitting_group(path: Path, group: Any, number: int) -> None:
 
 
 def _read(path: Path, action: Callable[[], Any]) -> Any:
+    import pyarrow
+
     try:
         return action()
-    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
