@@ -75,7 +75,7 @@ def test_errors_are_one_line(data, tmp_path):
         (("merge", data, tmp_path / "none", "--output", tmp_path / "out"), "no such folder"),
         (("merge", data, "--output", tmp_path / "out"), "two or more datasets"),
         (("shuffle", data, "--output", data), "already exists"),
-        (("pairs", data, "--output", tmp_path / "x.bin", "--seed", -1), "greater than or equal to 0"),
+        (("pairs", data, "--output", tmp_path / "x.bin", "--seed", -1), "use a number of at least 0"),
         (("index", data / "train.rec"), "replace it with --overwrite"),
         (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
     ):
