@@ -86,9 +86,14 @@ def evaluate(
         return
     page = None
     if report is not None:
+        from facetrain.verify.pair_columns import score_file_and_column
         from facetrain.verify.report import write_report
 
-        details = _report_details(evaluation.sets, data_dir, against)
+        if system.run is None:
+            files = [score_file_and_column(system.path)[0], pairs]
+        else:
+            files = [_set_file(data_dir or eval_dir_of_run(system.run), target) for target in targets]
+        details = _report_details(evaluation.sets, files, data_dir, against)
         page = write_report(report, evaluation, model=str(system.path), details=details)
     content = json.dumps({"model": str(system.path)} | evaluation.as_json(), indent=1)
     if _is_standard_output(json_file):
@@ -117,8 +122,19 @@ def _is_standard_output(json_file: Path | None) -> bool:
     return str(json_file) == "-"
 
 
-def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | None) -> dict[str, str]:
-    """Return date, versions, sets and command of an evaluation, for its report."""
+def _set_file(folder: Path, target: str) -> Path | None:
+    """Return the file of a verification set; None for one that is a folder."""
+    from facetrain.data.formats.pair_archives import SUFFIXES
+
+    named = [folder / f"{target}{suffix}" for suffix in ("", *SUFFIXES)]
+    return next((path for path in (*named, Path(target)) if path.is_file()), None)
+
+
+def _report_details(
+    sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, against: Path | None
+) -> dict[str, str]:
+    """Return date, versions, sets, digests of their files, and command of an evaluation, for its report."""
+    import hashlib
     import platform
     import shlex
     import sys
@@ -127,6 +143,10 @@ def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | 
 
     import torch
 
+    digests = {}
+    for path in filter(None, files):
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "versions": ", ".join(
@@ -138,6 +158,8 @@ def _report_details(sets: Iterable[str], data_dir: Path | None, against: Path | 
             )
         ),
         "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
+        "digests": ", ".join(f"{name} sha256:{digest}" for name, digest in digests.items())
+        or "none: folders",
         **({"compared with": str(against)} if against else {}),
         "command": shlex.join(["facetrain", *sys.argv[1:]]),
     }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import zipfile
@@ -21,6 +22,7 @@ from facetrain.verify.normalization import l2_normalize
 SUFFIXES = (".npz", ".parquet")
 _COLUMNS = ("embedding", "name", "label")
 _SPARE_BYTES = 1 << 27
+_HEADER_BYTES = 1 << 14
 _ROWS_PER_PART = 4096
 
 
@@ -125,11 +127,12 @@ def _require_fitting(path: Path, size: int) -> None:
 def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
     """Return the size of an array of a `.npz` file, after a check that its header claims no more than its bytes."""
     with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
+        head = io.BytesIO(file.read(_HEADER_BYTES))  # not the whole header, whose length the file claims
+        version = np.lib.format.read_magic(head)
         read_header = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
-        shape, _, dtype = read_header(file)
+        shape, _, dtype = read_header(head)
     size = archive.getinfo(name).file_size
     # Otherwise NumPy allocates what the header claims before it reads.
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize > size:

@@ -11,7 +11,6 @@ from facetrain.verify.discard import LARGEST_SHARE
 from facetrain.verify.fold_accuracy import FoldAccuracy
 from facetrain.verify.result import Histogram, Result, thin_curve
 from facetrain.verify.roc import Roc
-from facetrain.verify.score_scale import ScoreScale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ _SEARCH_RATES = tuple(
 def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
     """Return the figures that a result has data for: `roc`, `det`, `scores`, `discard`, `folds`.
 
-    ROC, DET and the error-versus-discard curve also show the result of an `other` model on the same set.
+    They also show the result of an `other` model on the same set; scores and folds only if both have the same scale.
     """
     from matplotlib.figure import Figure
 
@@ -44,9 +43,9 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
             result.curve,
             lambda axes, curve: _draw_det(axes, curve, other_curve, false_accept, false_reject),
         ),
-        "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result)),
+        "scores": (result.histogram, lambda axes, scores: _draw_scores(axes, scores, result, other)),
         "discard": (result.discards or None, lambda axes, _: _draw_discards(axes, result, other)),
-        "folds": (result.folds, lambda axes, folds: _draw_folds(axes, folds, result.scale)),
+        "folds": (result.folds, lambda axes, folds: _draw_folds(axes, folds, result, other)),
     }
     figures = {}
     for name, (data, draw) in drawers.items():
@@ -110,7 +109,7 @@ def _draw_det(axes: Any, curve: Roc, other: Roc | None, xlabel: str, ylabel: str
     axes.set(title="DET", xlabel=xlabel, ylabel=ylabel)
 
 
-def _draw_scores(axes: Any, scores: Histogram, result: Result) -> None:
+def _draw_scores(axes: Any, scores: Histogram, result: Result, other: Result | None) -> None:
     for label, count, color in (
         ("genuine", scores.genuine, _GENUINE),
         ("impostor", scores.impostor, _IMPOSTOR),
@@ -118,12 +117,20 @@ def _draw_scores(axes: Any, scores: Histogram, result: Result) -> None:
         # Shares, not counts: a set may have a thousand times as many impostor pairs as genuine pairs.
         share = count / max(count.sum(), 1)
         axes.stairs(share, scores.edge, fill=True, alpha=0.6, color=color, label=f"{label} ({count.sum():,})")
+    filled = scores.edge[:-1][scores.genuine + scores.impostor > 0]
+    if other and other.histogram and other.scale == result.scale:
+        theirs = other.histogram
+        for count, color, named in (
+            (theirs.genuine, _GENUINE, "other model"),
+            (theirs.impostor, _IMPOSTOR, None),
+        ):
+            axes.stairs(count / max(count.sum(), 1), theirs.edge, color=color, linestyle="--", label=named)
+        filled = np.append(filled, theirs.edge[:-1][theirs.genuine + theirs.impostor > 0])
     if "eer" in result.threshold:
         axes.axvline(result.threshold["eer"], color=_MARK, linestyle="--", label="equal error")
-    filled = np.flatnonzero(scores.genuine + scores.impostor)
     if len(filled):
-        margin = (scores.edge[-1] - scores.edge[0]) / 100
-        axes.set_xlim(scores.edge[filled[0]] - margin, scores.edge[filled[-1] + 1] + margin)
+        width, margin = scores.edge[1] - scores.edge[0], (scores.edge[-1] - scores.edge[0]) / 100
+        axes.set_xlim(filled.min() - margin, filled.max() + width + margin)
     axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
 
 
@@ -144,7 +151,8 @@ def _draw_discards(axes: Any, result: Result, other: Result | None) -> None:
     )
 
 
-def _draw_folds(axes: Any, folds: FoldAccuracy, scale: ScoreScale) -> None:
+def _draw_folds(axes: Any, folds: FoldAccuracy, result: Result, other: Result | None) -> None:
+    scale = result.scale
     fold = np.arange(1, len(folds.accuracy_F) + 1)
     score_F = scale.score(folds.threshold_F)
     axes.plot(fold, score_F, "o", color=_GENUINE)
@@ -154,6 +162,16 @@ def _draw_folds(axes: Any, folds: FoldAccuracy, scale: ScoreScale) -> None:
             f"{accuracy:.1%}", (x, threshold), (0, 6), textcoords="offset points", ha="center", size=7
         )
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    if other and other.folds and other.scale == scale:
+        theirs_F = scale.score(other.folds.threshold_F)
+        axes.plot(
+            fold[: len(theirs_F)],
+            theirs_F,
+            "x",
+            color=_IMPOSTOR,
+            label=f"other model, mean {theirs_F.mean():.3f}",
+        )
+        score_F = np.append(score_F, theirs_F)
     margin = (scale.high - scale.low) / 40
     axes.set_ylim(score_F.min() - margin, score_F.max() + margin)
     axes.set_xticks(fold)

@@ -20,7 +20,7 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 from facetrain.verify import bootstrap
-from facetrain.verify.group_folds import GroupFolds
+from facetrain.verify.fold_accuracy import FOLDS, FoldSearch, fold_order
 from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.pair_columns import pair_values
@@ -28,6 +28,7 @@ from facetrain.verify.result import Group
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
 from facetrain.verify.subjects import dense_ids
 
+_MAX_COLUMNS = 1000
 _MAX_VALUES = 12
 """A column with more different numbers than this is divided into its quartiles."""
 _OUTCOMES = 4
@@ -100,7 +101,8 @@ def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     """Read a CSV file: return the column names of its header line, and its rows.
 
     Raises:
-        DataError: the file cannot be read, or a row has another number of fields than the header line.
+        DataError: the file cannot be read, has too many columns, or a row has another number of fields than the header
+            line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -109,6 +111,8 @@ def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
         # An empty file gives an unpacking error, whose text means nothing to the user.
         reason = "the file is empty" if type(error) is ValueError else error_reason(error)
         raise DataError(f"{path}: cannot read the table: {reason}") from error
+    if len(names) > _MAX_COLUMNS:
+        raise DataError(f"{path}: has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}")
     wrong = next((number for number, row in enumerate(rows, start=2) if len(row) != len(names)), None)
     if wrong:
         raise DataError(
@@ -243,3 +247,44 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 def _none_if_nan(rate: float) -> float | None:
     return None if np.isnan(rate) else float(rate)
+
+
+class GroupFolds:
+    """Search for the thresholds of the folds of each group by itself, over all draws of subjects at once.
+
+    This is the protocol of RFW's tables. The folds of a group are runs of its consecutive pairs, as in a set that has
+    only this group. A draw is one of all subjects of the set, so that differences between the groups have intervals.
+    """
+
+    def __init__(self, pairs: ScoredPairs, group_P: np.ndarray, groups: int) -> None:
+        """Sort the pairs of each group; `group_P`, int (P,), is its number from 0."""
+        self._searches: list[FoldSearch | None] = []
+        distance_P, sides = pairs.scale.distance(pairs.score_P), pairs.sides
+        for group in range(groups):
+            index = np.flatnonzero(group_P == group)
+            same = pairs.same_P[index]
+            if len(index) < FOLDS or same.all() or not same.any():
+                self._searches.append(None)
+                continue
+            index = index[fold_order(same)]
+            one_side, other_side = (side[index] for side in sides)
+            self._searches.append(
+                FoldSearch(distance_P[index], pairs.same_P[index], FOLDS, one_side, other_side)
+            )
+
+    def accuracy(self, drawn_RS: np.ndarray) -> np.ndarray:
+        """Return the mean accuracy of the folds of each group in every draw: float64 (R, V).
+
+        It is NaN for a group with fewer pairs than folds or without pairs of both kinds, and in a draw without its
+        pairs.
+        """
+        means = []
+        for search in self._searches:
+            if search is None:
+                means.append(np.full(len(drawn_RS), np.nan))
+                continue
+            accuracy_RF = search.accuracy(drawn_RS)[0]
+            folds_R = np.isfinite(accuracy_RF).sum(1)
+            total_R = np.nansum(accuracy_RF, axis=1)
+            means.append(np.divide(total_R, folds_R, out=np.full(len(total_R), np.nan), where=folds_R > 0))
+        return np.stack(means, axis=1)

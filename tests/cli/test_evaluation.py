@@ -1,6 +1,7 @@
 """`facetrain eval` with all protocols, `search`, and the files that `embed` writes and `search` reads."""
 
 import csv
+import hashlib
 import json
 
 import pytest
@@ -92,6 +93,8 @@ def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
     assert "auc              1.00000" in shown and "camera = new: 20 pairs" in shown
     page = (tmp_path / "report" / "report.html").read_text()
     assert "camera = &lt;i&gt;" in page and "<i>" not in page and "threshold (score)" in page
+    digest = hashlib.sha256((tmp_path / "system.csv").read_bytes()).hexdigest()
+    assert f"system.csv sha256:{digest}" in page
     shown = output_of(
         facetrain(
             "eval", model, "--target", tmp_path / "pairs.bin", "--against", tmp_path / "system.csv",

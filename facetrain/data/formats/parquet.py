@@ -152,7 +152,8 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     schema = _read(paths[0], lambda: files[0].schema_arrow)
     column = pick_column(schema.names, IMAGE_COLUMNS, "image", paths[0])
     label_column = pick_column(schema.names, LABEL_COLUMNS, "identity", paths[0])
-    labels, groups, places = [], [], []
+    labels, groups = [], []
+    places: list[np.ndarray] = []
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         _require_fitting_rows(file, path)
         labels.append(_read(path, partial(file.read, [label_column]))[label_column].to_numpy())

@@ -94,6 +94,11 @@ def test_an_array_that_claims_more_than_it_has_is_refused_before_it_is_allocated
         load_embeddings(bombs._npz(tmp_path / "a.npz", claimed=claimed))
 
 
+def test_only_the_beginning_of_a_long_header_is_read(tmp_path):
+    with pytest.raises(DataError, match="expected 20000 bytes got 16"):
+        load_embeddings(bombs._npz(tmp_path / "a.npz", claimed=" " * 20_000))
+
+
 def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
     with pytest.raises(DataError, match="decompresses to .* more than"):
         load_embeddings(bombs._npz(tmp_path / "a.npz", rows=1 << 17))

@@ -74,6 +74,13 @@ def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
     for name in ("roc", "det"):
         labels = figures[name].axes[0].get_legend_handles_labels()[1]
         assert labels[:2] == ["this model", "other model"]
+    for name in ("scores", "folds"):
+        labels = figures[name].axes[0].get_legend_handles_labels()[1]
+        assert any(label.startswith("other model") for label in labels)
+    other = replace(result, scale=replace(result.scale, name="another score"))
+    assert "other" not in " ".join(
+        result_figures(result, other)["scores"].axes[0].get_legend_handles_labels()[1]
+    )
     for figure in figures.values():
         FigureCanvasAgg(figure).draw()  # the canvas of a new figure computes no layout
         for legend in figure.legends:

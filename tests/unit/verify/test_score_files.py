@@ -173,6 +173,12 @@ def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns
         read_scores(write(tmp_path / "system.csv", columns))
 
 
+def test_a_table_of_too_many_columns_is_refused_in_a_short_line(tmp_path):
+    (tmp_path / "a.csv").write_text("," * 5000)
+    with pytest.raises(DataError, match=r"a\.csv: has 5,001 columns; the limit is 1,000$"):
+        read_scores(tmp_path / "a.csv")
+
+
 def test_a_pair_list_that_names_a_missing_or_ambiguous_image_is_refused(tmp_path):
     save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "y"], np.arange(3)))
     for first, message in (
