@@ -158,10 +158,10 @@ class HeadGroup:
         return label_G.cpu().numpy()
 
     def _sample(self, part: HeadPart, label: np.ndarray, device: torch.device) -> SampledClasses:
-        own_label = label - part.first_class
+        head_label = label - part.first_class
         head = part.head
         return head.sample_classes(
-            torch.from_numpy(own_label) if head.reads_labels else to_device(own_label, device)
+            torch.from_numpy(head_label) if head.reads_labels else to_device(head_label, device)
         )
 
     def _loss(self, part: HeadPart, rows_GX: Tensor, sampled: SampledClasses) -> Tensor:
