@@ -6,13 +6,10 @@ The table has a header line `group` and then one row for each image, in the orde
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from facetrain.errors import PairsError
-from facetrain.files import os_errors_as, write_atomically
+from facetrain.data.formats.image_table import remove_image_table, write_image_table
 
 _HEADER = "group"
 
@@ -28,13 +25,9 @@ def write_groups(bin_path: Path, names: Sequence[str]) -> None:
     Raises:
         PairsError: the file cannot be written.
     """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([[_HEADER], *([name] for name in names)])
-    with os_errors_as(PairsError, groups_path(bin_path)):
-        write_atomically(groups_path(bin_path), text.getvalue())
+    write_image_table(groups_path(bin_path), _HEADER, names)
 
 
 def remove_groups(bin_path: Path) -> None:
     """Remove the table of a `.bin` file that is about to be replaced."""
-    with os_errors_as(PairsError, groups_path(bin_path)):
-        groups_path(bin_path).unlink(missing_ok=True)
+    remove_image_table(groups_path(bin_path))

@@ -10,14 +10,14 @@ person. The table has a header line `subject` and then one row for each image, i
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.image_table import remove_image_table, write_image_table
 from facetrain.errors import PairsError
-from facetrain.files import error_reason, os_errors_as, write_atomically
+from facetrain.files import error_reason
 
 _HEADER = "subject"
 _MAX_BYTES_PER_IMAGE = 1024
@@ -36,16 +36,12 @@ def write_subjects(bin_path: Path, names: Sequence[str]) -> None:
     Raises:
         PairsError: the file cannot be written.
     """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([[_HEADER], *([name] for name in names)])
-    with os_errors_as(PairsError, subjects_path(bin_path)):
-        write_atomically(subjects_path(bin_path), text.getvalue())
+    write_image_table(subjects_path(bin_path), _HEADER, names)
 
 
 def remove_subjects(bin_path: Path) -> None:
     """Remove the table of a `.bin` file that is about to be replaced."""
-    with os_errors_as(PairsError, subjects_path(bin_path)):
-        subjects_path(bin_path).unlink(missing_ok=True)
+    remove_image_table(subjects_path(bin_path))
 
 
 def subjects_agree(names_N: Sequence[str], same_P: Sequence[bool]) -> bool:
