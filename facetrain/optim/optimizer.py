@@ -1,4 +1,4 @@
-"""Optimizer of the backbone: parameter groups, SGD or AdamW, and the learning rate schedule."""
+"""Optimizer of the backbone: parameter groups, and SGD or AdamW."""
 
 from __future__ import annotations
 
@@ -76,21 +76,6 @@ def fused_step(optimizer: Optimizer, *, grad_scale: Tensor, skip: Tensor) -> Non
     optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
     optimizer.found_inf = skip  # type: ignore[attr-defined]
     optimizer.step()
-
-
-def polynomial_lr(step: int, *, base: float, warmup_steps: int, total_steps: int, power: float) -> float:
-    """Return the learning rate of a step (counted from 0): linear warm-up, then a polynomial down to 0.
-
-    With the step t, w warm-up steps and T steps in total, the rate is base · t/w for t < w, then
-    base · (1 − (t − w)/(T − w))^power, and 0 from T on. arcface_torch's published results used power 2, its present
-    code uses power 1 (insightface, recognition/arcface_torch/lr_scheduler.py).
-    """
-    if step < warmup_steps:
-        # Step 0 uses the rate of step 1: with a rate of 0 it would change nothing.
-        return base * max(step, 1) / warmup_steps
-    if step >= total_steps:
-        return 0.0
-    return base * (1 - (step - warmup_steps) / (total_steps - warmup_steps)) ** power
 
 
 def _initial_state(parameter: Tensor, name: str, momentum: float) -> dict[str, Tensor]:

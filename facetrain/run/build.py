@@ -28,8 +28,9 @@ from facetrain.head.head_group import Head, head_parts
 from facetrain.models.initialize_from import initialize_backbone, initialize_centers
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
+from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, parameter_groups, polynomial_lr
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
 from facetrain.run.build_distillation import build_distillation
@@ -275,12 +276,14 @@ def _build_stepper(
         optimizer,
         head,
         scale,
-        schedule=partial(
-            polynomial_lr,
+        schedule=LearningRateSchedule(
+            name=config.optim.schedule,
             base=config.optim.lr,
             warmup_steps=schedule.warmup_steps,
             total_steps=schedule.total_steps,
             power=config.optim.power,
+            start_factor=config.optim.start_factor,
+            final_factor=config.optim.final_factor,
         ),
         clip_grad_norm=config.optim.clip_grad_norm,
         outside_ddp=projection,

@@ -53,7 +53,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     """Compute the batch sizes and step counts of a run.
 
     Raises:
-        ConfigError: the global batch cannot be divided among the ranks.
+        ConfigError: the global batch cannot be divided among the ranks, or the warm-up is too long for the schedule.
         DataError: the dataset is smaller than one global batch.
     """
     local = local_batch_size(config, world_size)
@@ -66,4 +66,9 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
         )
     total = min(steps * config.train.epochs, config.train.max_steps or steps * config.train.epochs)
     warmup = round(config.optim.warmup_epochs * steps)
+    if config.optim.schedule == "one_cycle" and 2 * warmup > total:
+        raise ConfigError(
+            f"optim.warmup_epochs: {config.optim.warmup_epochs:g} epochs ({warmup:,} steps) are more than half of the "
+            f"run ({total:,} steps), and one_cycle descends as long as it grows; use at most {total / 2 / steps:g}"
+        )
     return StepSchedule(local, local * micro_batches, steps, total, warmup)

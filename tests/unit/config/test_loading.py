@@ -65,6 +65,11 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
         ("data: {train: x}\nmodel: {backbone: iresnet}", "needs layers and widths"),
         ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
         ("data: {train: x}\nhead: {margin: {type: arcface, m1: 1.35}}", "use type combined"),
+        ("data: {train: x}\noptim: {schedule: one_cycle}", "optim: schedule: one_cycle needs warmup_epochs"),
+        (
+            "data: {train: x}\noptim: {final_factor: 0.1}",
+            "optim: final_factor needs schedule cosine or one_cycle",
+        ),
         ("data: {train: x}\nmodel: {backbone: r51}", 'backbone: "r51" does not exist; did you mean r50?'),
         ("data: {train: x}\nmodel: {backbone: swin}", 'backbone: "swin" is invalid; use one of r18, r34, '),
         ("extends: run.yaml", "extends itself"),
@@ -98,7 +103,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             "optim: {betas: [0.9, 2]}",
             "optim.betas[1]: 2 is invalid; use a number of at least 0 and less than 1",
         ),
-        ("optim: {schedule: cosine}", 'optim.schedule: "cosine" is invalid; use polynomial'),
+        (
+            "optim: {schedule: step}",
+            'optim.schedule: "step" is invalid; use one of polynomial, cosine, one_cycle',
+        ),
         ("optim: 3", "optim: 3 is invalid; use a section of `key: value` lines"),
         ("train: {epochs: 1.5}", "train.epochs: 1.5 is invalid; use a whole number greater than 0"),
         ("train: {compile: maybe}", 'train.compile: "maybe" is invalid; use one of auto, on, off'),

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone, names
-from facetrain.optim.optimizer import parameter_groups, polynomial_lr
+from facetrain.config.loading import build_config
+from facetrain.errors import ConfigError
+from facetrain.optim.learning_rate import LearningRateSchedule, cosine_lr, one_cycle_lr, polynomial_lr
+from facetrain.optim.optimizer import parameter_groups
+from facetrain.run.step_schedule import schedule_steps
 from tests.support.shared import shared_path
 
 
@@ -32,6 +36,66 @@ def test_the_rate_equals_the_peers_from_its_second_step_on():
                 power=1,
             )
             assert ours == pytest.approx(expected, rel=1e-9), f"step {step} of {case['total_steps']}"
+
+
+def rates_of(scheduler, optimizer, steps):
+    """Return the rates that a scheduler of torch gives to the steps."""
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_the_cosine_equals_that_of_torch_after_the_warm_up(final):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.4 * final)
+    run = {"base": 0.4, "warmup_steps": 7, "total_steps": 57, "final_factor": final}
+    ours = [cosine_lr(step, **run) for step in range(60)]
+    assert ours[7:57] == pytest.approx(rates_of(scheduler, optimizer, 50), rel=1e-9)
+    assert ours[:8] == pytest.approx([0.4 / 7, *(0.4 * step / 7 for step in range(1, 8))])
+    assert ours[57:] == [0.4 * final] * 3
+
+
+def test_one_cycle_equals_that_of_torch_with_three_linear_phases():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4, momentum=0.9)
+    # torch places the corners one step earlier: its last step has the final rate, ours is the first after the end.
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.4, total_steps=101, pct_start=46 / 101, three_phase=True, anneal_strategy="linear",
+        div_factor=25, final_div_factor=100,
+    )  # fmt: skip
+    run = {"base": 0.4, "warmup_steps": 45, "total_steps": 100, "start_factor": 1 / 25}
+    ours = [one_cycle_lr(step, **run, final_factor=1 / 2500) for step in range(103)]
+    assert ours[:101] == pytest.approx(rates_of(scheduler, optimizer, 101), rel=1e-9)
+    assert ours[101:] == [0.4 / 2500] * 2
+
+
+def test_one_cycle_of_half_the_run_has_no_last_descent():
+    assert one_cycle_lr(9, base=1.0, warmup_steps=5, total_steps=10) == pytest.approx(0.04 + 0.96 / 5)
+    assert one_cycle_lr(10, base=1.0, warmup_steps=5, total_steps=10) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "options"),
+    [
+        ("polynomial", polynomial_lr, {"power": 3.0}),
+        ("cosine", cosine_lr, {"final_factor": 0.1}),
+        ("one_cycle", one_cycle_lr, {"start_factor": 0.1, "final_factor": 0.01}),
+    ],
+)
+def test_a_schedule_by_its_name_is_the_function_of_the_same_name(name, function, options):
+    run = {"base": 0.4, "warmup_steps": 4, "total_steps": 12}
+    schedule = LearningRateSchedule(name=name, **run, **options)
+    assert [schedule(step) for step in range(14)] == [function(step, **run, **options) for step in range(14)]
+
+
+def test_a_rise_of_more_than_half_of_the_run_is_refused_with_the_longest_one():
+    text = {"data": {"train": "x"}, "optim": {"schedule": "one_cycle", "warmup_epochs": 6}}
+    config = build_config(text | {"train": {"epochs": 10, "batch_size": 10}}, "x")
+    with pytest.raises(ConfigError, match=r"6 epochs \(60 steps\) are more than half .* use at most 5"):
+        schedule_steps(config, 100, 1)
 
 
 @pytest.mark.parametrize(

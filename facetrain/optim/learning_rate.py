@@ -1,0 +1,106 @@
+"""Learning rate schedules: functions of the step alone, so a resumed run continues them exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRateSchedule:
+    """Schedule of a run, by the keys of the section `optim` of the config."""
+
+    name: str
+    """polynomial, cosine or one_cycle."""
+    base: float
+    """Highest learning rate."""
+    warmup_steps: int
+    """Steps with a rate that grows linearly."""
+    total_steps: float
+    """The schedule ends at this step."""
+    power: float = 2.0
+    """Exponent; only for polynomial."""
+    start_factor: float = 0.04
+    """Rate of step 0 as a fraction of `base`; only for one_cycle."""
+    final_factor: float = 0.0
+    """Rate at the end as a fraction of `base`; not for polynomial."""
+
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of a step, counted from 0. A fraction of a step is allowed."""
+        run = {"base": self.base, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
+        if self.name == "cosine":
+            return cosine_lr(step, **run, final_factor=self.final_factor)
+        if self.name == "one_cycle":
+            return one_cycle_lr(step, **run, start_factor=self.start_factor, final_factor=self.final_factor)
+        return polynomial_lr(step, **run, power=self.power)
+
+
+def polynomial_lr(
+    step: float, *, base: float, warmup_steps: float, total_steps: float, power: float
+) -> float:
+    """Return the learning rate of a step (counted from 0): linear warm-up, then a polynomial down to 0.
+
+    With the step t, w warm-up steps and T steps in total, the rate is base · t/w for t < w, then
+    base · (1 − (t − w)/(T − w))^power, and 0 from T on. arcface_torch's published results used power 2, its present
+    code uses power 1 (insightface, recognition/arcface_torch/lr_scheduler.py).
+    """
+    if step < warmup_steps:
+        return _warm_up(step, base, warmup_steps)
+    if step >= total_steps:
+        return 0.0
+    return base * (1 - (step - warmup_steps) / (total_steps - warmup_steps)) ** power
+
+
+def cosine_lr(
+    step: float, *, base: float, warmup_steps: float, total_steps: float, final_factor: float = 0.0
+) -> float:
+    """Return the learning rate of a step (counted from 0): linear warm-up, then half a period of a cosine.
+
+    With the step t, w warm-up steps and T steps in total, the rate is base · t/w for t < w. From there on it is
+    final + ½ (base − final) (1 + cos(π (t − w)/(T − w))) with final = base · final_factor: Loshchilov and Hutter,
+    "SGDR: Stochastic Gradient Descent with Warm Restarts" (ICLR 2017), equation 5, without restarts. From T on it is
+    final.
+    """
+    if step < warmup_steps:
+        return _warm_up(step, base, warmup_steps)
+    if step >= total_steps:
+        return base * final_factor
+    fraction = (step - warmup_steps) / (total_steps - warmup_steps)
+    return base * (final_factor + (1 - final_factor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+
+
+def one_cycle_lr(
+    step: float,
+    *,
+    base: float,
+    warmup_steps: float,
+    total_steps: float,
+    start_factor: float = 0.04,
+    final_factor: float = 0.0,
+) -> float:
+    """Return the learning rate of a step (counted from 0): one triangle, and a descent after it.
+
+    With the step t, w warm-up steps and T ≥ 2w steps in total, the rate is linear between these points, and constant
+    from T on:
+
+        t = 0: base · start_factor     t = w: base     t = 2w: base · start_factor     t = T: base · final_factor
+
+    Smith and Topin, "Super-Convergence" (arXiv 1708.07120), section 3: one cycle a little shorter than the run, and
+    for the rest of it a rate several orders of magnitude below the first. The momentum stays constant here.
+    """
+    points = [
+        (0.0, start_factor),
+        (warmup_steps, 1.0),
+        (2 * warmup_steps, start_factor),
+        (total_steps, final_factor),
+    ]
+    for (start, low), (stop, high) in itertools.pairwise(points):
+        if step < stop:
+            return base * (low + (high - low) * (step - start) / (stop - start))
+    return base * final_factor
+
+
+def _warm_up(step: float, base: float, warmup_steps: float) -> float:
+    # Step 0 uses the rate of step 1: with a rate of 0 it would change nothing.
+    return base * max(step, 1) / warmup_steps
