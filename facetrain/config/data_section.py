@@ -10,12 +10,15 @@ from facetrain.config.section import NotNegative, Positive, Probability, Section
 
 
 class AugmentConfig(Section):
-    """Image augmentations, as probabilities from 0 to 1. Each is drawn independently for each image."""
+    """Image augmentations with their probabilities from 0 to 1. Each is drawn independently for each image."""
 
     flip: Probability = 0.5
     """Probability of a horizontal flip."""
     low_resolution: Probability = 0.0
-    """Probability of shrinking the image to 50–80 % of its size and enlarging it again."""
+    """Probability of shrinking the image and enlarging it again."""
+    low_resolution_sizes: tuple[Positive, ...] = ()
+    """Sides in pixels to which `low_resolution` shrinks images, each with the same probability. []: 50, 60, 70 and 80 %
+    of the image's side."""
     blur: Probability = 0.0
     """Probability of a Gaussian blur."""
     gray: Probability = 0.0

@@ -90,6 +90,12 @@ def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
     return data.tobytes()
 
 
+def encode_png(image: np.ndarray) -> bytes:
+    """Encode RGB, uint8 (height, width, 3), as PNG."""
+    _, data = cv2.imencode(".png", image[:, :, ::-1])
+    return data.tobytes()
+
+
 def is_upright_jpeg(data: bytes) -> bool:
     """Return whether these are the bytes of a complete JPEG that decoders without support of EXIF show upright."""
     return data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") > 0 and jpeg_orientation(data) == 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.decode import encode_jpeg
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
@@ -57,6 +58,13 @@ def test_the_folder_of_a_published_set_and_a_compressed_set_become_a_bin(tmp_pat
     (tmp_path / "lfw.xz").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
     assert "2 pairs, 1 of one person" in run("pairs", tmp_path / "lfw.xz", "--output", tmp_path / "again.bin")
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
+    run("pairs", tmp_path / "lfw.bin", "--output", tmp_path / "small.bin", "--reduce-to", 16)
+    assert encoded_image_size(read_bin(tmp_path / "small.bin")[0][0]) == (16, 16)
+
+
+def test_only_a_set_of_pairs_can_be_reduced(data, tmp_path):
+    process = facetrain("data", "pairs", data, "--output", tmp_path / "small.bin", "--reduce-to", 16)
+    assert process.returncode == 2 and "--reduce-to needs a set of pairs" in process.stderr
 
 
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):

@@ -147,8 +147,8 @@ def pairs(
         Path,
         typer.Argument(
             help="Pair list in the form of LFW, CALFW, CPLFW, SLLFW, AgeDB, MLFW or CFP; the unpacked folder of one of "
-            "these sets, of XQLFW or of RFW; a set as .xz, .parquet or prepared folder; or a dataset to sample pairs "
-            "from."
+            "these sets, of XQLFW or of RFW; a set as .bin, .xz, .parquet or prepared folder; or a dataset to sample "
+            "pairs from."
         ),
     ],
     output: Annotated[Path, typer.Option(help="The .bin file to write.")],
@@ -166,6 +166,15 @@ def pairs(
     image_size: Annotated[
         int, typer.Option(min=16, help="Width and height of aligned faces, in pixels.")
     ] = 112,
+    reduce_to: Annotated[
+        int | None,
+        typer.Option(
+            min=4,
+            metavar="PIXELS",
+            help="With a set as .bin or in another form, shrink its images to this width and height, for an "
+            "evaluation on small faces.",
+        ),
+    ] = None,
     seed: Seed = 0,
     workers: Workers = None,
     as_json: Json = False,
@@ -184,6 +193,10 @@ def pairs(
         raise UsageError(
             "--landmarks and --detector need a pair list; to align a dataset, use `facetrain data pack`"
         )
+    if reduce_to is not None and not is_pair_archive(source):
+        raise UsageError(
+            "--reduce-to needs a set of pairs; write it first without --reduce-to, then reduce the .bin"
+        )
     with progress_bar("reading images") as progress:
         if listed:
             count, same = convert_pair_list(
@@ -193,7 +206,7 @@ def pairs(
         elif find_group_bins(source):
             count, same = join_group_bins(source, output)
         elif is_pair_archive(source):
-            count, same = convert_pair_archive(source, output)
+            count, same = convert_pair_archive(source, output, reduce_to=reduce_to)
         else:
             count, same = sample_pairs(
                 source, output, pairs=count, seed=seed, workers=workers, progress=progress

@@ -24,9 +24,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from facetrain.data.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import remove_groups, write_groups
-from facetrain.data.formats.bin_subjects import remove_subjects, subjects_agree, write_subjects
+from facetrain.data.formats.bin_subjects import (
+    read_subjects,
+    remove_subjects,
+    subjects_agree,
+    write_subjects,
+)
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
@@ -283,8 +289,12 @@ def convert_pair_list(
     return len(same), sum(same)
 
 
-def convert_pair_archive(path: Path, output: Path) -> tuple[int, int]:
+def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = None) -> tuple[int, int]:
     """Write a set in any form of `pair_archives` as .bin.
+
+    With `reduce_to`, each image is shrunk to so many pixels a side, by the mean of the pixels of each area, and stored
+    as PNG: evaluation enlarges it bilinearly. Equal images stay equal, so the people of a published set are still
+    recognized. A table of subjects beside `path` is written again beside the new set.
 
     Returns:
         The number of pairs, and of those of one person.
@@ -293,8 +303,19 @@ def convert_pair_archive(path: Path, output: Path) -> tuple[int, int]:
         PairsError: the set cannot be read, or the file cannot be written.
     """
     images, same_P = read_pair_archive(path)
+    encoded = images if reduce_to is None else _reduced(images, path, reduce_to)
+    subject_N = read_subjects(path, same_P)
     remove_subjects(output)
     remove_groups(output)
     remove_alignment(output)
-    write_bin(output, images, same_P.tolist())
+    write_bin(output, encoded, same_P.tolist())
+    if subject_N is not None:
+        write_subjects(output, [str(subject) for subject in subject_N])
     return len(same_P), int(same_P.sum())
+
+
+def _reduced(images: list[bytes], path: Path, size: int) -> Iterator[bytes]:
+    """Yield the images in `size` × `size` pixels, as PNG, because JPEG would blur faces of so few pixels."""
+    for number, data in enumerate(images):
+        image = decode_rgb(data, location=f"{path}, image {number}")
+        yield encode_png(resize_square(image, size))

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from facetrain.data.augment import Augment, BufferPool, normalize
 from facetrain.data.jpeg_compression import recompress
@@ -52,6 +53,18 @@ def test_each_augmentation_changes_images_with_its_probability(name):
     share = (changed != plain).flatten(1).any(1).float().mean().item()
     assert 0.17 < share < 0.33
     assert changed.min() >= -1.0001 and changed.max() <= 1.0001 and changed.shape == plain.shape
+
+
+def test_low_resolution_keeps_the_means_of_areas_of_the_given_size():
+    many = images(100)
+    augment = Augment(0, flip=0, low_resolution=1.0, low_resolution_sizes=[4, 5])
+    small = [F.interpolate(normalize(many), (size, size), mode="area") for size in (4, 5)]
+    expected = [F.interpolate(one, (20, 20), mode="bilinear") for one in small]
+    changed = augment(many, torch.arange(100), 0)
+    counts = [
+        sum(torch.allclose(a, b, atol=1e-5) for a, b in zip(changed, one, strict=True)) for one in expected
+    ]
+    assert sum(counts) == 100 and min(counts) > 35
 
 
 def test_flip_mirrors_and_gray_has_equal_channels():

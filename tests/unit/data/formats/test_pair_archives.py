@@ -9,6 +9,7 @@ import pytest
 
 from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_subjects import write_subjects
 from facetrain.data.formats.pair_archives import is_pair_archive
 from facetrain.data.tools.pair_lists import convert_pair_archive
 from facetrain.errors import PairsError
@@ -102,6 +103,17 @@ def test_a_set_of_pixels_keeps_every_pixel_and_becomes_a_bin(form, request, tmp_
         assert loaded.name == folder.name and loaded.same.tolist() == SAME and same_pixels(loaded)
     assert convert_pair_archive(folder, tmp_path / "b.bin") == (3, 2)
     assert load_pair_set("b", tmp_path).images == loaded.images
+
+
+def test_a_set_is_reduced_to_few_pixels_and_keeps_its_subjects(tmp_path):
+    write_bin(tmp_path / "plain.bin", IMAGES, SAME)
+    write_subjects(tmp_path / "plain.bin", ["ann", "ann", "ann", "bob", "bob", "bob"])
+    assert convert_pair_archive(tmp_path / "plain.bin", tmp_path / "small.bin", reduce_to=8) == (3, 2)
+    loaded = load_pair_set("small", tmp_path)
+    assert loaded.same.tolist() == SAME and loaded.subject.tolist() == [0, 0, 0, 1, 1, 1]
+    for data, image in zip(loaded.images, PIXELS, strict=True):
+        expected = image.reshape(8, image.shape[0] // 8, 8, image.shape[1] // 8, 3).mean((1, 3))
+        np.testing.assert_allclose(decode_rgb(data, location="test"), expected, atol=0.51)
 
 
 def test_damaged_sets_of_pixels_are_refused(prepared, memory_file, tmp_path):
