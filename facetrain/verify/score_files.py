@@ -19,6 +19,7 @@ A pair list is a CSV file with the columns `first` and `second`, the names of tw
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,18 +27,21 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
 from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify_columns
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slices import read_quality, read_rows, slice_values
+from facetrain.verify.slices import read_quality, slice_values
 from facetrain.verify.subjects import connected_subjects, dense_ids
 from facetrain.verify.verification import inferred_subjects
 
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
 _NAMED = 3
 """Most pairs that a message names."""
+_PAIRS_AT_ONCE = 1 << 14
+"""Pairs whose embeddings are in memory at one time."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ def read_scores(path: Path) -> ScoreTable:
         DataError: the file cannot be read, lacks a column, or a row has a value that is not allowed.
     """
     path, column = score_file_and_column(path)
-    names, rows = read_rows(path)
-    texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
+    texts = read_columns(path)
+    names = list(texts)
     texts = unify_columns(path, texts, score=column, need_score=True)
     if ("score" in texts) == ("distance" in texts):
         raise DataError(
@@ -76,7 +80,7 @@ def read_scores(path: Path) -> ScoreTable:
         )
     sign = 1 if "score" in texts else -1
     # Adding 0 turns the −0 of a distance 0 into 0.
-    score_P = sign * _numbers(path, "score" if sign > 0 else "distance", texts) + 0.0
+    score_P = sign * _take_numbers(path, "score" if sign > 0 else "distance", texts) + 0.0
     return _score_table(path, texts, score_P)
 
 
@@ -87,9 +91,7 @@ def read_scored_pairs(embeddings: Path, pair_list: Path) -> ScoreTable:
         DataError: a file cannot be read, or the list names an image that has no embedding, or more than one.
     """
     loaded = load_embeddings(embeddings)
-    names, rows = read_rows(pair_list)
-    texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
-    texts = unify_columns(pair_list, texts, score=None, need_score=False)
+    texts = unify_columns(pair_list, read_columns(pair_list), score=None, need_score=False)
     sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
     table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))
     scored = replace(table.scored, scale=COSINE)
@@ -145,7 +147,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     same_P = _labels(path, texts)
     pair = texts.get("pair") or [str(number) for number in range(len(same_P))]
     if len(set(pair)) < len(pair):
-        twice = next(name for name in pair if pair.count(name) > 1)
+        [(twice, _)] = Counter(pair).most_common(1)
         raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
     index_P = np.arange(len(same_P))
     scored = ScoredPairs(
@@ -201,12 +203,14 @@ def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:
     return np.array([_GENUINE[value.lower()] for value in values])
 
 
-def _numbers(path: Path, column: str, texts: dict[str, list[str]]) -> np.ndarray:
-    number_P = np.array([_finite_or_nan(value) for value in texts[column]], np.float64)
+def _take_numbers(path: Path, column: str, texts: dict[str, list[str]]) -> np.ndarray:
+    """Remove a column from the table, and return its numbers: float64 (P,)."""
+    values = texts.pop(column)  # millions of texts: the numbers take a seventh of their memory
+    number_P = np.fromiter(map(_finite_or_nan, values), np.float64, len(values))
     wrong = np.flatnonzero(~np.isfinite(number_P))
     if len(wrong):
         raise DataError(
-            f"{path}, row {wrong[0] + 2}: {column} is {texts[column][wrong[0]]!r}, not a finite number; "
+            f"{path}, row {wrong[0] + 2}: {column} is {values[wrong[0]]!r}, not a finite number; "
             f"{len(wrong):,} of {len(number_P):,} rows have no score. Give pairs that the system could not process "
             "the lowest score"
         )
@@ -245,7 +249,11 @@ def _cosines(unit_ND: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> 
     """Return the cosine of the rows of each pair, float64 (P,), computed as for the pairs of a set."""
     unit = np.asarray(unit_ND, np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    return 1 - np.square(unit[first_P] - unit[second_P]).sum(1) / 2
+    cosine_P = np.empty(len(first_P))
+    for start in range(0, len(first_P), _PAIRS_AT_ONCE):
+        at = slice(start, start + _PAIRS_AT_ONCE)
+        cosine_P[at] = 1 - np.square(unit[first_P[at]] - unit[second_P[at]]).sum(1) / 2
+    return cosine_P
 
 
 def _require_same_labels(path: Path, same_P: np.ndarray, expected_P: np.ndarray, name: str) -> None:

@@ -10,7 +10,6 @@ error-versus-discard curve, see `discard`.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason
 from facetrain.verify import bootstrap
+from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.fold_accuracy import FOLDS, FoldSearch, fold_order
 from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
@@ -28,7 +27,6 @@ from facetrain.verify.result import Group
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
 from facetrain.verify.subjects import dense_ids
 
-_MAX_COLUMNS = 1000
 _MAX_VALUES = 12
 """A column with more different numbers than this is divided into its quartiles."""
 _OUTCOMES = 4
@@ -57,18 +55,18 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
     Raises:
         DataError: the file cannot be read, or its number of rows does not fit the set.
     """
-    names, rows = read_rows(path)
-    if len(rows) not in (pairs, 2 * pairs):
+    texts = read_columns(path)
+    rows = len(next(iter(texts.values())))
+    if rows not in (pairs, 2 * pairs):
         raise DataError(
-            f"{path}: {len(rows):,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
+            f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
         )
-    texts = {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
     subject = texts.pop(_SUBJECT, None)
     quality = read_quality(path, texts)
-    if quality is not None and len(rows) == 2 * pairs:
+    if quality is not None and rows == 2 * pairs:
         quality = np.minimum(quality[0::2], quality[1::2])
     columns = {name: slice_values(values) for name, values in texts.items()}
-    if len(rows) == 2 * pairs:
+    if rows == 2 * pairs:
         columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
     elif subject is not None:
         raise DataError(
@@ -95,30 +93,6 @@ def read_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
         if not finite:
             raise DataError(f"{path}, row {row}: {QUALITY} is {text!r}, not a finite number")
     return np.array(texts_of_column, np.float64)
-
-
-def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Read a CSV file: return the column names of its header line, and its rows.
-
-    Raises:
-        DataError: the file cannot be read, has too many columns, or a row has another number of fields than the header
-            line.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            names, *rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-        # An empty file gives an unpacking error, whose text means nothing to the user.
-        reason = "the file is empty" if type(error) is ValueError else error_reason(error)
-        raise DataError(f"{path}: cannot read the table: {reason}") from error
-    if len(names) > _MAX_COLUMNS:
-        raise DataError(f"{path}: has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}")
-    wrong = next((number for number, row in enumerate(rows, start=2) if len(row) != len(names)), None)
-    if wrong:
-        raise DataError(
-            f"{path}, row {wrong}: {len(rows[wrong - 2])} fields, but the header line has {len(names)}"
-        )
-    return [name.strip() for name in names], rows
 
 
 def slice_values(values: list[str]) -> np.ndarray:

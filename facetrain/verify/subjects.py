@@ -34,4 +34,4 @@ def connected_subjects(
 def dense_ids(keys: Sequence[Hashable]) -> np.ndarray:
     """Return an id for each key, equal for equal keys, from 0 in order of first appearance: int64 (N,)."""
     seen: dict[Hashable, int] = {}
-    return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
+    return np.fromiter((seen.setdefault(key, len(seen)) for key in keys), np.int64, len(keys))

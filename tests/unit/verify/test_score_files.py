@@ -173,6 +173,24 @@ def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns
         read_scores(write(tmp_path / "system.csv", columns))
 
 
+def test_a_pair_that_occurs_twice_in_a_long_file_is_found_in_one_pass(tmp_path):
+    # Comparing each pair with all others would take minutes.
+    pairs = 100_000
+    columns = {"score": [0.5] * pairs, "genuine": [0] * pairs, "pair": [*range(pairs - 1), pairs - 2]}
+    with pytest.raises(DataError, match="'99998' occurs more than once"):
+        read_scores(write(tmp_path / "system.csv", columns))
+
+
+def test_a_long_pair_list_has_the_cosines_of_all_its_pairs(tmp_path):
+    unit = np.random.default_rng(0).normal(size=(9, 4))
+    save_embeddings(tmp_path / "a.npz", Embeddings(unit, [str(n) for n in range(9)], np.arange(9)))
+    first, second = np.arange(20_000) % 9, np.arange(20_000) * 7 % 9
+    columns = {"first": first, "second": second, "genuine": (first == second).astype(int)}
+    table = read_scored_pairs(tmp_path / "a.npz", write(tmp_path / "pairs.csv", columns))
+    unit = np.float32(unit) / np.linalg.norm(np.float32(unit), axis=1, keepdims=True)
+    assert table.scored.score_P == pytest.approx((unit[first] * unit[second]).sum(1), abs=1e-6)
+
+
 def test_a_table_of_too_many_columns_is_refused_in_a_short_line(tmp_path):
     (tmp_path / "a.csv").write_text("," * 5000)
     with pytest.raises(DataError, match=r"a\.csv: has 5,001 columns; the limit is 1,000$"):

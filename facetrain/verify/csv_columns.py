@@ -1,0 +1,64 @@
+"""Columns of a CSV file with a header line, as scores, pair lists and slices are given."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from facetrain.errors import DataError
+from facetrain.files import error_reason
+
+_MAX_COLUMNS = 1000
+_ROWS_AT_ONCE = 1 << 14
+_MAX_SHARED = 1 << 12
+"""Most different texts of a column that are looked up, so that equal texts are one object."""
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """Read a CSV file: return the texts of each column by the name in its header line, without outer spaces.
+
+    Empty lines are skipped. Equal texts of a column with few different ones share their memory: a table of millions
+    of pairs takes about eight times its file.
+
+    Raises:
+        DataError: the file cannot be read, has too many columns, or a row has another number of fields than the header
+            line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = (row for row in csv.reader(file) if row)
+            names = next(rows, None)
+            if names is None:
+                raise DataError(f"{path}: cannot read the table: the file is empty")
+            if len(names) > _MAX_COLUMNS:
+                raise DataError(f"{path}: has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}")
+            return _columns(path, [name.strip() for name in names], rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot read the table: {error_reason(error)}") from error
+
+
+def _columns(path: Path, names: list[str], rows: Iterator[list[str]]) -> dict[str, list[str]]:
+    columns: list[list[str]] = [[] for _ in names]
+    shared: list[dict[str, str]] = [{} for _ in names]
+    while chunk := list(islice(rows, _ROWS_AT_ONCE)):
+        # Checked before the columns are taken apart: zip would end at the shortest row.
+        wrong = next((at for at, row in enumerate(chunk) if len(row) != len(names)), None)
+        if wrong is not None:
+            raise DataError(
+                f"{path}, row {len(columns[0]) + wrong + 2}: {len(chunk[wrong])} fields, but the header line has "
+                f"{len(names)}"
+            )
+        for column, known, texts in zip(columns, shared, zip(*chunk, strict=True), strict=True):
+            column += _with_shared_texts(map(str.strip, texts), known)
+    return dict(zip(names, columns, strict=True))
+
+
+def _with_shared_texts(texts: Iterator[str], known: dict[str, str]) -> Iterator[str]:
+    """Replace each text by the first equal one; keep it as it is once the column has too many different ones."""
+    for text in texts:
+        if len(known) < _MAX_SHARED:
+            yield known.setdefault(text, text)
+        else:
+            yield known.get(text, text)

@@ -1,0 +1,41 @@
+import pytest
+
+from facetrain.errors import DataError
+from facetrain.verify.csv_columns import read_columns
+
+MANY = 20_000
+"""Rows: more than are read at once."""
+
+
+def test_columns_have_all_rows_in_order_without_outer_spaces(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("\ufeff name , side\n\n" + "".join(f"p{row}, {row % 2}\n" for row in range(MANY)))
+    columns = read_columns(path)
+    assert columns == {
+        "name": [f"p{row}" for row in range(MANY)],
+        "side": [str(row % 2) for row in range(MANY)],
+    }
+
+
+def test_equal_texts_share_their_memory_also_in_a_column_with_many_different_ones(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("few,many\n" + "".join(f"group {row % 3},{row}\n" for row in range(MANY)) + "group 0,0\n")
+    columns = read_columns(path)
+    assert len({id(text) for text in columns["few"]}) == 3
+    assert columns["many"][-1] == "0" and columns["many"][-2] == str(MANY - 1)
+
+
+@pytest.mark.parametrize("row", [2, MANY])
+def test_a_row_of_another_length_is_refused_with_its_number(tmp_path, row):
+    path = tmp_path / "table.csv"
+    lines = ["a,b"] + ["1,2"] * MANY
+    lines[row - 1] = "1"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=rf"table\.csv, row {row}: 1 fields, but the header line has 2"):
+        read_columns(path)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "table.csv").write_text("\n\n")
+    with pytest.raises(DataError, match="the file is empty"):
+        read_columns(tmp_path / "table.csv")
