@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.cpu_cores import usable_cores
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
-from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import open_model
 from facetrain.progress import ProgressCallback
 from facetrain.run.compatibility import digest_labels
 from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import new_cache
 from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.image_embeddings import read_input
+from facetrain.verify.image_embeddings import embed_in_chunks, read_input
 
 _CHUNK = 1 << 14
 """Images that are embedded at a time: 64 MiB of embeddings with 512 numbers, two rows each."""
@@ -41,28 +40,19 @@ def write_teacher_embeddings(
     """
     digest = digest_labels(open_dataset(dataset))
     images, _, _ = read_input(dataset)
-    count, start = len(images), 0
+    count = len(images)
+
+    def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
+        return embedder.embed_rows(images, name=str(dataset), mirrored=flip, indices=indices)
+
     with join(device) as world:
         opened = open_model(model, world.device)
-        embedder = ImageEmbedder(
-            inference_network(opened.network, world.device, bf16=bf16),
-            opened.image_size,
-            batch_size,
-            world.device,
-            workers=usable_cores(),
-            prepare=opened.prepare,
-            # `start` is the variable of the loop below: the callback adds the chunks that are finished.
-            progress=(lambda done, _: progress(start + done, count)) if progress else None,
+        chunks = embed_in_chunks(
+            opened, count, world, embed, chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress
         )
-
-        def embed(indices: range) -> np.ndarray:
-            return embedder.embed_rows(images, name=str(dataset), mirrored=flip, indices=indices)
-
-        first = embed(range(min(_CHUNK, count)))
-        shape = (count, *first.shape[1:])
+        first = next(chunks)  # an ONNX file may not state the length of its embeddings
+        shape = (count, *first[1].shape[1:])
         with new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model)) as rows_NRT:
-            rows_NRT[: len(first)] = first
-            for start in range(len(first), count, _CHUNK):
-                indices = range(start, min(start + _CHUNK, count))
-                rows_NRT[start : indices.stop] = embed(indices)
+            for indices, rows in chain([first], chunks):
+                rows_NRT[indices.start : indices.stop] = rows
     return count, int(shape[2])

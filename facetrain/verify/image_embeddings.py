@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,7 +91,40 @@ def embed_images(
 
     `name` is the input, for messages.
     """
-    count, start = len(images), 0
+
+    def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
+        return l2_normalize(embedder.embed(images, name=name, flip=flip, indices=indices))
+
+    count = len(images)
+    embedding_ND: np.ndarray | None = None
+    for indices, chunk in embed_in_chunks(
+        opened, count, world, embed, chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress
+    ):
+        if len(chunk) == count:
+            return chunk
+        if embedding_ND is None:
+            embedding_ND = spill_buffer((count, chunk.shape[1]), np.float32)
+        embedding_ND[indices.start : indices.stop] = chunk
+    assert embedding_ND is not None, "no images"
+    return embedding_ND
+
+
+def embed_in_chunks(
+    opened: EmbeddingModel,
+    count: int,
+    world: World,
+    embed: Callable[[ImageEmbedder, range], np.ndarray],
+    *,
+    chunk: int,
+    batch_size: int,
+    bf16: bool,
+    progress: ProgressCallback | None,
+) -> Iterator[tuple[range, np.ndarray]]:
+    """Yield ranges of at most `chunk` of `count` images, and what `embed` returns for each.
+
+    `progress` is called with the number of embedded images and their total.
+    """
+    start = 0
     embedder = ImageEmbedder(
         inference_network(opened.network, world.device, bf16=bf16),
         opened.image_size,
@@ -102,17 +135,9 @@ def embed_images(
         # `start` is the variable of the loop below: the callback adds the chunks that are finished.
         progress=(lambda done, _: progress(start + done, count)) if progress else None,
     )
-    embedding_ND: np.ndarray | None = None
-    for start in range(0, count, _CHUNK):
-        indices = range(start, min(start + _CHUNK, count))
-        chunk = l2_normalize(embedder.embed(images, name=name, flip=flip, indices=indices))
-        if len(chunk) == count:
-            return chunk
-        if embedding_ND is None:
-            embedding_ND = spill_buffer((count, chunk.shape[1]), np.float32)
-        embedding_ND[start : indices.stop] = chunk
-    assert embedding_ND is not None, "no images"
-    return embedding_ND
+    for start in range(0, count, chunk):
+        indices = range(start, min(start + chunk, count))
+        yield indices, embed(embedder, indices)
 
 
 def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
