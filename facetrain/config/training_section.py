@@ -67,9 +67,11 @@ class DistillConfig(Section):
 
     teacher: str
     """Path of the teacher: a run folder, a checkpoint, or a model file of any format that `facetrain eval` opens."""
-    loss: Literal["cosine", "mse", "relational"] = "cosine"
+    loss: Literal["cosine", "mse", "relational", "fixed_centers", "adaptive_centers"] = "cosine"
     """Loss between the embeddings of network and teacher. cosine: 1 − cos of the two. mse: squared difference of their
-    elements. relational: squared difference of the cosines of all pairs of images in the batch. With cosine and mse, a
+    elements. relational: squared difference of the cosines of all pairs of images in the batch. fixed_centers: the
+    margin loss of `head.margin` with the means of the teacher's embeddings as class centers. adaptive_centers: with
+    class centers that follow the teacher's embeddings as the network learns (AdaDistill). Except with relational, a
     learned projection maps an embedding to the teacher's length if they differ."""
     cache: str | None = None
     """File with the teacher's embeddings of `data.train`, written by `facetrain embed` with a name that ends in
@@ -77,6 +79,17 @@ class DistillConfig(Section):
     augmented images in each step."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Factor on this loss, which is added to the margin loss."""
+    margin_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Factor on the margin loss of the trained class centers. 0: the network learns from the teacher alone, as in the
+    published form of AdaDistill."""
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> Self:
+        if self.loss == "fixed_centers" and self.cache is None:
+            raise ValueError(
+                "loss fixed_centers needs cache, the teacher's embeddings, from which the class centers are computed"
+            )
+        return self
 
 
 class TrainConfig(Section):

@@ -77,6 +77,12 @@ def drop_small_identities(dataset: FaceDataset, path: Path, min_images_per_ident
     return dataset if len(enough) == dataset.num_classes else SubsetDataset(dataset, enough)
 
 
+def images_of_large_identities(dataset: FaceDataset, min_images_per_identity: int) -> np.ndarray:
+    """Return the numbers of the images that `drop_small_identities` keeps, also of those in a mixture: int64 (N,)."""
+    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    return np.flatnonzero(counts[dataset.labels] >= min_images_per_identity)
+
+
 def _open_folder(folder: Path) -> FaceDataset:
     if not folder.is_dir():
         problem = "not a dataset" if folder.exists() else "no such folder"

@@ -96,12 +96,16 @@ class Chunk:
         slope_GR = self._spread(slope_GC, nearest_GC1)
         return slope_GR.mul_(self.inverse_norm_R).to(self._unit_GD.dtype)
 
+    def embedding_gradient(self, slope_GR: Tensor) -> Tensor:
+        """Return this chunk's part of the embeddings' gradient (G, D), without a factor per sample."""
+        return slope_GR @ self._factor_RD
+
     def gradients(self, slope_GR: Tensor, inputs: BackwardInputs) -> tuple[Tensor, Tensor]:
         """Return this chunk's part of the embeddings' gradient (G, D), and the centers' gradient (C, N·D).
 
         The former still lacks a factor per sample, which is the same for all chunks.
         """
-        grad_GD = slope_GR @ self._factor_RD
+        grad_GD = self.embedding_gradient(slope_GR)
         grad_RD = (slope_GR.T @ inputs.weighted_GD).to(self.inverse_norm_R.dtype)
         # Samples whose target class is not in this chunk add 0 to an arbitrary row.
         row_G = self._column_G * (len(grad_RD) // self._num_classes) + self._target.nearest_G
@@ -117,7 +121,7 @@ class Chunk:
     ) -> tuple[Tensor, UnfinishedGradient]:
         """Return what `gradients` returns, but leave the rest of the centers' gradient to the update in one pass."""
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
-        grad_GD = slope_GR @ self._factor_RD
+        grad_GD = self.embedding_gradient(slope_GR)
         product_RD = slope_GR.T @ inputs.weighted_GD
         first = self._start * (len(product_RD) // self._num_classes)
         centers_R1 = torch.arange(first, first + len(product_RD) + 1, device=product_RD.device)

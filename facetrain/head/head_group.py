@@ -73,10 +73,13 @@ class HeadGroup:
             part.head.lr, part.head.loss_scale = self.lr, self.loss_scale
             part.head.begin_step(step)
 
-    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+    def __call__(
+        self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
+    ) -> Tensor:
         """Return the weighted loss of the global batch; a scalar, the same on every rank.
 
-        Collective: every rank must pass the same number of rows.
+        Centers that follow a `teacher` move first, as in `MarginHead`. Collective: every rank must pass the same number
+        of rows.
 
         Raises:
             DataError: a label on the host is outside [0, num_classes).
@@ -87,14 +90,20 @@ class HeadGroup:
         gathered = start_gather(embedding_BD, with_norms=self._needs_norms)
         # The composition of the batch is known on the host, so all ranks pass over the same heads.
         number_G = np.searchsorted(self._first, label_G, side="right") - 1
-        order_G = np.argsort(number_G, kind="stable")
+        order = np.argsort(number_G, kind="stable")
         counts = np.bincount(number_G, minlength=len(self.parts)).tolist()
-        label_of_part = np.split(label_G[order_G], np.cumsum(counts)[:-1])
+        label_of_part = np.split(label_G[order], np.cumsum(counts)[:-1])
         sampled = [
             self._sample(part, label, embedding_BD.device) if len(label) else None
             for part, label in zip(self.parts, label_of_part, strict=True)
         ]
-        sorted_GX = gathered.wait().index_select(0, to_device(order_G, embedding_BD.device))
+        order_G = to_device(order, embedding_BD.device)
+        if teacher is not None:
+            rows_of_part = teacher.wait().index_select(0, order_G).split(counts)
+            for part, label, rows_GX in zip(self.parts, label_of_part, rows_of_part, strict=True):
+                if len(label):
+                    part.head.follow_teacher(torch.from_numpy(label - part.first_class), rows_GX)
+        sorted_GX = gathered.wait().index_select(0, order_G)
         losses = [
             self._loss(part, rows_GX, classes) * (part.loss_weight * len(rows_GX) / len(label_G))
             for part, rows_GX, classes in zip(self.parts, sorted_GX.split(counts), sampled, strict=True)

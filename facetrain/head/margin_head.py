@@ -30,9 +30,10 @@ from facetrain.head.row_optimizer import (
     one_pass_available,
 )
 from facetrain.head.sampling import ClassSampler, SampledClasses
-from facetrain.head.sharded_softmax import ClassSweep, sharded_cross_entropy
+from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
 from facetrain.head.sub_centers import SubCenters
 from facetrain.head.target import TargetClass
+from facetrain.head.teacher_centers import follow_teacher
 
 _ROWS_PER_COPY = 1 << 16
 
@@ -64,6 +65,8 @@ class HeadSettings:
     """Dtype to which the factors of the large matrix products are rounded; None: they keep theirs."""
     update_in_backward: bool
     """Update the centers chunk by chunk in the backward pass. Needs one micro-batch per step."""
+    trained: bool = True
+    """Train the centers. False: they have no moments, and the backward pass computes no gradient of them."""
 
 
 class MarginHead:
@@ -71,6 +74,7 @@ class MarginHead:
 
     With `update_in_backward` the centers are updated inside the backward pass, chunk by chunk, and the gradient of
     all of them never exists at once. Otherwise the gradient of the step's rows is accumulated, and `step` applies it.
+    Centers that are not trained stay as they are, or follow a teacher.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class MarginHead:
     def _allocate_tables(self, optimizer: RowOptimizerSettings) -> RowTables:
         """Return the tables of the centers and of the optimizer's moments."""
         settings, columns = self._settings, self._settings.sub_centers * self.embedding_size
-        moments = moment_layout(optimizer, columns, settings.momentum_dtype)
+        moments = moment_layout(optimizer, columns, settings.momentum_dtype) if settings.trained else {}
         return allocate_tables(
             {"weight": (columns, settings.weight_dtype), **moments},
             self.shard.size,
@@ -178,11 +182,13 @@ class MarginHead:
         self._margin.begin_step(step)
         self._sub_centers.begin_step(step)
 
-    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+    def __call__(
+        self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
+    ) -> Tensor:
         """Return the mean loss over the global batch; a scalar, the same on every rank.
 
-        `label_B` is int64 and counts the classes of the whole head. Collective: every rank must pass the same
-        number of rows.
+        `label_B` is int64 and counts the classes of the whole head. Centers that follow a `teacher` (of
+        `start_teacher_gather`) move first. Collective: every rank must pass the same number of rows.
 
         Raises:
             DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
@@ -194,6 +200,8 @@ class MarginHead:
         gathered = start_gather(embedding_BD, with_norms=self.needs_norms)
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
         sampled = self.sample_classes(label_G)
+        if teacher is not None:
+            self.follow_teacher(label_G, teacher.wait())
         gathered_GX = gathered.wait()
         unit_GD, norm_G = (
             (gathered_GX[:, :-1], gathered_GX[:, -1]) if self.needs_norms else (gathered_GX, None)
@@ -206,6 +214,10 @@ class MarginHead:
         The labels are on the host if `reads_labels`, else on the device.
         """
         return self._sampler.sample(label_G, self._step)
+
+    def follow_teacher(self, label_G: Tensor, teacher_GX: Tensor) -> None:
+        """Move the centers as `teacher_centers.follow_teacher`; the labels are where `sample_classes` needs them."""
+        follow_teacher(self._tables.by_name["weight"], self.shard, label_G, teacher_GX)
 
     def loss_of_gathered(self, unit_GD: Tensor, norm_G: Tensor | None, sampled: SampledClasses) -> Tensor:
         """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
@@ -221,7 +233,7 @@ class MarginHead:
             loss=self._loss,
             chunk_size=self._chunk_size(len(unit_GD)),
             chunk_type=self.chunk_type,
-            take_gradient=self._update_chunk if self.update_in_backward else self._gradient.add,
+            take_gradient=self._take_gradient(),
             count_nearest=self._count_nearest,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._settings.product_dtype,
@@ -347,6 +359,12 @@ class MarginHead:
         return default_chunk_size(
             global_batch * sub_centers, self.embedding_size * sub_centers, self._device.type
         )
+
+    def _take_gradient(self) -> TakeGradient | None:
+        """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""
+        if not self._settings.trained:
+            return None
+        return self._update_chunk if self.update_in_backward else self._gradient.add
 
     def _update_chunk(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
         self._optimizer.update(self._step_tables.by_name, rows, gradient, self.lr, finite)

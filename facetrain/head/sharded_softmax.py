@@ -53,7 +53,8 @@ class ClassSweep:
     margin: Margin
     loss: Loss
     chunk_size: int
-    take_gradient: TakeGradient
+    take_gradient: TakeGradient | None
+    """None: the centers are not trained, and have no gradient."""
     finish: Callable[[TargetClass, Tensor], None]
     """Called at the end of the backward pass with the target classes and whether the loss is finite."""
     count_nearest: Callable[[Tensor, int], None] | None = None
@@ -102,7 +103,7 @@ class ClassSweep:
             rows = self._rows(start)
             dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
             self.weight.begin_fetch(rows)
-            if is_backward:
+            if is_backward and self.take_gradient is not None:
                 self.tables.begin_fetch(rows)  # for the update
             if not is_backward or number + 1 < len(starts):
                 self.weight.begin_fetch(self._rows(starts[(number + 1) % len(starts)]))
@@ -191,6 +192,10 @@ class _CrossEntropy(torch.autograd.Function):
         )
         grad_GD = torch.zeros_like(unit_GD)
         for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norms):
+            if sweep.take_gradient is None:
+                grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, joined_G))
+                del chunk
+                continue
             gradients = chunk.unfinished_gradients if sweep.one_pass else chunk.gradients
             added_GD, grad_CX = gradients(chunk.slopes(sweep.loss, joined_G), inputs)
             grad_GD += added_GD

@@ -47,7 +47,7 @@ from facetrain.training.state import TrainState
 _MAX_AUTO_WORKERS = 16
 _LEAST_TRAINED = 0.01
 """A backbone counts as frozen if a smaller fraction of its weights is trained."""
-# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5 and 6,
+# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5, 6, 8 and 9,
 # build_distillation.py uses 7.
 _AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
 
@@ -171,7 +171,7 @@ def build_state(
     )
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
-    distillation = build_distillation(config, world.device, source, build_augment(config))
+    distillation = build_distillation(config, world, num_classes, folder, source, build_augment(config))
     stepper = _build_stepper(config, backbone, head, scale, schedule, distillation)
     # From here on, random numbers may differ between ranks: each has a dropout of its own.
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
@@ -200,9 +200,9 @@ def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
 
 
 def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:
-    """Build the check of the first steps; None for the loss `unified`, which has another level of chance."""
+    """Build the check of the first steps; None for a loss that has another level of chance, or that is not learned."""
     head = state.head
-    if config.head.loss == "unified":
+    if config.head.loss == "unified" or (config.distill is not None and config.distill.margin_weight == 0):
         return None
     weights = list(state.backbone.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -42,35 +44,96 @@ def build_head(
     Raises:
         ConfigError: a dataset of a mixture has an invalid margin.
     """
+    settings = head_settings(
+        config.head,
+        folder=run_folder / "centers",
+        update_in_backward=update_in_backward,
+        steps_per_epoch=steps_per_epoch,
+        product_dtype=product_dtype(config.train.precision, world.device),
+    )
+    streams = _Streams(centers=5, margin=6)
+    return _build_heads(config, world, num_classes, settings, config.model.embedding_size, streams, source)
 
-    def build(num_classes: int, margin: MarginConfig, folder: Path, *number: int) -> MarginHead:
+
+def build_teacher_centers(
+    config: Config,
+    world: World,
+    num_classes: int,
+    run_folder: Path,
+    *,
+    embedding_size: int,
+    source: FaceDataset | None = None,
+) -> Head:
+    """Build this rank's part of the head whose class centers come from a teacher, with random centers.
+
+    It has the margin, the sampling and the placement of the trained head, or a head for each dataset as that one, but
+    one float32 center per class, which no gradient changes.
+
+    Raises:
+        ConfigError: a dataset of a mixture has an invalid margin.
+    """
+    settings = head_settings(
+        config.head,
+        folder=run_folder / "teacher_centers",
+        update_in_backward=False,
+        product_dtype=product_dtype(config.train.precision, world.device),
+    )
+    settings = replace(
+        settings,
+        loss="softmax",
+        sub_centers=1,
+        drop_from_step=None,
+        weight_dtype=torch.float32,
+        trained=False,
+    )
+    streams = _Streams(centers=8, margin=9)
+    return _build_heads(config, world, num_classes, settings, embedding_size, streams, source)
+
+
+class _Streams(NamedTuple):
+    """Numbers that derive the keys of a head from config.seed; build.py lists the others."""
+
+    centers: int
+    margin: int
+
+
+def _build_heads(
+    config: Config,
+    world: World,
+    num_classes: int,
+    settings: HeadSettings,
+    embedding_size: int,
+    streams: _Streams,
+    source: FaceDataset | None,
+) -> Head:
+    """Build a head with these settings, or one for each dataset of a mixture with separate heads."""
+
+    def build(num_classes: int, margin: MarginConfig, folder: Path | None, *number: int) -> MarginHead:
         # A head of a mixture draws centers, samples and margins of its own.
         return MarginHead(
-            head_settings(
-                config.head,
-                folder=folder,
-                update_in_backward=update_in_backward,
-                steps_per_epoch=steps_per_epoch,
-                product_dtype=product_dtype(config.train.precision, world.device),
-            ),
+            replace(settings, folder=folder),
             optimizer_settings(config.optim),
-            margin_from_config(margin, seed=key_of(config.seed, 6, *number)),
-            embedding_size=config.model.embedding_size,
+            margin_from_config(margin, seed=key_of(config.seed, streams.margin, *number)),
+            embedding_size=embedding_size,
             num_classes=num_classes,
             rank=world.rank,
             world_size=world.size,
-            seed=key_of(config.seed, 5, *number),
+            seed=key_of(config.seed, streams.centers, *number),
             device=world.device,
         )
 
-    folder = run_folder / "centers"
     if not (isinstance(source, MixtureDataset) and source.heads is not None):
-        return build(num_classes, config.head.margin, folder)
+        return build(num_classes, config.head.margin, settings.folder)
     margins = _margins_of_datasets(config, source.heads)
     images = images_per_epoch(source.counts, source.weights)
     return HeadGroup(
         [
-            build(dataset.num_classes, margin, folder / f"head_{number}", number)
+            build(
+                dataset.num_classes,
+                margin,
+                settings.folder and settings.folder / f"head_{number}",
+                number,
+            )
             for number, (dataset, margin) in enumerate(zip(source.datasets, margins, strict=True))
         ],
         [head.loss_weight for head in source.heads],

@@ -1,5 +1,7 @@
 """Distillation: the loss between a network and its teacher, added to the margin loss.
 
+The losses of `CENTER_LOSSES` are the margin loss of a second head, whose class centers come from the teacher.
+
 Each function of `LOSSES` returns this rank's value; the loss over the global batch is the mean of the values over the
 ranks. The gradient of the network is the mean over the ranks too, because DDP averages it. All ranks have as many
 images.
@@ -9,7 +11,7 @@ images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,8 @@ from torch import Tensor, nn
 from facetrain.data.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError
+from facetrain.head.head_group import Head, head_parts
+from facetrain.head.teacher_centers import start_teacher_gather
 from facetrain.training.teacher import Teacher
 
 
@@ -54,28 +58,56 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": squared_loss,
     "relational": relational_loss,
 }
-"""Losses by the names of `distill.loss`."""
+"""Losses of embeddings, by the names of `distill.loss`."""
+CENTER_LOSSES = ("fixed_centers", "adaptive_centers")
+"""Further values of `distill.loss`: the margin loss with class centers of the teacher."""
+_ROWS = "teacher_"
+"""Prefix of the tables of the teacher's class centers in a checkpoint, beside those of the trained ones."""
 
 
 class Distillation(nn.Module):
     """Weighted loss between the embeddings of a network and those of its teacher.
 
-    The losses that compare elements have a learned projection D → T without bias if D ≠ T. It is not part of the
-    network that DDP wraps: the optimizer step averages its gradient over the ranks.
+    All losses but `relational` have a learned projection D → T without bias if D ≠ T. It is not part of the network
+    that DDP wraps: the optimizer step averages its gradient over the ranks.
     """
 
-    def __init__(self, teacher: Teacher, loss: str, *, weight: float, embedding_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        teacher: Teacher,
+        loss: str,
+        *,
+        weight: float,
+        embedding_size: int,
+        seed: int,
+        margin_weight: float = 1.0,
+        centers: Head | None = None,
+    ) -> None:
         """Take the teacher, the name of a loss, its weight, and the length of the network's embeddings.
 
-        `seed` determines the initial projection, which is the same on all ranks.
+        `seed` determines the initial projection, which is the same on all ranks. `centers` is the head with the
+        teacher's class centers, for a loss of `CENTER_LOSSES`.
         """
         super().__init__()
-        self.teacher, self._loss, self._weight = teacher, LOSSES[loss], weight
+        self.teacher, self._loss, self._weight = teacher, loss, weight
+        self.margin_weight = margin_weight
+        """Factor on the margin loss of the trained centers."""
+        self._centers = centers
         self.projection: nn.Linear | None = None
         if loss != "relational" and teacher.embedding_size != embedding_size:
             self.projection = nn.Linear(embedding_size, teacher.embedding_size, bias=False)
             generator = torch.Generator().manual_seed(seed)
             nn.init.normal_(self.projection.weight, 0, embedding_size**-0.5, generator=generator)
+
+    def begin_step(self, step: int) -> None:
+        """Start a step: draw the classes whose centers take part in it."""
+        if self._centers is not None:
+            self._centers.begin_step(step)
+
+    def expect_labels(self, label_B: Tensor) -> None:
+        """Start to gather the labels of the next call, as `MarginHead.expect_labels`. Collective."""
+        if self._centers is not None:
+            self._centers.expect_labels(label_B)
 
     def forward(self, batch: Batch, image_BCHW: Tensor, embedding_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return this rank's weighted loss, with gradient, and the loss of the global batch, without. Collective.
@@ -87,25 +119,64 @@ class Distillation(nn.Module):
         """
         teacher_BT = self.teacher(batch, image_BCHW)
         projected_BT = embedding_BD if self.projection is None else self.projection(embedding_BD)
-        value = self._loss(projected_BT, teacher_BT)
+        if self._centers is not None:
+            follows = self._loss == "adaptive_centers"
+            gathered = start_teacher_gather(projected_BT, teacher_BT) if follows else None
+            loss = self._centers(projected_BT, batch.label_B, gathered)
+            return self._weight * loss, loss.detach()
+        value = LOSSES[self._loss](projected_BT, teacher_BT)
         return self._weight * value, collectives.sum_(value.detach().clone()) / collectives.world_size()
 
-    def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds: the projection, and the digest of the teacher."""
-        digest = torch.frombuffer(bytearray(self.teacher.digest.encode()), dtype=torch.uint8)
-        return {**self.state_dict(), "teacher": digest}
+    def row_states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the tables of class centers to save beside those of each trained head; none if they do not change."""
+        if self._centers is not None and self._loss == "adaptive_centers":
+            for part in head_parts(self._centers):
+                yield {_ROWS + name: table for name, table in part.head.row_state().items()}
 
-    def load_state(self, saved: Mapping[str, Tensor], origin: str) -> None:
-        """Load what `state` has returned; nothing for a checkpoint of a run without a teacher.
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds beside the tables: projection, margin's averages, digest of the teacher."""
+        digest = torch.frombuffer(bytearray(self.teacher.digest.encode()), dtype=torch.uint8)
+        margin = self._centers.state() if self._centers is not None else {}
+        # The tables are read only if the checkpoint is of a run with the same loss.
+        loss = torch.frombuffer(bytearray(self._loss.encode()), dtype=torch.uint8)
+        return {
+            **self.state_dict(),
+            **{f"centers.{name}": value for name, value in margin.items()},
+            "teacher": digest,
+            "loss": loss,
+        }
+
+    def load_state(
+        self, saved: Mapping[str, Tensor], read_rows: Callable[[str, int, int], Tensor], origin: str
+    ) -> None:
+        """Load what `state` and `row_states` have returned; nothing for a checkpoint of a run without a teacher.
+
+        `read_rows(name, start, stop)` returns the rows of classes [start, stop) of a table.
 
         Raises:
             CheckpointError: the checkpoint was trained with another teacher. `origin` names it in the message.
         """
         if not saved:
             return
-        if bytes(saved["teacher"].tolist()) != self.teacher.digest.encode():
+        if _text(saved["teacher"]) != self.teacher.digest:
             raise CheckpointError(
                 f"{origin}: was trained with another teacher than distill.teacher; restore that model, or start a new "
                 "run with model.init_from"
             )
-        self.load_state_dict({name: value for name, value in saved.items() if name != "teacher"})
+        if self.projection is not None or "projection.weight" in saved:
+            self.load_state_dict(
+                {name: value for name, value in saved.items() if name.startswith("projection.")}
+            )
+        if self._centers is None or _text(saved["loss"]) != self._loss:
+            return
+        prefix = "centers."
+        self._centers.load_state(
+            {name.removeprefix(prefix): value for name, value in saved.items() if name.startswith(prefix)}
+        )
+        if self._loss == "adaptive_centers":
+            self._centers.load_rows(lambda name, start, stop: read_rows(_ROWS + name, start, stop))
+
+
+def _text(encoded: Tensor) -> str:
+    """Return the text in a uint8 tensor."""
+    return bytes(encoded.tolist()).decode(errors="replace")

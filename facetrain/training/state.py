@@ -78,7 +78,11 @@ class TrainState:
             **_prefixed("spikes.", self.spike_detector.state() if self.spike_detector else {}),
             **_prefixed("skipped.", _text_tensor(self.skipped_images)),
         }
-        rows, *further = (ClassRows(*part.shard, part.head.row_state()) for part in head_parts(self.head))
+        taught = self.distillation.row_states() if self.distillation else iter(())
+        # The teacher's centers are split among the ranks as the trained ones are.
+        rows, *further = (
+            ClassRows(*part.shard, part.head.row_state() | next(taught, {})) for part in head_parts(self.head)
+        )
         return Snapshot(
             step=self.step,
             replicated=replicated,
@@ -122,7 +126,9 @@ class TrainState:
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
         if self.distillation:
-            self.distillation.load_state(checkpoint.replicated("distill."), str(checkpoint.folder))
+            self.distillation.load_state(
+                checkpoint.replicated("distill."), checkpoint.rows, str(checkpoint.folder)
+            )
         self._load_optimizer(checkpoint.replicated("optimizer."))
         if self.average:
             # A checkpoint from before `optim.ema` was set has none: the average starts from its weights.

@@ -57,6 +57,8 @@ class TrainStep:
         # Set the learning rates and draw the classes of the step (sampling), both from the step number alone, so
         # that a resumed run repeats them.
         lr = state.stepper.begin(state.step)
+        if state.distillation:
+            state.distillation.begin_step(state.step)
 
         # Forward and backward. Gradients add up over the micro-batches, and DDP exchanges them with the last one.
         loss: Tensor | float = 0.0
@@ -122,6 +124,8 @@ class TrainStep:
         if batch.host_label_B is not None and batch.label_B.device.type != "cpu":
             # Before the forward pass, which hides the exchange: a head that samples selects its classes on the host.
             state.head.expect_labels(batch.host_label_B)
+            if state.distillation:
+                state.distillation.expect_labels(batch.host_label_B)
         with profiler_range("data"):
             image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
         with profiler_range("forward"):
@@ -129,16 +133,16 @@ class TrainStep:
         with profiler_range("head"):
             # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
             loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
-        distill_loss: Tensor | None = None
+        total = loss
         if state.distillation:
             with profiler_range("teacher"):
                 weighted, value = state.distillation(batch, image_BCHW, embedding_BD)
-            distill_loss = weighted / num_micro_batches
+            total = loss * state.distillation.margin_weight + weighted / num_micro_batches
             # Apart from `loss`, which the learning check compares with chance.
             state.meter.add("distill_loss", value)
         with profiler_range("backward"):
             # Scaled so that small fp16 gradients do not vanish; the optimizer divides by the scale again.
-            ((loss if distill_loss is None else loss + distill_loss) * state.stepper.scale.value).backward()
+            (total * state.stepper.scale.value).backward()
         return loss.detach()
 
     def _gradient_exchange(self, *, enabled: bool) -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ A safetensors file with one tensor, `embedding`, float32 (N, R, T): row 0 is the
 is one, that of its mirror image; neither has length 1. Its metadata has the digests of the dataset and of the teacher.
 """
 
-# B local batch   N images   R rows of an image, 1 or 2   T embedding of the teacher
+# B local batch   N images   R rows of an image, 1 or 2   T embedding of the teacher   C classes
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.data.loader import Batch
@@ -23,6 +24,7 @@ from facetrain.files import new_file, os_errors_as
 
 SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 16
+_ROWS_PER_READ = 1 << 14
 _ADVICE = "write it again: facetrain embed TEACHER DATASET --output FILE.safetensors"
 
 
@@ -63,6 +65,7 @@ class CachedTeacher:
         dataset: str,
         teacher: str,
         num_images: int,
+        index: np.ndarray | None = None,
         flips: Callable[[Tensor, int], Tensor | None],
         needs_mirrored: bool,
     ) -> None:
@@ -70,9 +73,10 @@ class CachedTeacher:
 
         Args:
             path: the file.
-            dataset: digest of the training data.
+            dataset: digest of the dataset.
             teacher: digest of the teacher.
-            num_images: number of images of the training data.
+            num_images: number of images of the dataset.
+            index: number in the dataset of each image of the training data, int64 (N,); None: all in their order.
             flips: returns which samples of an epoch are mirrored, bool (B,); None: none is.
             needs_mirrored: whether images may be mirrored.
 
@@ -80,7 +84,8 @@ class CachedTeacher:
             DataError: it is not such a file, or belongs to another dataset or another teacher.
         """
         self._rows_NRT, digests = _open(path)
-        self._flips, self.digest = flips, teacher
+        self._flips, self.digest, self._index = flips, teacher, index
+        self._needs_mirrored = needs_mirrored
         rows, self.embedding_size = self._rows_NRT.shape[1:]
         if digests != {"dataset": dataset, "teacher": teacher} or len(self._rows_NRT) != num_images:
             others = [
@@ -100,12 +105,41 @@ class CachedTeacher:
         """Return the embeddings (B, T), float32, on the device of the images."""
         sample_B = batch.sample_B.cpu()
         flip_B = self._flips(sample_B, batch.epoch)
+        image_B = sample_B.numpy() if self._index is None else self._index[sample_B.numpy()]
         row_B = 0 if flip_B is None else flip_B.numpy().astype(np.int64)
         # A copy of these rows; its pages are read from the disk if they are not in memory.
-        embedding_BT = torch.from_numpy(np.ascontiguousarray(self._rows_NRT[sample_B.numpy(), row_B]))
+        embedding_BT = torch.from_numpy(np.ascontiguousarray(self._rows_NRT[image_B, row_B]))
         if image_BCHW.device.type == "cuda":
             embedding_BT = embedding_BT.pin_memory()
         return embedding_BT.to(image_BCHW.device, non_blocking=True)
+
+    def mean_embeddings(self, labels: np.ndarray, start: int, stop: int, *, into: Tensor) -> None:
+        """Write the means of the unit embeddings of classes [start, stop) into the rows of a table (stop - start, T).
+
+        `labels` are those of the training data. The embeddings of the mirror images count too if images may be
+        mirrored. The row of a class without images stays as it is.
+        """
+        rows = 2 if self._needs_mirrored else 1
+        sum_CT = torch.zeros(stop - start, self.embedding_size, dtype=torch.float64)
+        sample_N = np.flatnonzero((labels >= start) & (labels < stop))
+        for begin in range(0, len(sample_N), _ROWS_PER_READ):
+            sample_B = sample_N[begin : begin + _ROWS_PER_READ]
+            image_B = sample_B if self._index is None else self._index[sample_B]
+            unit_BRT = F.normalize(torch.from_numpy(self._rows_NRT[image_B, :rows]), dim=2)
+            sum_CT.index_add_(0, torch.from_numpy(labels[sample_B] - start).long(), unit_BRT.double().sum(1))
+        count_C = torch.from_numpy(np.bincount(labels[sample_N] - start, minlength=stop - start))
+        has_images_C1 = (count_C > 0)[:, None]
+        mean_CT = sum_CT / (rows * count_C.clamp_min(1))[:, None]
+        into.copy_(torch.where(has_images_C1, mean_CT, into.cpu().double()))
+
+
+def cached_embedding_size(path: Path) -> int:
+    """Return the length of the embeddings in a cache.
+
+    Raises:
+        DataError: the file is not one of `new_cache`.
+    """
+    return int(_open(path)[0].shape[2])
 
 
 def _open(path: Path) -> tuple[np.ndarray, dict[str, str]]:

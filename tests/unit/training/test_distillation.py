@@ -146,7 +146,7 @@ def runs(dataset, tmp_path_factory):  # noqa: F811
     return folder, config
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, "adaptive_centers"])
 def test_a_student_is_taught_and_resumes_bit_for_bit(runs, tmp_path, loss):
     folder, config = runs
     options = [
@@ -171,6 +171,8 @@ def test_a_student_is_taught_and_resumes_bit_for_bit(runs, tmp_path, loss):
     assert all(
         torch.equal(saved[name], resumed[name]) for name in saved if name.startswith(("distill", "optim"))
     )
+    if loss == "adaptive_centers":  # 8 elements, as the teacher's embeddings, and not 12 as the student's
+        assert Checkpoint.open(tmp_path / "run").rows("teacher_weight", 0, 20).shape == (20, 8)
 
 
 def test_the_teacher_pulls_the_student_toward_it(runs, tmp_path):

@@ -8,20 +8,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.data.augment import Augment
 from facetrain.data.decode import decode_rgb
 from facetrain.data.loader import Batch
 from facetrain.data.open_dataset import open_dataset
-from facetrain.errors import DataError
+from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
 from facetrain.run import training
+from facetrain.run.build_distillation import open_cache
 from facetrain.run.compatibility import digest_labels
 from facetrain.run.teacher_embeddings import write_teacher_embeddings
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher
 from tests.runs.conftest import dataset  # noqa: F401
+from tests.support.datasets import write_records
 
 CPU = torch.device("cpu")
 TEXT = (
@@ -153,3 +156,62 @@ def test_a_crafted_or_damaged_cache_is_refused(taught, dataset, tmp_path, crafte
 def test_a_cache_that_does_not_exist_is_reported_with_the_command(taught, dataset, tmp_path):  # noqa: F811
     with pytest.raises(DataError, match=r"absent\.safetensors: .*facetrain embed TEACHER"):
         cached(taught, dataset, tmp_path / "absent.safetensors")
+
+
+def test_fixed_centers_are_the_means_of_the_unit_embeddings_of_each_class(taught, dataset):  # noqa: F811
+    rows = load_file(taught[0] / "t.safetensors")["embedding"].double()
+    unit = rows / rows.norm(dim=2, keepdim=True)
+    labels = np.repeat(np.arange(20), 6)
+    expected = unit.view(20, 12, 8).mean(1)
+    found = torch.full((7, 8), 5.0)
+    cached(taught, dataset).mean_embeddings(labels, 4, 11, into=found)
+    torch.testing.assert_close(found, expected[4:11].float())
+    cached(taught, dataset, needs_mirrored=False).mean_embeddings(labels, 4, 11, into=found)
+    torch.testing.assert_close(found, unit[:, 0].view(20, 6, 8).mean(1)[4:11].float())
+    labels[24:30] = 3
+    found.fill_(5)
+    cached(taught, dataset).mean_embeddings(labels, 4, 5, into=found[:1])
+    assert (found == 5).all(), "a class without images keeps its center"
+
+
+def test_fixed_centers_pull_the_student_alone_and_are_not_saved(taught, tmp_path):
+    folder, config = taught
+    options = [
+        f"distill.cache={folder}/t.safetensors",
+        "distill.loss=fixed_centers",
+        "distill.margin_weight=0",
+    ]
+    student = config(*options, "distill.weight=1")
+    assert training.train(student, tmp_path / "run") == 0
+    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert training.resume(student, tmp_path / "run", 2) == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+    with pytest.raises(CheckpointError, match="no table teacher_weight"):
+        Checkpoint.open(tmp_path / "run").rows("teacher_weight", 0, 20)
+    with pytest.raises(ConfigError, match="fixed_centers needs cache"):
+        config("distill.loss=fixed_centers")
+
+
+def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(taught, dataset, tmp_path):  # noqa: F811
+    labels = [n // 6 for n in range(54)] + [9, 10, 10]  # identity 9 has one image
+    write_records(tmp_path / "data", labels, size=32)
+    write_teacher_embeddings(
+        taught[0] / "teacher", tmp_path / "data", tmp_path / "t.safetensors", device="cpu"
+    )
+    options = [f"data.train={tmp_path}/data", f"distill.cache={tmp_path}/t.safetensors"]
+    config = taught[1](*options, "data.min_images_per_identity=2")
+    source = open_dataset(tmp_path / "data", min_images_per_identity=2)
+    assert source.num_images == 56
+    teacher = open_cache(config, source, Augment(5, flip=0))
+    whole = load_file(tmp_path / "t.safetensors")["embedding"][:, 0]
+    sample_B = torch.tensor([0, 53, 54, 55])
+    found = teacher(Batch(0, 0, torch.zeros(0), torch.zeros(4), sample_B), torch.zeros(0))
+    assert torch.equal(found, whole[torch.tensor([0, 53, 55, 56])])
+    into = torch.zeros(1, 8)
+    teacher.mean_embeddings(source.labels, 9, 10, into=into)
+    assert torch.allclose(
+        into[0],
+        torch.nn.functional.normalize(load_file(tmp_path / "t.safetensors")["embedding"][55:], dim=2).mean(
+            (0, 1)
+        ),
+    )
