@@ -92,6 +92,7 @@ def _report(
     from facetrain.plan import limits
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast, runs_fused
+    from facetrain.plan.teacher_cost import teacher_cost
     from facetrain.run.step_schedule import local_batch_size
 
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
@@ -109,6 +110,8 @@ def _report(
         "elsewhere_bytes": needed.elsewhere,
         "compiled": config.train.compile == "on",
         "fused": runs_fused(config, cuda=cuda),
+        "teacher_counted": config.distill is None
+        or teacher_cost(config.distill, config.train.precision).is_counted,
         "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,
         "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
@@ -129,7 +132,7 @@ def _time(
         "lacks_bf16": config.train.precision == "bf16" and not device.has_bf16,
         "images_per_second": round(time.images_per_second),
         "step_seconds": {
-            name: getattr(time, name) for name in ("backbone", "device", "host", "head", "network")
+            name: getattr(time, name) for name in ("backbone", "device", "host", "head", "teacher", "network")
         },
         "days": images and images / time.images_per_second / 86_400,
     }
@@ -150,6 +153,7 @@ def _format(report: dict[str, Any]) -> str:
         *(
             f"  {name.replace('_', ' '):16}{size / GIB:8.2f} GiB"
             for name, size in report["parts_bytes"].items()
+            if size or name not in ("average", "teacher")  # most runs have neither
         ),
         f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.0f}: "
         + ("fits" if report["fits"] else "does not fit"),
@@ -158,6 +162,8 @@ def _format(report: dict[str, Any]) -> str:
         lines.append(
             "  This is the memory without train.compile; that of a compiled network is not forecast."
         )
+    if not report["teacher_counted"]:
+        lines.append("  The teacher is an ONNX file, whose memory and time on the host are not forecast.")
     if report["fused"]:
         lines.append("  The backbone runs on fused kernels (train.fused).")
     if report["elsewhere_bytes"]:

@@ -22,6 +22,7 @@ from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.input_normalization import check_normalization
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.doctor.silent_errors import check_alignment, check_images
+from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import (
     check_backbone_weights,
     check_center_count,
@@ -100,6 +101,8 @@ def _examine_run(config: Config, world: World, run_dir: Path | None, *, ranks: i
         results += run_check("initial weights", _examine_initial_weights, config, known_classes)
         for source in sources:
             results += run_check("initial normalization", _examine_normalization, config, source)
+    if config.distill:
+        results += run_check("teacher", check_teacher, config, sources[0] if sources else None)
     if counts:
         num_images, num_classes = counts
         results += run_check("batch", _examine_batch, config, ranks, num_images)

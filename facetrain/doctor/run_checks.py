@@ -52,9 +52,9 @@ def check_learning_rate(
 
 
 def checkpoint_bytes(needed: Forecast, world_size: int) -> int:
-    """Return the size of one checkpoint: the backbone once and all class centers, each with its moments."""
+    """Return the size of one checkpoint: the backbone and its average once, all class centers and their moments."""
     centers = needed.centers + needed.center_moments + needed.elsewhere
-    return needed.weights + needed.moments + centers * world_size
+    return needed.weights + needed.moments + needed.average + centers * world_size
 
 
 def check_memory(needed: Forecast, memory: int) -> list[CheckResult]:

@@ -14,12 +14,34 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
+from facetrain.backbone.low_rank import add_adapters
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
+from facetrain.config.model_section import LoraConfig
+from facetrain.optim.frozen_parts import freeze, has_frozen_batch_norm, trained_buffers
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TrainedParts:
+    """Parts of a backbone that are trained; the keys of the config's section `model` with these names."""
+
+    freeze: tuple[str, ...] = ()
+    train_batch_norm: bool = True
+    lora: LoraConfig | None = None
+
+    def apply(self, net: nn.Module) -> None:
+        """Freeze the other parts of a backbone, and add the adapters.
+
+        Raises:
+            ConfigError: a prefix names no part, or no part is left to train.
+        """
+        freeze(net, self.freeze, train_batch_norm=self.train_batch_norm)
+        if self.lora is not None:
+            add_adapters(net, self.lora.rank, alpha=self.lora.alpha, targets=self.lora.targets)
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,8 @@ class BackboneCost:
 
     parameters: int
     """Number of trainable parameters."""
+    averaged_bytes: int
+    """Bytes of a moving average of all that is trained."""
     state_bytes: int
     """Bytes of parameters and buffers."""
     flops_per_image: int
@@ -63,6 +87,7 @@ def measure_backbone(
     checkpoint_activations: bool = False,
     gradients_held: bool = True,
     fused: bool = False,
+    trained: TrainedParts | None = None,
 ) -> BackboneCost:
     """Count a training step of `build_backbone(**options)` with `batch` images and with twice as many.
 
@@ -73,21 +98,26 @@ def measure_backbone(
         checkpoint_activations: recompute activations in the backward pass.
         gradients_held: the gradients exist before the backward pass, as DDP's buckets do.
         fused: count the fused trunk of an IResNet (`train.fused`); needs Triton.
+        trained: parts that are trained; None: all.
 
     Raises:
         ModelError: there is no such backbone.
+        ConfigError: `trained` does not fit it.
     """
-    net = _on_meta(options, checkpoint_activations=checkpoint_activations)
+    net = _on_meta(options, trained, checkpoint_activations=checkpoint_activations)
     state = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers()))
     low, high = (
         _count_pass(net, options, size, precision, gradients_held=gradients_held, fused=fused)
         for size in (batch, 2 * batch)
     )
     moved_per_image = (high.moved - low.moved) // batch
+    weights = [p for p in net.parameters() if p.requires_grad]
+    averaged = [*weights, *(b for _, b in trained_buffers(net) if b.is_floating_point())]
     return BackboneCost(
-        parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in weights),
+        averaged_bytes=sum(t.numel() * t.element_size() for t in averaged),
         state_bytes=state,
-        flops_per_image=_count_flops(options),
+        flops_per_image=_count_flops(options, trained),
         moved_per_image=moved_per_image,
         moved_per_pass=low.moved - batch * moved_per_image,
         launches=low.launches,
@@ -106,9 +136,23 @@ def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int
         return live.peak
 
 
-def _on_meta(options: dict[str, Any], *, checkpoint_activations: bool = False) -> Backbone:
+def freezes_batch_norm(options: dict[str, Any], trained: TrainedParts) -> bool:
+    """Return whether a batch norm of `build_backbone(**options)` is frozen.
+
+    Raises:
+        ConfigError: `trained` does not fit the backbone.
+    """
+    return has_frozen_batch_norm(_on_meta(options, trained))
+
+
+def _on_meta(
+    options: dict[str, Any], trained: TrainedParts | None = None, *, checkpoint_activations: bool = False
+) -> Backbone:
     with torch.device("meta"):
-        return build_backbone(**options, checkpoint_activations=checkpoint_activations)
+        net = build_backbone(**options, checkpoint_activations=checkpoint_activations)
+        if trained is not None:
+            trained.apply(net)
+    return net
 
 
 @dataclass(frozen=True)
@@ -129,7 +173,8 @@ def _count_pass(
         _give_fake_tensors(net)
         if gradients_held:
             for parameter in net.parameters():
-                parameter.grad = torch.zeros_like(parameter)
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
         image_BCHW = _image(options, batch)
         if fused:
             return _count_fused_pass(net, image_BCHW, precision)
@@ -169,9 +214,9 @@ def can_count_fused() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _count_flops(options: dict[str, Any]) -> int:
+def _count_flops(options: dict[str, Any], trained: TrainedParts | None) -> int:
     # Not together with the bytes: the counter's hooks would keep recomputed activations alive.
-    net = _on_meta(options)
+    net = _on_meta(options, trained)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
         _forward(net, net.trunk, _image(options, 2), "fp32").sum().backward()

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import BackboneCost, can_count_fused, forward_bytes, measure_backbone
+from facetrain.plan.backbone_cost import (
+    BackboneCost,
+    TrainedParts,
+    can_count_fused,
+    forward_bytes,
+    freezes_batch_norm,
+    measure_backbone,
+)
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, Device
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
+from facetrain.plan.teacher_cost import teacher_cost
 from facetrain.run.build_head import optimizer_settings
 from facetrain.run.step_schedule import local_batch_size
+from facetrain.training.distillation import CENTER_LOSSES
 
 _MOMENTS = {"sgd": 1, "adamw": 2}
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
@@ -33,9 +42,13 @@ class Forecast:
     moments: int
     """Moments of the backbone."""
     centers: int
-    """Class centers on the device."""
+    """Class centers on the device, those of a teacher too."""
     center_moments: int
     """Moments of the class centers on the device."""
+    average: int
+    """Moving average of the backbone (`optim.ema`)."""
+    teacher: int
+    """Weights of the teacher, and the projection to the length of its embeddings with its gradient and moments."""
     images: int
     """Batches of images, in uint8 and in float32."""
     activations: int
@@ -87,6 +100,7 @@ def runs_fused(config: Config, *, cuda: bool = True) -> bool:
         and train.channels_last
         and train.compile != "on"
         and not model.checkpoint_activations
+        and not _freezes_batch_norm(_backbone_options(config), trained_parts(config))
         and can_count_fused()
     )
 
@@ -107,9 +121,15 @@ def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCo
         config.train.precision,
         local_batch_size(config, gpus),
         config.model.checkpoint_activations,
+        trained_parts(config),
         gradients_held=gpus > 1,
         fused=runs_fused(config, cuda=cuda),
     )
+
+
+def trained_parts(config: Config) -> TrainedParts:
+    """Return the parts of the backbone that the config trains."""
+    return TrainedParts(config.model.freeze, config.model.train_batch_norm, config.model.lora)
 
 
 def _backbone_options(config: Config) -> tuple[tuple[str, Any], ...]:
@@ -126,6 +146,11 @@ def _backbone_options(config: Config) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=32)
+def _freezes_batch_norm(options: tuple[tuple[str, Any], ...], trained: TrainedParts) -> bool:
+    return trained != TrainedParts() and freezes_batch_norm(dict(options), trained)
+
+
+@lru_cache(maxsize=32)
 def _cached_forward_bytes(options: tuple[tuple[str, Any], ...], precision: str, batch: int) -> int:
     return forward_bytes(dict(options), precision=precision, batch=batch)
 
@@ -136,6 +161,7 @@ def _cached_backbone_cost(
     precision: str,
     batch: int,
     checkpoint_activations: bool,
+    trained: TrainedParts,
     *,
     gradients_held: bool,
     fused: bool,
@@ -147,6 +173,7 @@ def _cached_backbone_cost(
         checkpoint_activations=checkpoint_activations,
         gradients_held=gradients_held,
         fused=fused,
+        trained=trained,
     )
 
 
@@ -173,6 +200,28 @@ def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda:
     )
 
 
+def teacher_head_shape(
+    config: Config, num_classes: int, gpus: int, batch: int, *, cuda: bool = True
+) -> HeadShape | None:
+    """Return the settings of the head with the teacher's class centers; None if there is none.
+
+    Raises:
+        ModelError, CheckpointError, DataError: as `teacher_cost`.
+    """
+    if config.distill is None or config.distill.loss not in CENTER_LOSSES:
+        return None
+    # As run/build_head.py builds it.
+    return replace(
+        head_shape(config, num_classes, gpus, batch, cuda=cuda),
+        embedding_size=teacher_cost(config.distill, config.train.precision).embedding_size,
+        sub_centers=1,
+        weight_dtype="float32",
+        momentum_dtype="float32",
+        update_in_backward=False,
+        trained=False,
+    )
+
+
 def forecast(
     config: Config,
     num_classes: int,
@@ -194,28 +243,49 @@ def forecast(
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
+        ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
     batch = batch or local_batch_size(config, gpus)
     cost = cost or backbone_cost(config, gpus, cuda=cuda)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
     moments = 4 * cost.parameters * moments_of(config)
     images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
-    work = _work_bytes(cost, head, batch)
-    saved = cost.state_bytes + moments + head.centers + head.moments
+    average = cost.averaged_bytes if config.optim.ema is not None else 0
+    teacher, teacher_work = _teacher_bytes(config, batch)
+    shape = teacher_head_shape(config, num_classes, gpus, batch, cuda=cuda)
+    taught = HeadBytes(0, 0, 0, 0, 0, 0) if shape is None else head_bytes(shape)
+    work = max(_work_bytes(cost, head, batch), teacher_work, taught.work)
+    saved = cost.state_bytes + moments + head.centers + head.moments + average
+    if config.distill is not None and config.distill.loss == "adaptive_centers":
+        saved += taught.centers
     return Forecast(
         weights=cost.state_bytes,
         gradients=4 * cost.parameters if gpus > 1 else 0,
         moments=moments,
-        centers=head.centers,
+        centers=head.centers + taught.centers,
         center_moments=head.moments,
+        average=average,
+        teacher=teacher,
         images=images,
         activations=cost.kept(batch),
         work=work,
         verification=max(_verification_bytes(config) - images - cost.kept(batch) - work, 0),
         saving=0 if cuda or not config.checkpoint.asynchronous else saved,
         runtime=_runtime_bytes(gpus, cuda=cuda),
-        elsewhere=head.elsewhere,
+        elsewhere=head.elsewhere + taught.elsewhere,
     )
+
+
+def _teacher_bytes(config: Config, batch: int) -> tuple[int, int]:
+    """Return the bytes of the teacher, and the peak beside them while it embeds a batch."""
+    if config.distill is None:
+        return 0, 0
+    cost = teacher_cost(config.distill, config.train.precision)
+    projection = 0
+    if config.distill.loss != "relational" and cost.embedding_size != config.model.embedding_size:
+        numbers = cost.embedding_size * config.model.embedding_size
+        projection = 4 * numbers * (2 + moments_of(config))
+    return cost.state_bytes + projection, batch * cost.peak_per_image
 
 
 def _runtime_bytes(gpus: int, *, cuda: bool) -> int:

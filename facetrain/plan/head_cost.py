@@ -41,6 +41,8 @@ class HeadShape:
     """Bytes of a number in the factors of the matrix products: 2 in bfloat16, else 4."""
     update_in_backward: bool = True
     """The centers are updated inside the backward pass; not with accumulation."""
+    trained: bool = True
+    """False for class centers of a teacher, which have neither moments nor a gradient."""
     cuda: bool = True
     """On a GPU a skipped update is masked by a factor, as the host does not read whether it is skipped."""
 
@@ -74,6 +76,8 @@ class HeadShape:
     @property
     def moment_bytes_per_row(self) -> int:
         """Bytes that the optimizer keeps for one class."""
+        if not self.trained:
+            return 0
         layout = moment_layout(self.optimizer, self.width, getattr(torch, self.momentum_dtype))
         return sum(columns * dtype.itemsize for columns, dtype in layout.values())
 
@@ -128,13 +132,15 @@ def moved_per_number(shape: HeadShape, *, one_pass: bool) -> int:
         one_pass: the Triton kernel updates the centers.
     """
     weight, moment = _BYTES[shape.weight_dtype], _BYTES[shape.momentum_dtype]
-    if not one_pass:
+    if not one_pass and shape.trained:
         narrowest = min((shape.weight_dtype, shape.momentum_dtype), key=_BYTES.__getitem__)
         return _MOVED_BY_TORCH[narrowest]
     factor = shape.product_bytes
     # Made in the forward and again in the backward pass.
     copies = 0 if weight == factor else 2 * (weight + factor)
     norms, logits, embeddings_gradient = weight, 2 * factor, factor
+    if not shape.trained:
+        return norms + copies + logits + embeddings_gradient
     gradient = factor
     update = gradient + 2 * weight + 2 * moment
     return norms + copies + logits + embeddings_gradient + gradient + update
@@ -161,20 +167,21 @@ def _chunk_peak(shape: HeadShape) -> int:
     converted = 4 if shape.weight_dtype == "bfloat16" else 0
     # A gradient that is kept until the end of the step is counted in `_accumulated_gradient`.
     gradient = 4 if shape.update_in_backward else 0
+    # The product of gradient and center, before it is summed over each row.
+    product = 4 if shape.trained else 0
     held = numbers * (_copied_bytes(shape) + factor)
     # Random bits for stochastic rounding, drawn once per step for the largest chunk.
     noise = 0 if shape.weight_dtype == shape.momentum_dtype == "float32" else 4 * numbers
     return noise + max(
         logits + held,
-        # 4: the product of gradient and center, before it is summed over each row.
-        slopes + held + numbers * (gradient + converted + 4),
+        slopes + held + numbers * (gradient + converted + product),
         numbers * (4 + _update_bytes_per_number(shape)) if shape.update_in_backward else 0,
     )
 
 
 def _accumulated_gradient(shape: HeadShape) -> int:
     """Return the bytes of the sampled rows' gradient, if the update waits for the end of the step."""
-    if shape.update_in_backward:
+    if shape.update_in_backward or not shape.trained:
         return 0
     rows = shape.sampled * shape.width * 4
     # With sampling, micro-batches differ in their positive classes, so the gradient of each is kept.
@@ -183,7 +190,7 @@ def _accumulated_gradient(shape: HeadShape) -> int:
 
 def _update_peak(shape: HeadShape) -> int:
     """Return the peak at the end of a step: joining the accumulated gradients, or updating their rows."""
-    if shape.update_in_backward:
+    if shape.update_in_backward or not shape.trained:
         return 0
     numbers = shape.sampled * shape.width
     if shape.sample_rate >= 1:

@@ -17,9 +17,10 @@ from facetrain.plan.device import (
     PRODUCTS_REACHED,
     Device,
 )
-from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, on_device
+from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, on_device, teacher_head_shape
 from facetrain.plan.head_cost import HeadShape, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
+from facetrain.plan.teacher_cost import teacher_cost
 from facetrain.run.step_schedule import local_batch_size
 from facetrain.training.execution import MOST_GRAPHED_IMAGES
 
@@ -47,6 +48,9 @@ class StepTime:
     host: float
     """Launches of these kernels. The host launches them while the device runs earlier ones."""
     head: float
+    """All heads, that with the class centers of a teacher too."""
+    teacher: float
+    """Forward pass of the teacher; 0 if its embeddings are cached."""
     network: float
     images: int
     """Images of the global batch."""
@@ -59,7 +63,7 @@ class StepTime:
     @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
-        return self.backbone + self.head + self.network
+        return self.backbone + self.head + self.teacher + self.network
 
     @property
     def images_per_second(self) -> float:
@@ -72,22 +76,29 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
+        ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
     config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus)
     seconds = micro_batches * _pass_seconds(cost, batch, config, device)
     seconds += weight_bytes(cost.parameters, moments_of(config)) / (device.memory_bytes * MEMORY_REACHED)
+    if config.optim.ema is not None:
+        # Weights and averages are read, and the averages written.
+        seconds += 3 * cost.averaged_bytes / (device.memory_bytes * MEMORY_REACHED)
     shape = head_shape(config, num_classes, gpus, batch)
+    taught = teacher_head_shape(config, num_classes, gpus, batch)
+    shapes = [shape] if taught is None else [shape, taught]
     if config.train.precision == "fp16" and not device.has_bf16:
-        shape = replace(shape, product_bytes=4)
+        shapes = [replace(each, product_bytes=4) for each in shapes]
     # DDP exchanges gradients while the rest of the backward pass of the last micro-batch runs. How much of it
     # they can hide behind is an assumption: a third of that micro-batch.
     overlap = seconds / micro_batches / 3
     return StepTime(
         device=seconds,
         host=0.0 if replays_graphs(config, batch) else micro_batches * cost.launches * LAUNCH_SECONDS,
-        head=micro_batches * head_seconds(shape, device),
+        head=micro_batches * sum(head_seconds(each, device) for each in shapes),
+        teacher=micro_batches * _teacher_seconds(config, batch, device),
         network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),
         images=batch * gpus * micro_batches,
     )
@@ -116,6 +127,17 @@ def _pass_seconds(cost: BackboneCost, batch: int, config: Config, device: Device
     return products + moved / (device.memory_bytes * MEMORY_REACHED)
 
 
+def _teacher_seconds(config: Config, batch: int, device: Device) -> float:
+    """Return the time of the teacher's forward pass: of the device, or of the launches if they take longer."""
+    if config.distill is None:
+        return 0.0
+    cost = teacher_cost(config.distill, config.train.precision)
+    rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
+    moved = batch * cost.moved_per_image + cost.moved_per_pass
+    products = batch * cost.flops_per_image / (rate * PRODUCTS_REACHED)
+    return max(products + moved / (device.memory_bytes * MEMORY_REACHED), cost.launches * LAUNCH_SECONDS)
+
+
 def head_seconds(shape: HeadShape, device: Device) -> float:
     """Return the estimated time of the head for one micro-batch: forward and backward pass, and the update."""
     logits = shape.global_batch * shape.sampled
@@ -129,10 +151,11 @@ def head_seconds(shape: HeadShape, device: Device) -> float:
     moved += numbers * moved_per_number(shape, one_pass=one_pass)
     if shape.sample_rate < 1:
         moved += shape.rows * _BYTES_PER_DRAWN_CLASS
-    seconds = _PRODUCTS * 2 * logits * shape.embedding_size / rate + moved / memory
+    products = _PRODUCTS if shape.trained else _PRODUCTS - 1
+    seconds = products * 2 * logits * shape.embedding_size / rate + moved / memory
     if shape.placement != "device":
-        # Centers and momentum, there and back.
-        seconds += 4 * _FLOAT32 * numbers / HOST_LINK
+        # Centers and momentum, there and back; centers of a teacher only there, for each of the two passes.
+        seconds += (4 if shape.trained else 2) * _FLOAT32 * numbers / HOST_LINK
     return seconds
 
 

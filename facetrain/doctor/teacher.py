@@ -1,0 +1,140 @@
+"""Checks of the teacher (`distill`): it opens, its colors are in the right order, and its cache has its embeddings."""
+
+# B images   H, W height and width   P pairs of images   T embedding of the teacher
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from facetrain.config.schema import Config
+from facetrain.data.augment import Augment
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.loader import Batch
+from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.run.build_distillation import open_cache
+
+_PAIRS = 24
+"""Identities of which two images are embedded; a large teacher takes some 0.2 s for an image on a CPU core."""
+_LEAST_PAIRS = 8
+_CLEAR_DIFFERENCE = 0.5
+"""Difference of two separations, in standard deviations, from which an order of colors is likely to be wrong."""
+_SAME_EMBEDDING = 0.99
+"""Cosine of two embeddings of one image. Resizing and 16-bit numbers change it by less."""
+
+
+def check_teacher(config: Config, source: FaceDataset | None) -> list[CheckResult]:
+    """Open the teacher, and test it on images of the training data.
+
+    Raises:
+        ModelError: the teacher cannot be opened, or its embeddings are not finite.
+        DataError: the cache cannot be read, or belongs to other data or another teacher.
+    """
+    distill = config.distill
+    assert distill is not None, "the config has no teacher"
+    teacher = open_model(Path(distill.teacher), torch.device("cpu"))
+    size = _embed(teacher, np.zeros((1, teacher.image_size, teacher.image_size, 3), np.uint8)).shape[1]
+    student = config.model.embedding_size
+    bridge = (
+        "as the network"
+        if size == student
+        else f"a learned projection maps the network's {student:,} to them"
+    )
+    if distill.loss == "relational":
+        bridge = "relational compares no elements"
+    results = [
+        passed(
+            "teacher", f"{distill.teacher}: {teacher.description}; embeddings of {size:,} elements, {bridge}"
+        )
+    ]
+    if source is None:
+        return results
+    index_P2 = _pairs(source.labels)
+    if len(index_P2) < _LEAST_PAIRS:
+        results.append(
+            passed("teacher colors", f"not checked: fewer than {_LEAST_PAIRS} identities have two images")
+        )
+        index_P2 = np.linspace(0, source.num_images - 1, 2 * _LEAST_PAIRS).astype(np.int64).reshape(-1, 2)
+        embedding_BT = _embed(teacher, _images(source, index_P2, teacher.image_size))
+    else:
+        image_BHWC = _images(source, index_P2, teacher.image_size)
+        embedding_BT = _embed(teacher, image_BHWC)
+        results.append(_check_colors(distill.teacher, embedding_BT, _embed(teacher, image_BHWC[..., ::-1])))
+    if distill.cache is not None:
+        results.append(_check_cache(config, source, index_P2.reshape(-1), embedding_BT))
+    return results
+
+
+def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckResult:
+    """Compare how well the teacher separates identities with the order of colors of its file, and with the other."""
+    given, swapped = _separation(embedding_BT), _separation(swapped_BT)
+    message = (
+        f"{path}: separates two images of an identity from those of others by {given:.1f} standard deviations, with "
+        f"red and blue exchanged by {swapped:.1f}"
+    )
+    if swapped > given + _CLEAR_DIFFERENCE:
+        advice = "state the order of its training in the file: `preprocessing.channels` is RGB or BGR (docs/models.md)"
+        return warning("teacher colors", message, advice, LIKELY)
+    return passed("teacher colors", message)
+
+
+def _check_cache(
+    config: Config, source: FaceDataset, index_B: np.ndarray, embedding_BT: Tensor
+) -> CheckResult:
+    """Compare rows of the cache with the teacher's embeddings of the images."""
+    distill = config.distill
+    assert distill is not None, "the config has no teacher"
+    # Without flips: row 0 is the embedding of the image itself.
+    cache = open_cache(config, source, Augment(0, flip=0))
+    batch = Batch(0, 0, torch.empty(0), torch.empty(0), torch.from_numpy(index_B))
+    cos_B = F.cosine_similarity(cache(batch, torch.empty(0)), embedding_BT)
+    wrong = int((~(cos_B >= _SAME_EMBEDDING)).sum())
+    if wrong:
+        return failed(
+            "teacher cache",
+            f"{distill.cache}: {wrong} of {len(index_B)} embeddings are not those of the images; the smallest cosine "
+            f"is {cos_B.min():.2f}",
+            f"write it again: facetrain embed {distill.teacher} {config.data.train} --output {distill.cache}",
+        )
+    return passed("teacher cache", f"{distill.cache}: {len(index_B)} embeddings are those of the images")
+
+
+def _pairs(labels: np.ndarray) -> np.ndarray:
+    """Return two images of some identities each, evenly spread: int64 (P, 2)."""
+    order = np.argsort(labels, kind="stable")
+    first = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0])
+    first = first[np.diff(np.r_[first, len(order)]) >= 2]
+    chosen = (
+        first[np.unique(np.linspace(0, len(first) - 1, _PAIRS).astype(np.int64))] if len(first) else first
+    )
+    return np.stack([order[chosen], order[chosen + 1]], axis=1)
+
+
+def _images(source: FaceDataset, index_P2: np.ndarray, size: int) -> np.ndarray:
+    return np.stack(
+        [
+            resize_square(decode_rgb(source.read(int(n)), location=source.location(int(n))), size)
+            for n in index_P2.reshape(-1)
+        ]
+    )
+
+
+@torch.no_grad()
+def _embed(teacher: EmbeddingModel, image_BHWC: np.ndarray) -> Tensor:
+    """Return the embeddings of uint8 RGB images (B, T), float32."""
+    pixels_BHWC = torch.from_numpy(np.ascontiguousarray(image_BHWC))
+    return torch.cat([teacher.network(teacher.prepare(part)).float() for part in pixels_BHWC.split(16)])
+
+
+def _separation(embedding_BT: Tensor) -> float:
+    """Return the difference of the mean cosines of pairs and of other images, in standard deviations (d′)."""
+    cos_BB = F.normalize(embedding_BT) @ F.normalize(embedding_BT).T
+    same = cos_BB[::2, 1::2].diagonal()
+    other = cos_BB[::2, 1::2][~torch.eye(len(same), dtype=torch.bool)]
+    return float((same.mean() - other.mean()) / ((same.var() + other.var()) / 2).sqrt().clamp_min(1e-6))

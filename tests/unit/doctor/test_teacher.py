@@ -1,0 +1,106 @@
+"""Checks of a teacher: colors, cache and embedding size, with a network that reads one color."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from facetrain.config.loading import build_config
+from facetrain.data.augment import normalize
+from facetrain.data.open_dataset import open_dataset
+from facetrain.doctor import teacher as checks
+from facetrain.errors import DataError
+from facetrain.models.model_file import EmbeddingModel
+from facetrain.run import build_distillation
+from facetrain.run.compatibility import digest_labels
+from facetrain.training.teacher_cache import new_cache
+
+SIDE = 16
+
+
+class RedOnly(torch.nn.Module):
+    """Network whose embedding is the red channel on a coarse grid."""
+
+    def forward(self, image_BCHW):
+        return torch.nn.functional.avg_pool2d(image_BCHW[:, 0], 4).flatten(1) + 1e-3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Twelve identities, whose red channels differ and whose blue ones are noise."""
+    folder = tmp_path_factory.mktemp("colors")
+    random = np.random.default_rng(0)
+    for identity in range(12):
+        (folder / f"{identity:02}").mkdir()
+        red = np.kron(random.integers(0, 256, (4, 4)), np.ones((4, 4)))
+        for number in range(2):
+            noise = np.kron(random.integers(0, 256, (2, 4, 4)), np.ones((1, 4, 4)))
+            image = np.stack([noise[0], noise[1], red], axis=2).astype(np.uint8)  # OpenCV's order: BGR
+            cv2.imwrite(str(folder / f"{identity:02}" / f"{number}.png"), image)
+    return folder
+
+
+def config(data, **distill):
+    model = {"backbone": "mbf_small", "embedding_size": distill.pop("size", 16)}
+    distill = {"teacher": "t.onnx"} | distill
+    return build_config({"data": {"train": str(data)}, "model": model, "distill": distill}, "test")
+
+
+def use(monkeypatch, prepare=normalize):
+    model = EmbeddingModel(RedOnly(), SIDE, 0, prepare, "a network")
+    for module in (checks, build_distillation):
+        monkeypatch.setattr(module, "open_model", lambda path, device: model)
+        if module is build_distillation:
+            monkeypatch.setattr(module, "digest_model", lambda model, path: "digest")
+
+
+def blue_first(image_BHWC):
+    return normalize(image_BHWC.flip(3))
+
+
+def test_the_order_of_colors_is_judged_by_the_images(data, monkeypatch):
+    source = open_dataset(data)
+    use(monkeypatch)
+    opened, colors = checks.check_teacher(config(data), source)
+    assert "embeddings of 16 elements, as the network" in opened.message and colors.status == "ok"
+    use(monkeypatch, blue_first)
+    opened, colors = checks.check_teacher(config(data, size=8), source)
+    assert "a learned projection maps the network's 8 to them" in opened.message
+    assert (colors.check, colors.status, colors.certainty) == ("teacher colors", "warning", "likely")
+    assert [result.check for result in checks.check_teacher(config(data), None)] == ["teacher"]
+
+
+def test_the_rows_of_a_cache_are_compared_with_the_embeddings_of_the_images(data, tmp_path, monkeypatch):
+    use(monkeypatch)
+    source = open_dataset(data)
+    index = np.arange(source.num_images).reshape(-1, 2)
+    right = checks._embed(checks.open_model("", None), checks._images(source, index, SIDE)).numpy()
+    results = {}
+    for name, rows, digest in (
+        ("right", right, None),
+        ("wrong", right[::-1], None),
+        ("other", right, "other"),
+    ):
+        path = tmp_path / f"{name}.safetensors"
+        with new_cache(
+            path, (len(rows), 1, 16), dataset=digest or digest_labels(source), teacher="digest"
+        ) as cache:
+            cache[:, 0] = rows
+        described = config(data, cache=str(path))
+        described = described.model_copy(
+            update={
+                "data": described.data.model_copy(
+                    update={"augment": described.data.augment.model_copy(update={"flip": 0.0})}
+                )
+            }
+        )
+        if name == "other":
+            with pytest.raises(DataError, match="written for another dataset"):
+                checks.check_teacher(described, source)
+        else:
+            results[name] = checks.check_teacher(described, source)[-1]
+    assert (
+        results["right"].status == "ok"
+        and "24 embeddings are those of the images" in results["right"].message
+    )
+    assert results["wrong"].status == "failure" and "facetrain embed t.onnx" in results["wrong"].advice
