@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ class Backbone(nn.Module):
     """
 
     embedding_size: int
+    takes_landmarks: ClassVar[bool] = False
+    """Whether `trunk` and `forward` take a second argument: the landmarks of the faces, (B, 5, 2), in units of the
+    image's sides, see `face_landmarks.py`. Without it they use the landmarks of aligned faces."""
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to features."""
@@ -33,6 +37,7 @@ class Backbone(nn.Module):
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the trunk's modules in order, each with the name of its method that maps (B, …) to (B, …).
 
+        The method may take further tensors after the first one.
         With `train.compile` each of these methods is compiled on its own; modules with the same code share one
         compilation.
         """
@@ -51,13 +56,13 @@ class Backbone(nn.Module):
         return self.neck(self.trunk(image_BCHW))
 
 
-def run_block(block: nn.Module, x: Tensor, *, recompute: bool) -> Tensor:
-    """Run a block; with `recompute`, store only its input and run the block again in the backward pass."""
-    if not (recompute and x.requires_grad):
-        output: Tensor = block(x)
+def run_block(block: nn.Module, *inputs: Tensor, recompute: bool) -> Tensor:
+    """Run a block; with `recompute`, store only its inputs and run the block again in the backward pass."""
+    if not (recompute and inputs[0].requires_grad):
+        output: Tensor = block(*inputs)
     else:
         contexts = nullcontext(), _restored_buffers(block)
-        output = checkpoint(block, x, use_reentrant=False, context_fn=lambda: contexts)
+        output = checkpoint(block, *inputs, use_reentrant=False, context_fn=lambda: contexts)
     return output
 
 

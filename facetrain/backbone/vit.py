@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +95,9 @@ class VisionTransformer(Backbone):
     The defaults of `patch` (its side in pixels), `heads` and `mlp_ratio` are arcface_torch's.
     """
 
+    block: ClassVar[type[Block]] = Block
+    """Class of the blocks."""
+
     def __init__(
         self,
         width: int,
@@ -120,7 +124,7 @@ class VisionTransformer(Backbone):
         self.patch_embed = PatchEmbed(width, patch)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(width, heads, mlp_ratio, drop_path * n / (depth - 1)) for n in range(depth)
+            self.block(width, heads, mlp_ratio, drop_path * n / (depth - 1)) for n in range(depth)
         )
         self.norm = nn.LayerNorm(width)
         self.feature = nn.Sequential(

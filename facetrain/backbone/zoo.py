@@ -10,6 +10,7 @@ from typing import Any
 from facetrain.backbone import resnet
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import LAYERS, IResNet
+from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.backbone.mobilefacenet import MobileFaceNet
 from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.vit import VisionTransformer
@@ -39,6 +40,8 @@ _OTHER_PROGRAMS: dict[str, Callable[..., Backbone]] = {
     "vit_b_patch8": partial(
         VisionTransformer, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False
     ),
+    "vit_s_kprpe": partial(KeypointVisionTransformer, 512, 12, drop_path=0.1, mlp_ratio=5),
+    "vit_b_kprpe": partial(KeypointVisionTransformer, 512, 24, drop_path=0.1, heads=16, mlp_ratio=3),
     # timm, in the sizes of gau-nernst/timm-face
     "timm_vit_t_patch8": partial(TimmVisionTransformer, 192, 12),
     "timm_vit_s_patch8_gap": partial(TimmVisionTransformer, 384, 12, class_token=False),

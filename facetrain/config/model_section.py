@@ -13,7 +13,7 @@ BackboneName = Literal[
     "mbf_small", "mbf", "mbf_large",
     "vit_t", "vit_s", "vit_b", "vit_l", "vit_h",
     "ir18", "ir34", "ir50", "ir101",
-    "vit_s_patch8", "vit_b_patch8",
+    "vit_s_patch8", "vit_b_patch8", "vit_s_kprpe", "vit_b_kprpe",
     "timm_vit_t_patch8", "timm_vit_s_patch8_gap",
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
     "iresnet",
@@ -35,9 +35,9 @@ class ModelConfig(Section):
     """Backbone network, which maps an image to an embedding."""
 
     backbone: BackboneName = "r50"
-    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), IR
-    network of AdaFace and CVLface (ir18 to ir101), or ResNet of torchvision (resnet…); iresnet takes `layers` and
-    `widths`."""
+    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), ViT with
+    position encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of
+    torchvision (resnet…); iresnet takes `layers` and `widths`."""
     embedding_size: Positive = 512
     """Number of elements of an embedding."""
     layers: tuple[Positive, ...] | None = None

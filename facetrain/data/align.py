@@ -5,12 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-ARCFACE_TEMPLATE = np.array(
-    [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
-)
-"""Landmarks (x, y) in the 112 × 112 images that ArcFace models are trained on; from InsightFace."""
-TEMPLATE_SIZE = 112
-"""Pixels a side of the images of `ARCFACE_TEMPLATE`."""
+from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:

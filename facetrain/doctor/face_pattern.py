@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from facetrain.data.align import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 from facetrain.data.decode import resize_square
+from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 
 PATTERN_SIZE = 56
 _PIXELS = TEMPLATE_SIZE / PATTERN_SIZE

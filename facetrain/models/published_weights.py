@@ -100,8 +100,7 @@ def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _require_known_variant(weights: Mapping[str, Tensor], path: Path) -> None:
     for part, variant in (
-        ("keypoint_linear", "has relative position encodings of landmarks (KP-RPE)"),
-        ("rpe_", "has relative position encodings"),
+        ("rpe_", "has relative position encodings without landmarks (iRPE)"),
         ("se_block", "has squeeze-and-excitation blocks"),
         ("res_layer.7", "has bottleneck blocks"),
     ):

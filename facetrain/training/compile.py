@@ -46,26 +46,22 @@ class CompiledRegions:
 class _Region:
     """Method of a module, compiled for training."""
 
-    def __init__(
-        self, module: nn.Module, method: Callable[[Tensor], Tensor], regions: CompiledRegions
-    ) -> None:
+    def __init__(self, module: nn.Module, method: Callable[..., Tensor], regions: CompiledRegions) -> None:
         self._module, self._uncompiled, self._regions = module, method, regions
-        self._compiled: Callable[[Tensor], Tensor] | None = torch.compile(
-            method, dynamic=False, options=_OPTIONS
-        )
+        self._compiled: Callable[..., Tensor] | None = torch.compile(method, dynamic=False, options=_OPTIONS)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map (B, …) to (B, …)."""
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Map (B, …), and the further inputs of the method, to (B, …)."""
         # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
         used = self._regions.enabled and self._module.training and torch.is_grad_enabled()
         if self._compiled is None or not used:
-            return self._uncompiled(x)
+            return self._uncompiled(*inputs)
         try:
-            return self._compiled(x)
+            return self._compiled(*inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # among them all errors of torch's compiler
-            output = self._uncompiled(x)  # raises the same error if the network is at fault
+            output = self._uncompiled(*inputs)  # raises the same error if the network is at fault
             self._compiled = None
             self._regions.has_failed = True
             first_line = str(error).strip().splitlines()[0]

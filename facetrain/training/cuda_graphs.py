@@ -30,6 +30,8 @@ from facetrain.telemetry.log import logger
 _WARM_UP_PASSES = 3
 """Passes before the recording, in which cuDNN searches its algorithms and Triton compiles: neither can be recorded."""
 
+Inputs = tuple[Tensor, ...]
+"""Images (B, C, H, W), and the further inputs of the network."""
 Tensors = tuple[Tensor | None, ...]
 
 
@@ -79,7 +81,7 @@ class GraphedNetwork(nn.Module):
     def __init__(
         self, network: nn.Module, backend: Callable[[], GraphBackend], *, accumulates: bool, required: bool
     ) -> None:
-        """Take the network, which must map images (B, C, H, W) to embeddings (B, D).
+        """Take the network, which must map images (B, C, H, W), and maybe further inputs, to embeddings (B, D).
 
         Args:
             network: network whose parameters and buffers stay at the same addresses.
@@ -106,31 +108,31 @@ class GraphedNetwork(nn.Module):
         if not enabled:
             self._graphs = None
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to embeddings (B, D).
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Map images (B, C, H, W), and the further inputs of the network, to embeddings (B, D).
 
         Raises:
             ConfigError: graphs are required, and the network cannot be recorded. All ranks raise it.
         """
         if not (self._enabled and self.network.training and torch.is_grad_enabled()):
-            return self._run(image_BCHW)
+            return self._run(*inputs)
         if self._graphs is None and not self.failure:
-            self._record(image_BCHW)
-        if self._graphs is None or not self._graphs.fit(image_BCHW):
-            return self._run(image_BCHW)
-        embedding_BD: Tensor = _Replay.apply(self._graphs, image_BCHW, *self._graphs.parameters)
+            self._record(inputs)
+        if self._graphs is None or not self._graphs.fit(inputs):
+            return self._run(*inputs)
+        embedding_BD: Tensor = _Replay.apply(self._graphs, inputs, *self._graphs.parameters)
         return embedding_BD
 
-    def _run(self, image_BCHW: Tensor) -> Tensor:
-        embedding_BD: Tensor = self.network(image_BCHW)
+    def _run(self, *inputs: Tensor) -> Tensor:
+        embedding_BD: Tensor = self.network(*inputs)
         return embedding_BD
 
-    def _record(self, image_BCHW: Tensor) -> None:
+    def _record(self, inputs: Inputs) -> None:
         """Record the network. All ranks come here with the same step, and all succeed or none does."""
         graphs, reason = None, ""
         try:
-            with _unchanged(self.network, image_BCHW.device):
-                graphs = _Graphs(self.network, image_BCHW, self._backend(), accumulates=self._accumulates)
+            with _unchanged(self.network, inputs[0].device):
+                graphs = _Graphs(self.network, inputs, self._backend(), accumulates=self._accumulates)
         except RuntimeError as error:  # of CUDA: no memory left, or an operation that cannot be recorded
             reason = " ".join(str(error).split())[:200] or type(error).__name__
         if not collectives.any_rank(bool(reason)):
@@ -149,9 +151,9 @@ class _Graphs:
     """Recorded forward and backward pass for batches of one shape."""
 
     def __init__(
-        self, network: nn.Module, image_BCHW: Tensor, backend: GraphBackend, *, accumulates: bool
+        self, network: nn.Module, inputs: Inputs, backend: GraphBackend, *, accumulates: bool
     ) -> None:
-        self._image_BCHW = image_BCHW.detach().clone()
+        self._inputs = tuple(tensor.detach().clone() for tensor in inputs)
         self._accumulates = accumulates
         self._forward_passes = 0
         self.parameters = tuple(p for p in network.parameters() if p.requires_grad)
@@ -165,7 +167,7 @@ class _Graphs:
         embeddings: list[Tensor] = []  # the newest one, with its autograd graph
 
         def forward() -> Tensors:
-            embeddings[:] = [functional_call(network, aliases, (self._image_BCHW,))]
+            embeddings[:] = [functional_call(network, aliases, self._inputs)]
             return (embeddings[0].detach(),)
 
         def backward() -> Tensors:
@@ -184,18 +186,14 @@ class _Graphs:
         self._embedding_BD = embedding_BD
         self._replay_backward, self._gradients = backend.record(backward)
 
-    def fit(self, image_BCHW: Tensor) -> bool:
+    def fit(self, inputs: Inputs) -> bool:
         """Return whether the graphs were recorded for such a batch."""
-        recorded = self._image_BCHW
-        return (image_BCHW.shape, image_BCHW.dtype, image_BCHW.stride()) == (
-            recorded.shape,
-            recorded.dtype,
-            recorded.stride(),
-        )
+        return list(map(_layout, inputs)) == list(map(_layout, self._inputs))
 
-    def forward(self, image_BCHW: Tensor) -> tuple[Tensor, int]:
+    def forward(self, inputs: Inputs) -> tuple[Tensor, int]:
         """Return the embeddings (B, D), and the number of this forward pass."""
-        self._image_BCHW.copy_(image_BCHW)
+        for recorded, tensor in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(tensor)
         self._replay_forward()
         self._forward_passes += 1
         # A copy, because the next step overwrites the original.
@@ -215,11 +213,15 @@ class _Graphs:
         )
 
 
+def _layout(tensor: Tensor) -> tuple[torch.Size, torch.dtype, tuple[int, ...]]:
+    return tensor.shape, tensor.dtype, tensor.stride()
+
+
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graphs: _Graphs, image_BCHW: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, graphs: _Graphs, inputs: Inputs, *parameters: Tensor) -> Tensor:
         ctx.graphs = graphs
-        embedding_BD, ctx.forward_pass = graphs.forward(image_BCHW)
+        embedding_BD, ctx.forward_pass = graphs.forward(inputs)
         return embedding_BD
 
     @staticmethod

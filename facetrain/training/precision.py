@@ -103,13 +103,16 @@ class InPrecision(nn.Module):
         """Whether the compiler has failed, so that a part of the backbone runs uncompiled."""
         return self._compiled is not None and self._compiled.has_failed
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W) to embeddings (B, D), float32."""
+    def forward(self, image_BCHW: Tensor, *landmarks: Tensor) -> Tensor:
+        """Map normalized images (B, 3, H, W) to embeddings (B, D), float32.
+
+        A backbone that takes landmarks gets them as the second argument.
+        """
         image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
-        trunk: Callable[[Tensor], Tensor] = self.backbone.trunk
+        trunk: Callable[..., Tensor] = self.backbone.trunk
         compiled = self._compiled is not None and self._compiled.enabled
         if self._fused_trunk is not None and not compiled and self.training and torch.is_grad_enabled():
             trunk = self._fused_trunk
         with self._autocast():
-            feature = trunk(image_BCHW)
+            feature = trunk(image_BCHW, *landmarks)
         return self.backbone.neck(feature.float())

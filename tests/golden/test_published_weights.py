@@ -4,7 +4,8 @@
 c60eaa7), mk-minchul/CVLface (d3d09c9) and timm 1.0.31, in evaluation mode, from the weights of `weight_of` and the
 images of `images`. `layout` is the SHA-256 of the names and shapes of the original state dict, `embedding` the first
 16 numbers of the embedding of each image, and `norm` the length of the whole embedding. The images are RGB; AdaFace's
-network got them with reversed channels, and CVLface's reverses them itself if its `color_space` is BGR.
+network got them with reversed channels, and CVLface's reverses them itself if its `color_space` is BGR. CVLface's
+networks with KP-RPE (`kprpe`), on the path without compiled operators, got `landmarks` with them.
 """
 
 import argparse
@@ -60,6 +61,10 @@ def images():
     return torch.from_numpy(noise("images", 2 * 3 * 112 * 112)).reshape(2, 3, 112, 112).float()
 
 
+def landmarks():
+    return torch.from_numpy(0.5 + 0.5 * noise("landmarks", 2 * 5 * 2)).reshape(2, 5, 2).float()
+
+
 def ir_layout(depths):
     """Names and shapes of AdaFace's and CVLface's IR networks."""
     layout = {"input_layer.0.weight": (64, 3, 3, 3), "input_layer.2.weight": (64,)}
@@ -107,6 +112,8 @@ def original_layout(case):
         ours = {
             "vit_small_RGB": "vit_s_patch8",
             "vit_base_RGB": "vit_b_patch8",
+            "vit_kprpe_small_RGB": "vit_s_kprpe",
+            "vit_kprpe_base_RGB": "vit_b_kprpe",
             "insightface_ir18_RGB": "r18",
         }
         inner = backbone_layout(ours[network])
@@ -123,7 +130,8 @@ def write_color_order(folder, case):
 
 def assert_embeddings_are_the_originals(case, network):
     with torch.no_grad():
-        embedding = network.eval()(images())
+        inputs = (images(), landmarks()) if "kprpe" in case else (images(),)
+        embedding = network.eval()(*inputs)
     expected = torch.tensor(EXPECTED[case]["embedding"])
     scale = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(embedding[:, :16], expected, rtol=0, atol=1e-5 * scale)
@@ -155,13 +163,21 @@ def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
         "cvlface_ir50_RGB": "ir50",
         "cvlface_vit_small_RGB": "vit_s_patch8",
         "cvlface_vit_base_RGB": "vit_b_patch8",
+        "cvlface_vit_kprpe_small_RGB": "vit_s_kprpe",
+        "cvlface_vit_kprpe_base_RGB": "vit_b_kprpe",
         "cvlface_insightface_ir18_RGB": "r18",
     }
     assert backbone == {"name": named.get(case, case), "embedding_size": 512, "image_size": 112}
 
 
 @pytest.mark.parametrize(
-    "case", ["cvlface_ir18_BGR", "cvlface_insightface_ir18_RGB", "cvlface_vit_small_RGB"]
+    "case",
+    [
+        "cvlface_ir18_BGR",
+        "cvlface_insightface_ir18_RGB",
+        "cvlface_vit_small_RGB",
+        "cvlface_vit_kprpe_small_RGB",
+    ],
 )
 def test_embeddings_are_those_of_the_original_code(tmp_path, case):
     assert_case(tmp_path, case)
@@ -176,6 +192,7 @@ def test_embeddings_are_those_of_the_original_code(tmp_path, case):
         "cvlface_ir18_RGB",
         "cvlface_ir50_RGB",
         "cvlface_vit_base_RGB",
+        "cvlface_vit_kprpe_base_RGB",
         "timm_vit_s_patch8_gap",
     ],
 )
@@ -286,7 +303,7 @@ def test_the_color_order_is_read_from_the_file_beside_the_weights(tmp_path, file
     ("change", "message"),
     [
         ({}, "does not state whether its network takes RGB or BGR"),
-        ({"net.keypoint_linear.weight": torch.zeros(1)}, "landmarks"),
+        ({"net.blocks.0.attn.rpe_k.lookup_table_weight": torch.zeros(1)}, "relative position"),
         ({"net.body.0.res_layer.se_block.fc1.weight": torch.zeros(1)}, "squeeze"),
     ],
 )

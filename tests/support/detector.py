@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.align import ARCFACE_TEMPLATE
+from facetrain.face_landmarks import ARCFACE_TEMPLATE
 
 FACE = 112
 """Pixels a side of the detected faces. Their landmarks are those of ArcFace's template."""

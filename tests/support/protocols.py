@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from facetrain.data.align import ARCFACE_TEMPLATE
+from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.faces import face
 
 

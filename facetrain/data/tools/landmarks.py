@@ -16,9 +16,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from facetrain.data.align import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 from facetrain.data.tools.near_duplicates import digest
 from facetrain.errors import DataError
+from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 from facetrain.files import error_reason
 
 LandmarkFinder = Callable[[str, np.ndarray], np.ndarray | None]

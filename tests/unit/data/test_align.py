@@ -2,7 +2,8 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.align import ARCFACE_TEMPLATE, align, similarity
+from facetrain.data.align import align, similarity
+from facetrain.face_landmarks import ARCFACE_TEMPLATE
 
 
 def transformed(points, degrees, scale, shift):

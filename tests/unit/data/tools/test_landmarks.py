@@ -4,12 +4,13 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.align import ARCFACE_TEMPLATE, align
+from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
+from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.detector import write_detector
 
 POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
