@@ -9,11 +9,12 @@ TORCH_VERSION ?=
 WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
+REAL ?= ../shared/real
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak faults clock bench docs lock clean
+.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces docs lock clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY)  ## install all pinned packages into .venv
 
@@ -61,6 +62,9 @@ clock: $(READY)  ## measure how soon the other ranks end after each kind of fail
 
 bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/benchmarks.md)
 	VENV=$(VENV) ./scripts/bench
+
+real-faces: $(READY)  ## train the recipes on the real faces in REAL (../shared/real), three seeds each, about two hours
+	$(BIN)/python recipes/real_faces/run.py --data $(REAL)
 
 docs: $(READY)  ## build the documentation site into build/site
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

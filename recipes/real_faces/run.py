@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Training and evaluation of the recipes on real faces, and the table of their results.
+
+    python recipes/real_faces/run.py --data ../shared/real --seeds 1 2 3
+
+Each finished training and evaluation is kept in `--output`; a second call continues after the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+RECIPES = ("labels", "distilled", "small_faces")
+SMALL = 16
+"""Side of the small faces, pixels."""
+LFW, SMALL_LFW = "lfw_folds1-2", f"lfw_{SMALL}px"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Command of facetrain that writes a file; it is done if the file exists."""
+
+    output: Path
+    arguments: list[str]
+
+
+def steps(data: Path, output: Path, recipes: Sequence[str], seeds: Sequence[int]) -> Iterator[Step]:
+    """Yield all steps in order.
+
+    Args:
+        data: folder with `faces_train`, `y1` and `lfw_verification`.
+        output: folder of all results.
+        recipes: names of the configs in this folder.
+        seeds: seeds of the runs of each recipe.
+    """
+    teacher, faces = str(data / "y1" / "model-symbol.json"), str(data / "faces_train")
+    lfw, small = data / "lfw_verification" / f"{LFW}.bin", output / f"{SMALL_LFW}.bin"
+    cache = output / "teacher.safetensors"
+    yield Step(cache, ["embed", teacher, faces, "--output", str(cache)])
+    yield Step(small, ["data", "pairs", str(lfw), "--output", str(small), "--reduce-to", str(SMALL)])
+    targets = ["--target", str(lfw), "--target", str(small)]
+    yield evaluation(output / "y1.json", teacher, targets)
+    for seed in seeds:
+        for recipe in recipes:
+            run = output / f"{recipe}_{seed}"
+            values = {
+                "seed": seed,
+                "run.name": run.name,
+                "run.dir": output,
+                "data.train": faces,
+                "eval.targets": "[]",
+            }
+            if recipe != "labels":
+                values |= {"distill.teacher": teacher, "distill.cache": cache}
+            if recipe == "small_faces":
+                values |= {"model.init_from": teacher}
+            settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+            config = str(FOLDER / f"{recipe}.yaml")
+            yield Step(run / "model.safetensors", ["train", "--config", config, *settings])
+            # The difference from the model that the recipe is compared with, on the same bootstrap draws.
+            other = {"distilled": str(output / f"labels_{seed}"), "small_faces": teacher}.get(recipe)
+            if other == str(output / f"labels_{seed}") and "labels" not in recipes:
+                other = None
+            against = [] if other is None else ["--against", other]
+            yield evaluation(output / f"{run.name}.json", str(run), [*targets, *against])
+
+
+def evaluation(report: Path, model: str, options: list[str]) -> Step:
+    """Return the step that evaluates a model and writes its metrics as JSON."""
+    return Step(report, ["eval", model, *options, "--json", str(report)])
+
+
+def table(output: Path, recipes: Sequence[str], seeds: Sequence[int]) -> str:
+    """Return the results as a Markdown table, all values in percent.
+
+    A cell has the mean of the seeds, the smallest and the largest value, and the mean of the bounds of the 95 %
+    intervals over people.
+    """
+    rows = [f"| model | {LFW} | {SMALL_LFW} |", "|---|---|---|"]
+    rows.append(_row("y1", [_read(output / "y1.json")["sets"]]))
+    for recipe in recipes:
+        reports = [_read(output / f"{recipe}_{seed}.json") for seed in seeds]
+        rows.append(_row(recipe, [report["sets"] for report in reports]))
+        differences = [report["differences"] for report in reports if report.get("differences")]
+        if differences:
+            other = "y1" if recipe == "small_faces" else "labels"
+            rows.append(_row(f"{recipe} − {other}", differences))
+    return "\n".join(rows)
+
+
+def _row(name: str, results: list[dict[str, Any]]) -> str:
+    cells = []
+    for target in (LFW, SMALL_LFW):
+        # Of a difference, `accuracy` is itself a table.
+        found = [result[target]["accuracy"] for result in results]
+        values = [one["difference"] if isinstance(one, dict) else one for one in found]
+        intervals = [
+            one["interval"] if isinstance(one, dict) else result[target]["intervals"]["accuracy"]
+            for one, result in zip(found, results, strict=True)
+        ]
+        low, high = (mean(interval[end] for interval in intervals) for end in (0, 1))
+        spread = f" ({100 * min(values):.2f} to {100 * max(values):.2f})" if len(values) > 1 else ""
+        cells.append(f"{100 * mean(values):.2f}{spread} [{100 * low:.2f}, {100 * high:.2f}]")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Run the steps that are not done yet, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder with faces_train, y1/model-symbol.json and lfw_verification/lfw_folds1-2.bin",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/real_faces"),
+        help="folder of the results; default %(default)s",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default 1 2 3")
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), help="default: all")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    for step in steps(options.data, options.output, options.recipes, options.seeds):
+        if not step.output.exists():
+            print("facetrain", *step.arguments, flush=True)
+            subprocess.run([sys.executable, "-m", "facetrain", *step.arguments], check=True)
+    print(table(options.output, options.recipes, options.seeds))
+
+
+if __name__ == "__main__":
+    main()

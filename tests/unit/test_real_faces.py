@@ -1,0 +1,80 @@
+"""The recipes on real faces and their runner, without training."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.config.loading import load_config
+from facetrain.run.build import describe_model
+from tests.support.command import ROOT
+from tests.unit.test_docs_site import complaint
+
+FOLDER = ROOT / "recipes" / "real_faces"
+
+
+@pytest.fixture(scope="module")
+def runner():
+    return runpy.run_path(str(FOLDER / "run.py"))
+
+
+def test_every_config_of_the_folder_loads_and_is_run(runner):
+    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(runner["RECIPES"])
+    for recipe in runner["RECIPES"]:
+        assert load_config(FOLDER / f"{recipe}.yaml").run.name == recipe
+
+
+@pytest.mark.parametrize("recipe", ["labels", "distilled"])
+def test_the_small_network_has_at_most_half_a_million_parameters(recipe):
+    network = build_backbone(**describe_model(load_config(FOLDER / f"{recipe}.yaml"))["backbone"])
+    assert sum(parameter.numel() for parameter in network.parameters()) <= 500_000
+
+
+def test_the_distilled_network_differs_from_the_one_trained_on_labels_in_the_teacher_only():
+    labels, distilled = (
+        load_config(FOLDER / f"{name}.yaml").model_dump() for name in ("labels", "distilled")
+    )
+    assert {key for key in labels if labels[key] != distilled[key]} == {"run", "distill"}
+
+
+def test_every_step_is_a_command_of_facetrain(runner):
+    made = list(runner["steps"](Path("data/real"), Path("out"), runner["RECIPES"], [1, 2]))
+    assert len(made) == 3 + 2 * 2 * 3
+    assert [reason for step in made if (reason := complaint(step.arguments, complete=True))] == []
+    overrides = [
+        value
+        for step in made
+        if step.arguments[0] == "train"
+        for option, value in zip(step.arguments, step.arguments[1:], strict=False)
+        if option == "--set"
+    ]
+    assert {"seed=1", "seed=2", "distill.cache=out/teacher.safetensors"} <= set(overrides)
+    evaluations = [step.arguments for step in made if step.output.name == "distilled_2.json"]
+    assert evaluations[0][-4:] == ["--against", "out/labels_2", "--json", "out/distilled_2.json"]
+
+
+def test_the_table_has_mean_spread_and_interval_in_percent(runner, tmp_path):
+    def write(name, accuracy, difference=None):
+        result = {"accuracy": accuracy, "intervals": {"accuracy": [accuracy - 0.02, accuracy + 0.01]}}
+        change = {"accuracy": {"difference": difference, "interval": [0.01, 0.1], "p": 0.01}}
+        targets = (runner["LFW"], runner["SMALL_LFW"])
+        report = {
+            "sets": dict.fromkeys(targets, result),
+            "differences": dict.fromkeys(targets, change) if difference else {},
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+
+    write("y1", 0.99)
+    write("labels_1", 0.80)
+    write("labels_2", 0.82)
+    write("distilled_1", 0.88, 0.08)
+    write("distilled_2", 0.88, 0.06)
+    rows = runner["table"](tmp_path, ["labels", "distilled"], [1, 2]).splitlines()
+    assert [row.split(" | ")[1].rstrip(" |") for row in rows[2:]] == [
+        "99.00 [97.00, 100.00]",
+        "81.00 (80.00 to 82.00) [79.00, 82.00]",
+        "88.00 (88.00 to 88.00) [86.00, 89.00]",
+        "7.00 (6.00 to 8.00) [1.00, 10.00]",
+    ]
