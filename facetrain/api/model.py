@@ -1,57 +1,36 @@
-"""Python interface: train, evaluate and use models from a script or a notebook.
-
-    import facetrain
-
-    run = facetrain.train("quickstart", data={"train": "faces"}, train={"epochs": 2})
-    facetrain.evaluate(run.folder, ["lfw"], data_dir="sets")["lfw"]["accuracy"]
-
-    model = facetrain.load_model(run.folder)
-    embedding_ND = model.embed(["a.jpg", "b.jpg"])
-    model.compare("a.jpg", "b.jpg").cosine
-
-Images are aligned face crops: files, or arrays uint8 (H, W, 3) in RGB. Every error that has to do with the input is an
-exception of `facetrain.errors`; no function ends the process.
-"""
+"""Trained networks: opening, embedding, comparison and evaluation."""
 
 # N images   B batch   H, W height and width   D embedding
 
 from __future__ import annotations
 
-import copy
 import os
-import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from facetrain.config.loading import build_config, eval_dir_of_run, override_values, read_merged
-from facetrain.config.presets import find_config
-from facetrain.config.schema import Config
+from facetrain.api.dataset import Dataset, PathLike
+from facetrain.config.loading import eval_dir_of_run
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.data.formats.record_dataset import RecordDataset
-from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import pick_device
-from facetrain.errors import DataError, RunError, UsageError
+from facetrain.errors import DataError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
 from facetrain.verify.image_embeddings import read_input
 from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.protocols import Options
 
-PathLike = str | os.PathLike[str]
 Image = PathLike | np.ndarray
 """Image file, or RGB pixels uint8 (H, W, 3)."""
 
@@ -71,52 +50,6 @@ class Comparison:
     def same(self) -> bool | None:
         """Whether the cosine reaches the threshold; None without a threshold."""
         return None if self.threshold is None else self.cosine >= self.threshold
-
-
-class Dataset(Sequence[tuple[np.ndarray, int]]):
-    """Dataset of any format, as a sequence of (image, label).
-
-    Examples:
-        >>> dataset = facetrain.Dataset("faces")
-        >>> len(dataset), dataset.num_identities
-        (12000, 1000)
-        >>> image, label = dataset[0]      # uint8 (H, W, 3) in RGB, and an int
-    """
-
-    def __init__(self, path: PathLike) -> None:
-        """Open a folder, a list file, a `.rec` file or the YAML file of a mixture.
-
-        Raises:
-            DataError: there is no dataset at the path.
-        """
-        self.path = Path(path)
-        is_record_file = self.path.suffix == ".rec" and self.path.is_file()
-        self._source = (
-            RecordDataset(self.path.parent, name=self.path.name)
-            if is_record_file
-            else open_dataset(self.path)
-        )
-        self.labels = np.asarray(self._source.labels, np.int64)
-        """Label of every image: int64 (N,), from 0 to `num_identities` - 1."""
-        self.num_identities = self._source.num_classes
-
-    def __len__(self) -> int:
-        return self._source.num_images
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the image, uint8 (H, W, 3) in RGB, and its label.
-
-        Raises:
-            DataError: the image cannot be read.
-        """
-        number = range(len(self))[index]
-        if isinstance(number, range):
-            return [self[each] for each in number]
-        image = decode_rgb(self._source.read(number), location=self._source.location(number))
-        return image, int(self.labels[number])
-
-    def __repr__(self) -> str:
-        return f"Dataset({str(self.path)!r}): {len(self):,} images of {self.num_identities:,} identities"
 
 
 class Model:
@@ -221,23 +154,6 @@ class Model:
         return f"Model({str(self.path)!r}): {self._opened.description}"
 
 
-@dataclass(frozen=True)
-class Run:
-    """Finished run."""
-
-    folder: Path
-    """Run folder, with `model.safetensors`, `metrics.jsonl`, `config.yaml` and the checkpoints."""
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl: one dict for each logged step and each verification."""
-        with os_errors_as(RunError, self.folder):
-            return read_jsonl(self.folder / "metrics.jsonl")
-
-    def load_model(self, device: str = "auto") -> Model:
-        """Open the model of the run."""
-        return load_model(self.folder, device)
-
-
 def load_model(path: PathLike, device: str = "auto") -> Model:
     """Open a model.
 
@@ -258,66 +174,6 @@ def load_model(path: PathLike, device: str = "auto") -> Model:
         raise UsageError(f"device {device!r}: unknown device; choose one of auto, cpu, cuda")
     chosen = pick_device(device, 0)
     return Model(Path(path), open_model(Path(path), chosen), chosen)
-
-
-def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None, **overrides: Any) -> Run:
-    """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
-
-    Progress goes to standard output, as with `facetrain train`. Under torchrun, each process of the script trains on
-    one GPU. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it.
-
-    Examples:
-        >>> run = facetrain.train("quickstart", train={"epochs": 2})
-        >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "data.train": "faces"})
-
-    Args:
-        config: a config file, the name of a preset, or a dict with the sections of a config.
-        run_dir: folder of the run. Default: `run.dir`/`run.name` of the config.
-        overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
-
-    Raises:
-        ConfigError: the config is invalid; the message has all faults.
-        UsageError: the run folder exists; or the data, a verification set or a model cannot be used.
-        RunError: training failed.
-        KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
-    """
-    from facetrain.run import training
-
-    built = _build_config(config, overrides)
-    folder = Path(run_dir) if run_dir is not None else Path(built.run.dir) / built.run.name
-    _require_main_thread()
-    set_keys = _keys_of(overrides)
-    return _finished(folder, training.train(built, None if run_dir is None else folder, set_keys=set_keys))
-
-
-def resume(
-    run_dir: PathLike,
-    checkpoint: int | Literal["newest-sound"] | None = None,
-    *,
-    adopt: bool = False,
-    **overrides: Any,
-) -> Run:
-    """Continue a run from a checkpoint, by default the newest, and return the run.
-
-    `checkpoint` is a step, or "newest-sound": the newest one whose files all have their checksums. `adopt` accepts
-    a checkpoint of another run, or one whose folder was renamed.
-
-    Examples:
-        >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
-
-    Raises:
-        NoCheckpointError: the folder has no checkpoint.
-        UsageError: the folder is not that of a run; otherwise as `train`.
-    """
-    from facetrain.run import training
-
-    folder = Path(run_dir)
-    if not (folder / "config.yaml").is_file():
-        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
-    built = _build_config(folder / "config.yaml", overrides)
-    _require_main_thread()
-    set_keys = _keys_of(overrides)
-    return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys, adopt=adopt))
 
 
 def evaluate(
@@ -363,51 +219,6 @@ def evaluate(
     )
     results: dict[str, dict[str, Any]] = evaluation.as_json()["sets"]
     return results
-
-
-def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
-    """Build a config from a file, a preset or plain values, and nested or dotted overrides."""
-    if isinstance(config, Mapping):
-        values, where = copy.deepcopy(dict(config)), "config"
-    else:
-        path = find_config(Path(config))
-        values, where = read_merged(path), str(path)
-    return build_config(override_values(_plain(values), _plain(overrides)), where)
-
-
-def _keys_of(overrides: Mapping[str, Any]) -> frozenset[str]:
-    """Return the dotted config keys that overrides set."""
-    return frozenset(
-        f"{key}.{name}" if name else key
-        for key, value in overrides.items()
-        for name in (value if isinstance(value, Mapping) and value else ("",))
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Replace paths by text and tuples by lists, as a YAML file would hold them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _require_main_thread() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        raise UsageError("training handles signals: call it from the main thread of the program")
-
-
-def _finished(folder: Path, exit_code: int) -> Run:
-    """Return the run, or raise the exception for the signal that stopped it."""
-    if exit_code == 128 + signal.SIGINT:
-        raise KeyboardInterrupt(f"training was interrupted; facetrain.resume({str(folder)!r}) continues it")
-    if exit_code:
-        name = signal.Signals(exit_code - 128).name
-        raise RunError(f"{folder}: stopped by {name}; facetrain.resume({str(folder)!r}) continues it")
-    return Run(folder)
 
 
 def _decoder(images: Image | Dataset | Sequence[Image]) -> tuple[int, Callable[[int], np.ndarray]]:

@@ -1,0 +1,20 @@
+"""Python interface: train, evaluate and use models from a script or a notebook.
+
+    import facetrain
+
+    run = facetrain.train("quickstart", data={"train": "faces"}, train={"epochs": 2})
+    facetrain.evaluate(run.folder, ["lfw"], data_dir="sets")["lfw"]["accuracy"]
+
+    model = facetrain.load_model(run.folder)
+    embedding_ND = model.embed(["a.jpg", "b.jpg"])
+    model.compare("a.jpg", "b.jpg").cosine
+
+Images are aligned face crops: files, or arrays uint8 (H, W, 3) in RGB. Every error that has to do with the input is an
+exception of `facetrain.errors`; no function ends the process.
+"""
+
+from facetrain.api.dataset import Dataset
+from facetrain.api.model import Comparison, Model, evaluate, load_model
+from facetrain.api.runs import Run, resume, train
+
+__all__ = ["Comparison", "Dataset", "Model", "Run", "evaluate", "load_model", "resume", "train"]

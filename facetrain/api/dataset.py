@@ -1,0 +1,64 @@
+"""Datasets of any format as a sequence of decoded images."""
+
+# H, W height and width   N images
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.record_dataset import RecordDataset
+from facetrain.data.open_dataset import open_dataset
+
+PathLike = str | os.PathLike[str]
+
+
+class Dataset(Sequence[tuple[np.ndarray, int]]):
+    """Dataset of any format, as a sequence of (image, label).
+
+    Examples:
+        >>> dataset = facetrain.Dataset("faces")
+        >>> len(dataset), dataset.num_identities
+        (12000, 1000)
+        >>> image, label = dataset[0]      # uint8 (H, W, 3) in RGB, and an int
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        """Open a folder, a list file, a `.rec` file or the YAML file of a mixture.
+
+        Raises:
+            DataError: there is no dataset at the path.
+        """
+        self.path = Path(path)
+        is_record_file = self.path.suffix == ".rec" and self.path.is_file()
+        self._source = (
+            RecordDataset(self.path.parent, name=self.path.name)
+            if is_record_file
+            else open_dataset(self.path)
+        )
+        self.labels = np.asarray(self._source.labels, np.int64)
+        """Label of every image: int64 (N,), from 0 to `num_identities` - 1."""
+        self.num_identities = self._source.num_classes
+
+    def __len__(self) -> int:
+        return self._source.num_images
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the image, uint8 (H, W, 3) in RGB, and its label.
+
+        Raises:
+            DataError: the image cannot be read.
+        """
+        number = range(len(self))[index]
+        if isinstance(number, range):
+            return [self[each] for each in number]
+        image = decode_rgb(self._source.read(number), location=self._source.location(number))
+        return image, int(self.labels[number])
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}): {len(self):,} images of {self.num_identities:,} identities"

@@ -1,0 +1,145 @@
+"""Training runs: new ones, and their continuation."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from facetrain.api.dataset import PathLike
+from facetrain.api.model import Model, load_model
+from facetrain.config.loading import build_config, override_values, read_merged
+from facetrain.config.presets import find_config
+from facetrain.config.schema import Config
+from facetrain.errors import RunError, UsageError
+from facetrain.files import os_errors_as
+from facetrain.telemetry.jsonl import read_jsonl
+
+
+@dataclass(frozen=True)
+class Run:
+    """Finished run."""
+
+    folder: Path
+    """Run folder, with `model.safetensors`, `metrics.jsonl`, `config.yaml` and the checkpoints."""
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl: one dict for each logged step and each verification."""
+        with os_errors_as(RunError, self.folder):
+            return read_jsonl(self.folder / "metrics.jsonl")
+
+    def load_model(self, device: str = "auto") -> Model:
+        """Open the model of the run."""
+        return load_model(self.folder, device)
+
+
+def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None, **overrides: Any) -> Run:
+    """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
+
+    Progress goes to standard output, as with `facetrain train`. Under torchrun, each process of the script trains on
+    one GPU. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it.
+
+    Examples:
+        >>> run = facetrain.train("quickstart", train={"epochs": 2})
+        >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "data.train": "faces"})
+
+    Args:
+        config: a config file, the name of a preset, or a dict with the sections of a config.
+        run_dir: folder of the run. Default: `run.dir`/`run.name` of the config.
+        overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
+
+    Raises:
+        ConfigError: the config is invalid; the message has all faults.
+        UsageError: the run folder exists; or the data, a verification set or a model cannot be used.
+        RunError: training failed.
+        KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
+    """
+    from facetrain.run import training
+
+    built = _build_config(config, overrides)
+    folder = Path(run_dir) if run_dir is not None else Path(built.run.dir) / built.run.name
+    _require_main_thread()
+    set_keys = _keys_of(overrides)
+    return _finished(folder, training.train(built, None if run_dir is None else folder, set_keys=set_keys))
+
+
+def resume(
+    run_dir: PathLike,
+    checkpoint: int | Literal["newest-sound"] | None = None,
+    *,
+    adopt: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Continue a run from a checkpoint, by default the newest, and return the run.
+
+    `checkpoint` is a step, or "newest-sound": the newest one whose files all have their checksums. `adopt` accepts
+    a checkpoint of another run, or one whose folder was renamed.
+
+    Examples:
+        >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
+
+    Raises:
+        NoCheckpointError: the folder has no checkpoint.
+        UsageError: the folder is not that of a run; otherwise as `train`.
+    """
+    from facetrain.run import training
+
+    folder = Path(run_dir)
+    if not (folder / "config.yaml").is_file():
+        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
+    built = _build_config(folder / "config.yaml", overrides)
+    _require_main_thread()
+    set_keys = _keys_of(overrides)
+    return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys, adopt=adopt))
+
+
+def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
+    """Build a config from a file, a preset or plain values, and nested or dotted overrides."""
+    if isinstance(config, Mapping):
+        values, where = copy.deepcopy(dict(config)), "config"
+    else:
+        path = find_config(Path(config))
+        values, where = read_merged(path), str(path)
+    return build_config(override_values(_plain(values), _plain(overrides)), where)
+
+
+def _keys_of(overrides: Mapping[str, Any]) -> frozenset[str]:
+    """Return the dotted config keys that overrides set."""
+    return frozenset(
+        f"{key}.{name}" if name else key
+        for key, value in overrides.items()
+        for name in (value if isinstance(value, Mapping) and value else ("",))
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Replace paths by text and tuples by lists, as a YAML file would hold them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _require_main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("training handles signals: call it from the main thread of the program")
+
+
+def _finished(folder: Path, exit_code: int) -> Run:
+    """Return the run, or raise the exception for the signal that stopped it."""
+    if exit_code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(f"training was interrupted; facetrain.resume({str(folder)!r}) continues it")
+    if exit_code:
+        name = signal.Signals(exit_code - 128).name
+        raise RunError(f"{folder}: stopped by {name}; facetrain.resume({str(folder)!r}) continues it")
+    return Run(folder)
