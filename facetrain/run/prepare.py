@@ -106,56 +106,75 @@ def prepare_run(
     given, config = config, with_absolute_paths(config)
     workers = count_workers(config, world)
     with fail_together(world):
-        check_decoder(config, world)
-        source, sets = open_data(config, workers=workers)
-        schedule = schedule_steps(config, epoch_size(source), world.size)
-        dataset = digest_labels(source) if world.is_leader else ""
-        run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""
-        changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
-        if checkpoint is not None:
-            check_compatibility(checkpoint, config, schedule)
-            if world.is_leader:
-                check_meaning(checkpoint, changes, dataset, source.num_classes, set_keys)
-        state = build_state(config, world, source.num_classes, schedule, folder, source)
-        state.head.check_labels(source.labels)
-        execution = build_execution(config, world, state.network, schedule)
+        parts = _build_parts(config, world, folder, checkpoint, workers, set_keys)
     network = wrap_in_ddp(
-        execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+        parts.execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     continued: _ContinuedFolder | None = None
     with fail_together(world):
         if checkpoint is not None:
-            state.restore(checkpoint)
+            parts.state.restore(checkpoint)
         if world.is_leader:
             # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
-                continued = _continue_folder(folder, checkpoint, run_id, adopt=adopt)
+                continued = _continue_folder(folder, checkpoint, parts.run_id, adopt=adopt)
             write_run_files(
-                folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
+                folder, world, describe_changed_paths(given, config) + dump_config(config), parts.run_id
             )
     log = log_to(folder / "log.txt", world.rank)
     if continued is not None:
-        _report_differences(continued, state.step)
+        _report_differences(continued, parts.state.step)
     return PreparedRun(
         config=config,
         world=world,
         folder=folder,
-        source=source,
-        sets=sets,
-        schedule=schedule,
-        state=state,
-        execution=execution,
         network=network,
         workers=workers,
         resumed=checkpoint is not None,
         started_at=started_at,
         profile=profile,
-        run_id=run_id,
-        dataset=dataset,
-        changes=changes,
         check_lock=lock.require_held if lock else _check_nothing,
         log=log,
+        **parts._asdict(),
     )
+
+
+class _Parts(NamedTuple):
+    """Fields of `PreparedRun` that are built before the checkpoint is loaded."""
+
+    source: FaceDataset
+    sets: list[PairSet]
+    schedule: StepSchedule
+    state: TrainState
+    execution: Execution
+    run_id: str
+    dataset: str
+    changes: list[ConfigChange]
+
+
+def _build_parts(
+    config: Config,
+    world: World,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    workers: int,
+    set_keys: Set[str],
+) -> _Parts:
+    """Open the data, and build the state of a new run, after a check that the run can continue from the checkpoint."""
+    check_decoder(config, world)
+    source, sets = open_data(config, workers=workers)
+    schedule = schedule_steps(config, epoch_size(source), world.size)
+    dataset = digest_labels(source) if world.is_leader else ""
+    run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""
+    changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
+    if checkpoint is not None:
+        check_compatibility(checkpoint, config, schedule)
+        if world.is_leader:
+            check_meaning(checkpoint, changes, dataset, source.num_classes, set_keys)
+    state = build_state(config, world, source.num_classes, schedule, folder, source)
+    state.head.check_labels(source.labels)
+    execution = build_execution(config, world, state.network, schedule)
+    return _Parts(source, sets, schedule, state, execution, run_id, dataset, changes)
 
 
 class _ContinuedFolder(NamedTuple):
