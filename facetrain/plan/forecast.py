@@ -18,7 +18,7 @@ from facetrain.plan.backbone_cost import (
 )
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, Device
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
-from facetrain.plan.teacher_cost import teacher_cost
+from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build_head import optimizer_settings
 from facetrain.run.step_schedule import local_batch_size
 from facetrain.training.distillation import CENTER_LOSSES
@@ -251,7 +251,7 @@ def forecast(
     moments = 4 * cost.parameters * moments_of(config)
     images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
     average = cost.averaged_bytes if config.optim.ema is not None else 0
-    teacher, teacher_work = _teacher_bytes(config, batch)
+    teacher, teacher_work = teacher_bytes(config, batch, moments_of(config))
     shape = teacher_head_shape(config, num_classes, gpus, batch, cuda=cuda)
     taught = HeadBytes(0, 0, 0, 0, 0, 0) if shape is None else head_bytes(shape)
     work = max(_work_bytes(cost, head, batch), teacher_work, taught.work)
@@ -274,18 +274,6 @@ def forecast(
         runtime=_runtime_bytes(gpus, cuda=cuda),
         elsewhere=head.elsewhere + taught.elsewhere,
     )
-
-
-def _teacher_bytes(config: Config, batch: int) -> tuple[int, int]:
-    """Return the bytes of the teacher, and the peak beside them while it embeds a batch."""
-    if config.distill is None:
-        return 0, 0
-    cost = teacher_cost(config.distill, config.train.precision)
-    projection = 0
-    if config.distill.loss != "relational" and cost.embedding_size != config.model.embedding_size:
-        numbers = cost.embedding_size * config.model.embedding_size
-        projection = 4 * numbers * (2 + moments_of(config))
-    return cost.state_bytes + projection, batch * cost.peak_per_image
 
 
 def _runtime_bytes(gpus: int, *, cuda: bool) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from facetrain.config.schema import Config
 from facetrain.config.training_section import DistillConfig
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
@@ -70,6 +71,24 @@ def teacher_cost(distill: DistillConfig, precision: str) -> TeacherCost:
         moved_per_pass=max(one.moved - moved_per_image, 0),
         launches=one.launches,
     )
+
+
+def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
+    """Return the bytes of a config's teacher and projection, and the peak beside them while it embeds a batch.
+
+    `moments` are those that the optimizer keeps of each number.
+
+    Raises:
+        ModelError, CheckpointError, DataError: as `teacher_cost`.
+    """
+    if config.distill is None:
+        return 0, 0
+    cost = teacher_cost(config.distill, config.train.precision)
+    projection = 0
+    if config.distill.loss != "relational" and cost.embedding_size != config.model.embedding_size:
+        # With its gradient and its moments.
+        projection = 4 * cost.embedding_size * config.model.embedding_size * (2 + moments)
+    return cost.state_bytes + projection, batch * cost.peak_per_image
 
 
 @dataclass(frozen=True)

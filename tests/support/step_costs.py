@@ -37,12 +37,16 @@ BATCH, HEAD_BATCH, HEAD_CLASSES = 16, 128, 20_000
 
 
 def in_turn(calls: dict[str, Callable[[int], None]], rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each call in each round, after one round that does not count."""
+    """Return the CPU seconds of each call in each round, after one round that does not count.
+
+    Each round begins with another call, because the memory and the caches depend on the call before.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
-        for name, call in calls.items():
+        first = number % len(calls)
+        for name in [*calls][first:] + [*calls][:first]:
             begin = time.process_time()
-            call(number)
+            calls[name](number)
             if number:
                 seconds[name].append(time.process_time() - begin)
     return seconds

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
+from facetrain.head.class_centers import RowTable
 from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.head.class_shard import ClassShard
+from facetrain.head.teacher_centers import follow_teacher
 from facetrain.run.build_head import build_head
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.heads import head_step, make_head, make_margin
@@ -24,6 +27,8 @@ OPTIONS = {
     "sampled, 16 bits": {"sample_rate": 0.2, "sample_block": 4, "weight_dtype": torch.bfloat16},
     "sampled sub-centers": {"sample_rate": 0.2, "sub_centers": 3},
     "sampled, accumulated": {"sample_rate": 0.2, "update_in_backward": False},
+    "not trained": {"trained": False, "update_in_backward": False},
+    "sampled, not trained": {"sample_rate": 0.2, "trained": False, "update_in_backward": False},
     "unified": {"loss": "unified", "update_in_backward": False},
 }
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
@@ -41,6 +46,19 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeyp
         blocking.clear()
         loss, gradient = head_step(head, 1, monkeypatch)
     assert loss.device == gradient.device == GPU
+    assert not blocking
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize("labels", ["device", "host"])
+def test_centers_follow_a_teacher_on_one_device_without_blocking_the_host(labels, monkeypatch):
+    with fake_cuda(monkeypatch) as blocking:
+        with _disable_current_modes():
+            label = torch.arange(16) * 7 % 40
+        if labels == "device":
+            label = torch.empty(16, dtype=torch.int64, device=GPU)
+        centers = RowTable(torch.empty(30, 8, device=GPU), GPU)
+        follow_teacher(centers, ClassShard(5, 35), label, torch.empty(16, 9, device=GPU))
     assert not blocking
 
 

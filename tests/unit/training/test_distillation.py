@@ -187,6 +187,23 @@ def test_the_teacher_pulls_the_student_toward_it(runs, tmp_path):
     assert values[-1] < 0.9 * values[0]
 
 
+@pytest.mark.parametrize("loss", ["cosine", "relational", "adaptive_centers"])
+def test_separate_heads_on_disk_are_taught_and_resume_bit_for_bit(runs, dataset, tmp_path, loss):  # noqa: F811
+    folder, config = runs
+    (tmp_path / "two.yaml").write_text(
+        f"heads: separate\ndatasets:\n  - {{path: {dataset}/data}}\n  - {{path: {dataset}/data, loss_weight: 0.5}}\n"
+    )
+    options = [f"data.train={tmp_path}/two.yaml", f"distill.teacher={folder}/teacher", f"distill.loss={loss}"]
+    options += ["head.placement=disk", "head.sample_rate=0.5", "distill.weight=5"]
+    student = config("separate", 8, *options)
+    assert training.train(student, tmp_path / "run") == 0
+    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert training.resume(student, tmp_path / "run", 2) == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+    if loss == "adaptive_centers":
+        assert Checkpoint.open(tmp_path / "run").rows("teacher_weight", 0, 40).shape == (40, 8)
+
+
 def test_a_run_continues_with_its_own_teacher_only(runs, tmp_path):
     folder, config = runs
     options = [f"distill.teacher={folder}/teacher", "train.max_steps=2"]
