@@ -23,6 +23,7 @@ RECIPES = ("labels", "distilled", "small_faces")
 SMALL = 16
 """Side of the small faces, pixels."""
 LFW, SMALL_LFW = "lfw_folds1-2", f"lfw_{SMALL}px"
+METRICS = ("accuracy", "eer")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ def table(output: Path, recipes: Sequence[str], seeds: Sequence[int]) -> str:
     A cell has the mean of the seeds, the smallest and the largest value, and the mean of the bounds of the 95 %
     intervals over people.
     """
-    rows = [f"| model | {LFW} | {SMALL_LFW} |", "|---|---|---|"]
+    rows = [
+        f"| model | {' | '.join(f'{target} {metric}' for target in (LFW, SMALL_LFW) for metric in METRICS)} |",
+        "|---" * (1 + 2 * len(METRICS)) + "|",
+    ]
     rows.append(_row("y1", [_read(output / "y1.json")["sets"]]))
     for recipe in recipes:
         reports = [_read(output / f"{recipe}_{seed}.json") for seed in seeds]
@@ -98,19 +102,25 @@ def table(output: Path, recipes: Sequence[str], seeds: Sequence[int]) -> str:
 
 
 def _row(name: str, results: list[dict[str, Any]]) -> str:
-    cells = []
-    for target in (LFW, SMALL_LFW):
-        # Of a difference, `accuracy` is itself a table.
-        found = [result[target]["accuracy"] for result in results]
-        values = [one["difference"] if isinstance(one, dict) else one for one in found]
-        intervals = [
-            one["interval"] if isinstance(one, dict) else result[target]["intervals"]["accuracy"]
-            for one, result in zip(found, results, strict=True)
-        ]
-        low, high = (mean(interval[end] for interval in intervals) for end in (0, 1))
-        spread = f" ({100 * min(values):.2f} to {100 * max(values):.2f})" if len(values) > 1 else ""
-        cells.append(f"{100 * mean(values):.2f}{spread} [{100 * low:.2f}, {100 * high:.2f}]")
+    cells = (
+        _cell([result[target] for result in results], metric)
+        for target in (LFW, SMALL_LFW)
+        for metric in METRICS
+    )
     return f"| {name} | {' | '.join(cells)} |"
+
+
+def _cell(results: list[dict[str, Any]], metric: str) -> str:
+    # Of a difference, the metric is itself a table.
+    found = [result[metric] for result in results]
+    values = [one["difference"] if isinstance(one, dict) else one for one in found]
+    intervals = [
+        one["interval"] if isinstance(one, dict) else result["intervals"][metric]
+        for one, result in zip(found, results, strict=True)
+    ]
+    low, high = (mean(interval[end] for interval in intervals) for end in (0, 1))
+    spread = f" ({100 * min(values):.2f} to {100 * max(values):.2f})" if len(values) > 1 else ""
+    return f"{100 * mean(values):.2f}{spread} [{100 * low:.2f}, {100 * high:.2f}]"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -57,8 +57,10 @@ def test_every_step_is_a_command_of_facetrain(runner):
 
 def test_the_table_has_mean_spread_and_interval_in_percent(runner, tmp_path):
     def write(name, accuracy, difference=None):
-        result = {"accuracy": accuracy, "intervals": {"accuracy": [accuracy - 0.02, accuracy + 0.01]}}
-        change = {"accuracy": {"difference": difference, "interval": [0.01, 0.1], "p": 0.01}}
+        bounds = [accuracy - 0.02, accuracy + 0.01]
+        result = {"accuracy": accuracy, "eer": 0.1, "intervals": {"accuracy": bounds, "eer": [0.05, 0.2]}}
+        one = {"difference": difference, "interval": [0.01, 0.1], "p": 0.01}
+        change = {"accuracy": one, "eer": one}
         targets = (runner["LFW"], runner["SMALL_LFW"])
         report = {
             "sets": dict.fromkeys(targets, result),
@@ -72,7 +74,8 @@ def test_the_table_has_mean_spread_and_interval_in_percent(runner, tmp_path):
     write("distilled_1", 0.88, 0.08)
     write("distilled_2", 0.88, 0.06)
     rows = runner["table"](tmp_path, ["labels", "distilled"], [1, 2]).splitlines()
-    assert [row.split(" | ")[1].rstrip(" |") for row in rows[2:]] == [
+    assert rows[2].split(" | ")[2] == "10.00 [5.00, 20.00]"
+    assert [row.split(" | ")[1] for row in rows[2:]] == [
         "99.00 [97.00, 100.00]",
         "81.00 (80.00 to 82.00) [79.00, 82.00]",
         "88.00 (88.00 to 88.00) [86.00, 89.00]",
