@@ -38,6 +38,8 @@ _ROWS_PER_COPY = 1 << 16
 _GRAPH_READERS = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
 _MXNET_CENTERS = "fc7_weight"
 """Name that InsightFace's MXNet code gives to the class centers."""
+_ADAFACE_CENTERS = "head.kernel"
+"""Name of the class centers (D, K) in the `state_dict` of AdaFace's checkpoints."""
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
 """Checkpoint of one rank, as arcface_torch names it."""
 
@@ -157,7 +159,7 @@ def read_backbone_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_centers(path: Path) -> SavedCenters:
-    """Return the class centers of a run, of arcface_torch's files (one per rank), or of an MXNet network.
+    """Return the class centers of a run, of arcface_torch's files (one per rank), of AdaFace, or of an MXNet network.
 
     Raises:
         ModelError: there are no centers, or not those of all ranks.
@@ -170,13 +172,26 @@ def read_centers(path: Path) -> SavedCenters:
         )
     if _RANK_FILE.fullmatch(path.name):
         return _read_arcface_torch_centers(path)
-    weight = read_symbol(path)[2].get(_MXNET_CENTERS) if path.suffix in (".json", ".params") else None
+    weight = None
+    if path.suffix in (".json", ".params"):
+        weight = read_symbol(path)[2].get(_MXNET_CENTERS)
+    elif path.suffix == ".ckpt":
+        weight = _read_adaface_centers(path)
     if weight is None or weight.dim() != 2:
         raise ModelError(
             f"{path}: has no class centers; give a run folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, "
-            f"or MXNet's files with {_MXNET_CENTERS}, or use head.init_from: reinit"
+            f"AdaFace's .ckpt with {_ADAFACE_CENTERS}, or MXNet's files with {_MXNET_CENTERS}, or use "
+            "head.init_from: reinit"
         )
     return SavedCenters(len(weight), lambda start, stop: weight[start:stop].float())
+
+
+def _read_adaface_centers(path: Path) -> Tensor | None:
+    """Return the centers (K, D) of a Lightning checkpoint of AdaFace, which stores a column for each class."""
+    value = load_without_code(path)
+    state = value.get("state_dict") if isinstance(value, dict) else None
+    kernel = state.get(_ADAFACE_CENTERS) if isinstance(state, dict) else None
+    return kernel.T if isinstance(kernel, Tensor) and kernel.dim() == 2 else None
 
 
 def _read_arcface_torch_centers(path: Path) -> SavedCenters:
