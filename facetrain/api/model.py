@@ -19,15 +19,18 @@ from torch import nn
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.loading import eval_dir_of_run
 from facetrain.cpu_cores import usable_cores
+from facetrain.data.augment import mirror_landmarks
 from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.distributed.world import pick_device
 from facetrain.errors import DataError, UsageError
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import os_errors_as
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
-from facetrain.verify.image_embeddings import read_input
+from facetrain.verify.image_embeddings import input_landmarks, read_input
 from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.protocols import Options
 
@@ -85,6 +88,7 @@ class Model:
         *,
         flip: bool = True,
         batch_size: int = 64,
+        landmarks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return the embeddings of images: float32 (N, D), each of length 1.
 
@@ -102,13 +106,16 @@ class Model:
             images: aligned face crops, RGB.
             flip: add the embedding of the mirror image.
             batch_size: images per forward pass.
+            landmarks: for a network with KP-RPE, the landmarks of the images (N, 5, 2), x and y as fractions of their
+                sides; None: those of the landmark file of a dataset, otherwise those of an aligned face.
 
         Raises:
-            DataError: an image cannot be read, or is not a uint8 array (H, W, 3).
+            DataError: an image cannot be read, or is not a uint8 array (H, W, 3); or the landmarks are not (N, 5, 2).
         """
         count, decode = _decoder(images)
         if not count:
             return np.empty((0, self.embedding_size), np.float32)
+        points_N52 = self._landmarks(images, count, landmarks)
 
         def decode_resized(index: int) -> np.ndarray:
             return resize_square(decode(index), self.image_size)
@@ -119,11 +126,30 @@ class Model:
                 batch = range(start, min(start + batch_size, count))
                 image_BHWC = torch.from_numpy(np.stack(list(pool.map(decode_resized, batch))))
                 image = self._opened.prepare(image_BHWC.to(self.device))
-                embedding_BD = self._network(image).float()
+                inputs, mirrored = [image], [image.flip(3)]
+                if points_N52 is not None:
+                    inputs.append(torch.from_numpy(points_N52[batch]).to(self.device))
+                    mirrored.append(mirror_landmarks(inputs[1]))
+                embedding_BD = self._network(*inputs).float()
                 if flip:
-                    embedding_BD = embedding_BD + self._network(image.flip(3)).float()
+                    embedding_BD = embedding_BD + self._network(*mirrored).float()
                 chunks.append(embedding_BD.cpu().numpy())
         return l2_normalize(np.concatenate(chunks))
+
+    def _landmarks(self, images: Any, count: int, given: np.ndarray | None) -> np.ndarray | None:
+        """Return the landmarks of images, float32 (N, 5, 2), for a network that takes them."""
+        if not self._opened.takes_landmarks:
+            return None
+        path = images.path if isinstance(images, Dataset) else images
+        if given is None and isinstance(path, str | os.PathLike):
+            given = input_landmarks(self._opened, Path(path))
+        if given is None:
+            given = np.broadcast_to(NORMALIZED_TEMPLATE, (count, *NORMALIZED_TEMPLATE.shape))
+        if np.shape(given) != (count, *NORMALIZED_TEMPLATE.shape):
+            raise DataError(
+                f"landmarks of shape {np.shape(given)} for {count:,} images; expected ({count}, 5, 2)"
+            )
+        return without_gaps(np.asarray(given, np.float32))
 
     def compare(
         self, first: Image, second: Image, *, threshold: float | None = None, fmr: float | None = None

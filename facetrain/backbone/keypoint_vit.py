@@ -66,7 +66,12 @@ class KeypointAttention(nn.Module):
         qkv = self.qkv(x).view(batch, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
         query, key, value = qkv.unbind(0)
         bias = _attention_bias(offset_BNP, table, bucket_NN).to(query.dtype)
-        y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        if torch.compiler.is_exporting():
+            # ONNX's form of the fused attention with a bias returns another memory layout, which breaks the reshape.
+            score = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5 + bias
+            y = score.softmax(3) @ value
+        else:
+            y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
 
 

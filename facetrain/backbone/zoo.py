@@ -27,6 +27,11 @@ _ARCFACE_TORCH: dict[str, Callable[..., Backbone]] = {
     "vit_l": partial(VisionTransformer, 768, 24, drop_path=0.05),
     "vit_h": partial(VisionTransformer, 1024, 48, drop_path=0.05),
 }
+_WITH_LANDMARKS: dict[str, Callable[..., Backbone]] = {
+    # CVLface
+    "vit_s_kprpe": partial(KeypointVisionTransformer, 512, 12, drop_path=0.1, mlp_ratio=5),
+    "vit_b_kprpe": partial(KeypointVisionTransformer, 512, 24, drop_path=0.1, heads=16, mlp_ratio=3),
+}
 _OTHER_PROGRAMS: dict[str, Callable[..., Backbone]] = {
     # AdaFace and CVLface. Their IR-101 has the depths of r100: the numbers count other layers.
     **{
@@ -40,8 +45,7 @@ _OTHER_PROGRAMS: dict[str, Callable[..., Backbone]] = {
     "vit_b_patch8": partial(
         VisionTransformer, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False
     ),
-    "vit_s_kprpe": partial(KeypointVisionTransformer, 512, 12, drop_path=0.1, mlp_ratio=5),
-    "vit_b_kprpe": partial(KeypointVisionTransformer, 512, 24, drop_path=0.1, heads=16, mlp_ratio=3),
+    **_WITH_LANDMARKS,
     # timm, in the sizes of gau-nernst/timm-face
     "timm_vit_t_patch8": partial(TimmVisionTransformer, 192, 12),
     "timm_vit_s_patch8_gap": partial(TimmVisionTransformer, 384, 12, class_token=False),
@@ -58,6 +62,11 @@ PUBLISHED_NAMES = (*_ARCFACE_TORCH, *_OTHER_PROGRAMS)
 def names() -> list[str]:
     """Return every name that `build_backbone` accepts."""
     return [*_ZOO, "iresnet"]
+
+
+def takes_landmarks(name: str) -> bool:
+    """Return whether a backbone takes landmarks with each image, see `Backbone.takes_landmarks`."""
+    return name in _WITH_LANDMARKS
 
 
 def build_backbone(

@@ -25,6 +25,13 @@ def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     return np.column_stack([scale * rotation, target_mean - scale * rotation @ source_mean])
 
 
+def aligned_landmarks(landmarks: np.ndarray, size: int) -> np.ndarray:
+    """Return the landmarks (5, 2), in pixels, of the image that `align` cuts out."""
+    points = np.asarray(landmarks, np.float64)
+    matrix = similarity(points, ARCFACE_TEMPLATE * (size / TEMPLATE_SIZE))
+    return points @ matrix[:, :2].T + matrix[:, 2]
+
+
 def align(image: np.ndarray, landmarks: np.ndarray, size: int) -> np.ndarray:
     """Cut an aligned face out of an image: uint8 (H, W, 3) and landmarks (5, 2) in pixels -> (size, size, 3).
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of, uniform
 from facetrain.data.jpeg_compression import recompress
+from facetrain.face_landmarks import MIRRORED_ORDER
 
 # One number per random draw: a new augmentation does not change the draws of the others.
 (
@@ -61,6 +62,13 @@ class BufferPool:
         others = [(other, reference) for other, reference in self._buffers if other is not buffer]
         self._buffers = [*others[1 - _BUFFERS_KEPT :], (buffer, weakref.ref(view))]
         return view
+
+
+def mirror_landmarks(landmarks_B52: Tensor) -> Tensor:
+    """Return the landmarks (B, 5, 2) of mirror images, as fractions of the sides."""
+    mirrored = landmarks_B52[:, list(MIRRORED_ORDER)]
+    mirrored[..., 0] = 1 - mirrored[..., 0]
+    return mirrored
 
 
 def normalize(image_BHWC: Tensor, flip_B: Tensor | None = None, buffers: BufferPool | None = None) -> Tensor:
@@ -129,7 +137,7 @@ class Augment:
         jpeg: float = 0.0,
     ) -> None:
         self._seed, self._buffers = seed, BufferPool()
-        self._flip, self._low_resolution_sizes = flip, low_resolution_sizes
+        self._flip, self._crop, self._low_resolution_sizes = flip, crop, low_resolution_sizes
         self._augmentations = [
             (probability, purpose, augment)
             for probability, purpose, augment in (
@@ -167,6 +175,24 @@ class Augment:
     def flips(self, sample_B: Tensor, epoch: int) -> Tensor | None:
         """Return which samples are mirrored in an epoch, bool (B,) on the host; None if none ever is."""
         return self._uniform(sample_B, epoch, _FLIP) < self._flip if self._flip else None
+
+    def move_landmarks(self, landmarks_B52: Tensor, sample_B: Tensor, epoch: int) -> Tensor:
+        """Return the landmarks (B, 5, 2) of augmented images, as fractions of their sides, on the host.
+
+        The arguments are those of the images, and the landmarks before augmentation. A flip and a crop move them.
+        """
+        flip_B = self.flips(sample_B, epoch)
+        if flip_B is not None:
+            mirrored = mirror_landmarks(landmarks_B52)
+            landmarks_B52 = torch.where(flip_B[:, None, None], mirrored, landmarks_B52)
+        selected_S = (self._uniform(sample_B, epoch, _CROP) < self._crop).nonzero()[:, 0]
+        if len(selected_S):
+            scale, x, y = self._crop_window(landmarks_B52, sample_B[selected_S], epoch)
+            # The crop shows the coordinate scale · c + shift, both from −1 to 1, at c.
+            shift = torch.stack([x, y], 1)[:, None]
+            moved = (2 * landmarks_B52[selected_S] - 1 - shift) / scale[:, None, None]
+            landmarks_B52 = landmarks_B52.index_copy(0, selected_S, (moved + 1) / 2)
+        return landmarks_B52
 
     def _uniform(self, sample_B: Tensor, epoch: int, purpose: int) -> Tensor:
         return uniform(sample_B, key_of(self._seed, epoch, purpose))
@@ -217,15 +243,20 @@ class Augment:
 
     def _random_crop(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
         """Crop a square of 80 to 100 % of the side and enlarge it."""
-        scale = self._uniform_between(0.8, 1.0, image, sample_S, epoch, _CROP_SIZE)[:, 0, 0, 0]
-        x, y = (
-            (1 - scale) * self._uniform_between(-1, 1, image, sample_S, epoch, p)[:, 0, 0, 0]
-            for p in (_CROP_X, _CROP_Y)
-        )
+        scale, x, y = self._crop_window(image, sample_S, epoch)
         zero = torch.zeros_like(scale)
         theta = torch.stack([torch.stack([scale, zero, x], 1), torch.stack([zero, scale, y], 1)], 1)
         grid = F.affine_grid(theta, list(image.shape), align_corners=False)
         return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+    def _crop_window(self, like: Tensor, sample_S: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the side of each crop as a fraction, and x and y of its center, −1 to 1; on the device of `like`."""
+        scale = self._uniform_between(0.8, 1.0, like, sample_S, epoch, _CROP_SIZE)[:, 0, 0, 0]
+        x, y = (
+            (1 - scale) * self._uniform_between(-1, 1, like, sample_S, epoch, p)[:, 0, 0, 0]
+            for p in (_CROP_X, _CROP_Y)
+        )
+        return scale, x, y
 
     def _jpeg_artifacts(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
         """Compress as JPEG of quality 30 to 95 and decompress."""

@@ -73,6 +73,15 @@ class SupportsSkippedFiles(Protocol):
         """Files that are not images of the dataset."""
 
 
+@runtime_checkable
+class SupportsLandmarks(Protocol):
+    """Dataset whose images may have landmarks, see `formats/landmark_file.py`."""
+
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """Landmarks of every image, float32 (num_images, 5, 2), NaN for an image without a face; None without any."""
+
+
 def prefetch_images(dataset: FaceDataset, first: int, count: int) -> None:
     """Announce a read of images `first` to `first + count - 1`; does nothing if the dataset cannot prefetch."""
     if isinstance(dataset, SupportsPrefetch):
@@ -95,6 +104,11 @@ def identity_name(dataset: FaceDataset, label: int) -> str:
     return (
         printable(dataset.identity_name(label)) if isinstance(dataset, SupportsIdentityName) else str(label)
     )
+
+
+def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
+    """Return the landmarks of every image, float32 (num_images, 5, 2); None if the dataset has none."""
+    return dataset.landmarks if isinstance(dataset, SupportsLandmarks) else None
 
 
 def skipped_files(dataset: FaceDataset) -> list[SkippedFile]:
@@ -138,6 +152,12 @@ class ImageSubset:
     def identity_name(self, label: int) -> str:
         """Return the identity's name in the other dataset."""
         return identity_name(self._dataset, int(self.identities[label]))
+
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """Landmarks of the selected images; None if the other dataset has none."""
+        landmarks_N52 = image_landmarks(self._dataset)
+        return None if landmarks_N52 is None else landmarks_N52[self._index]
 
     @property
     def skipped(self) -> list[SkippedFile]:

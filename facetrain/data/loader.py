@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from facetrain.data.batch_slots import BatchSlots
-from facetrain.data.dataset import FaceDataset, SupportsPrefetch
+from facetrain.data.dataset import FaceDataset, SupportsPrefetch, image_landmarks
 from facetrain.data.device_decode import DeviceDecoder, build_decoder
 from facetrain.data.device_prefetch import EXTRA_SLOTS, build_prefetcher
+from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.reader import ImageReader
 from facetrain.data.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.sampler import GlobalSampler
@@ -43,6 +44,8 @@ class Batch:
     """Dataset index of each image, int64 (B,), on the host. For a replaced bad image, the index of the bad one."""
     host_label_B: Tensor | None = None
     """`label_B` on the host; None: it is not known there."""
+    landmarks_B52: Tensor | None = None
+    """Landmarks before augmentation, as fractions of the sides, float32 (B, 5, 2), on the host; None: not loaded."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class LoaderSettings:
     """Reading processes; 0 reads in the training process."""
     bad_records: str = "error"
     """`error` raises if an image cannot be read or decoded; `skip` replaces it with the next readable image."""
+    landmarks: bool = False
+    """Load the landmarks of the images, which the dataset must have."""
     decode: str = "cpu"
     """Decoder of JPEGs that need no resizing: `cpu`, or `gpu` (torchvision) or `dali`, in whole batches."""
 
@@ -105,6 +110,7 @@ class Loader:
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
         # Kept: isinstance with a runtime-checkable protocol is slow.
         self._prefetch = dataset.prefetch if isinstance(dataset, SupportsPrefetch) else None
+        self._landmarks = image_landmarks(dataset) if settings.landmarks else None
         self._rank, self._world_size = rank, world_size
         self._next_step, self._stop_step = start_step, stop_step
         self._is_first_step = True
@@ -145,6 +151,7 @@ class Loader:
                 # Labels of the images in the slot: a replacement has the label of its own identity.
                 label = self._dataset.labels[self._slots.index[slot]].astype(np.int64)
                 label_on_device = self._prefetcher.to_device(label)
+                landmarks = self._read_landmarks(self._slots.index[slot])
                 self._free.append(slot)
                 self._submit_steps()
             self.wait_s += time.perf_counter() - start
@@ -155,6 +162,7 @@ class Loader:
                 label_on_device,
                 torch.from_numpy(sample),
                 torch.from_numpy(label),
+                landmarks,
             )
             yield (whole,) if self._settings.accumulate == 1 else self._split(whole)
 
@@ -168,8 +176,20 @@ class Loader:
         """Return the micro-batches of a step."""
         assert whole.host_label_B is not None, "the loader reads the labels on the host"
         tensors = whole.image_BHWC, whole.label_B, whole.sample_B, whole.host_label_B
-        parts = zip(*(tensor.split(self._settings.local_batch_size) for tensor in tensors), strict=True)
-        return tuple(Batch(whole.step, whole.epoch, *part) for part in parts)
+        size = self._settings.local_batch_size
+        parts = zip(*(tensor.split(size) for tensor in tensors), strict=True)
+        micro_batches = [Batch(whole.step, whole.epoch, *part) for part in parts]
+        if whole.landmarks_B52 is not None:
+            split = whole.landmarks_B52.split(size)
+            micro_batches = [
+                replace(batch, landmarks_B52=points)
+                for batch, points in zip(micro_batches, split, strict=True)
+            ]
+        return tuple(micro_batches)
+
+    def _read_landmarks(self, index: np.ndarray) -> Tensor | None:
+        """Return the landmarks of the images in a slot, if they are loaded."""
+        return None if self._landmarks is None else torch.from_numpy(without_gaps(self._landmarks[index]))
 
     def _slot_to_device(self, slot: int) -> Tensor:
         if self._decoder is None:

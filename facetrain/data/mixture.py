@@ -25,6 +25,7 @@ from facetrain.data.dataset import (
     ImageSubset,
     SubsetDataset,
     identity_name,
+    image_landmarks,
     original_name,
     prefetch_images,
     skipped_files,
@@ -100,6 +101,13 @@ class MixtureDataset:
         """Return the identity's name in its dataset."""
         number = int(np.searchsorted(self._first_label, label, side="right")) - 1
         return identity_name(self.datasets[number], int(label - self._first_label[number]))
+
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """Landmarks of all images; None if a dataset has none."""
+        parts = [image_landmarks(dataset) for dataset in self.datasets]
+        complete = [part for part in parts if part is not None]
+        return np.concatenate(complete) if len(complete) == len(parts) else None
 
     @property
     def skipped(self) -> list[SkippedFile]:

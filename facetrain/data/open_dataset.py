@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, SubsetDataset
+from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks
 from facetrain.data.formats.huggingface import SPLITS_FILE, STATE_FILE, SavedDataset
 from facetrain.data.formats.image_folder import FolderDataset
 from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
+from facetrain.data.formats.landmark_file import LandmarkedDataset, landmarks_path
 from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.formats.tfrecord import PATTERN, TfRecordDataset, is_index
 from facetrain.data.formats.webdataset import TarDataset, is_compressed, shards_in
 from facetrain.data.formats.zip_archive import ZipDataset
-from facetrain.data.mixture import MIXTURE_SUFFIXES, open_mixture
+from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
 from facetrain.errors import DataError
 
 DATASET_SUFFIXES = frozenset(
@@ -57,6 +58,8 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
         dataset = LmdbDataset(path)
     else:
         dataset = _open_folder(path)
+    if (landmarks := landmarks_path(path)).is_file():
+        dataset = LandmarkedDataset(dataset, landmarks)
     return drop_small_identities(dataset, path, min_images_per_identity)
 
 
@@ -104,6 +107,22 @@ def _open_folder(folder: Path) -> FaceDataset:
     if any(folder.glob(PATTERN)):
         return TfRecordDataset(folder)
     return FolderDataset(folder)
+
+
+def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
+    """Check that all images of a training set have landmarks, for a backbone that takes them.
+
+    Raises:
+        DataError: the dataset, or one of a mixture, has no landmark file; or its numbers are not landmarks.
+    """
+    parts = dataset.datasets if isinstance(dataset, MixtureDataset) else [dataset]
+    for part in parts:
+        if image_landmarks(part) is None:
+            place = f"{path}: the dataset with {part.location(0)}" if len(parts) > 1 else str(path)
+            raise DataError(
+                f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
+                "landmarks DATASET --detector face_detection_yunet.onnx`, or train another backbone"
+            )
 
 
 def check_counts(

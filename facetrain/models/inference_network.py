@@ -51,11 +51,12 @@ class _Autocast(nn.Module):
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.network, self._device_type = network, device.type
+        self.takes_landmarks = bool(getattr(network, "takes_landmarks", False))
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Map prepared images to embeddings (B, D)."""
+    def forward(self, image: Tensor, *landmarks: Tensor) -> Tensor:
+        """Map prepared images, and the landmarks if the network takes them, to embeddings (B, D)."""
         with torch.autocast(self._device_type, torch.bfloat16):
-            return self.network(image)
+            return self.network(image, *landmarks)
 
 
 @dataclass(frozen=True)

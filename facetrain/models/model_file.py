@@ -69,6 +69,11 @@ class EmbeddingModel:
     """Description in the model file: `backbone` (for facetrain's backbones), `preprocessing`, `config`."""
 
     @property
+    def takes_landmarks(self) -> bool:
+        """Whether the network takes the landmarks (B, 5, 2) of the faces after the images."""
+        return bool(getattr(self.network, "takes_landmarks", False))
+
+    @property
     def preprocessing(self) -> dict[str, Any]:
         """The input of the network: channels, layout, and (x − mean) / scale for pixels x from 0 to 255."""
         return dict(self.metadata.get("preprocessing", PREPROCESSING))

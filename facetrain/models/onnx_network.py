@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError, missing_package
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason
 from facetrain.models.onnx_layers import takes_pixels
 from facetrain.models.onnx_limits import require_fitting_sizes
 
 _DEFAULT_IMAGE_SIZE = 112
+LANDMARKS_INPUT = "landmarks"
+"""Name of the second input of a network with KP-RPE: landmarks (B, 5, 2), x and y as fractions of the sides."""
 
 
 class OnnxNetwork(nn.Module):
@@ -24,8 +27,10 @@ class OnnxNetwork(nn.Module):
     def __init__(self, session: Any) -> None:
         super().__init__()
         self._session = session
-        (image, *_), (embedding, *_) = session.get_inputs(), session.get_outputs()
+        (image, *others), (embedding, *_) = session.get_inputs(), session.get_outputs()
         self._input_name, shape = image.name, image.shape
+        self.takes_landmarks = any(other.name == LANDMARKS_INPUT for other in others)
+        """Whether the graph takes landmarks (B, 5, 2) after the images, as `facetrain export` writes it for KP-RPE."""
         self.from_pixels = image.type == "tensor(uint8)"
         """Whether the graph takes uint8 (B, H, W, 3) RGB and normalizes it."""
         # A free size is a name or None in the shape.
@@ -38,10 +43,16 @@ class OnnxNetwork(nn.Module):
         self.normalizes = False
         """Whether the graph takes float32 pixels from 0 to 255 and normalizes them."""
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Map images to the first output of the session, on the device of the images."""
+    def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
+        """Map images to the first output of the session, on the device of the images.
+
+        A graph that takes landmarks gets those of aligned faces if there are none.
+        """
         image = image_BCHW.permute(0, 2, 3, 1) if self.from_pixels else image_BCHW
         feed = {self._input_name: np.ascontiguousarray(image.cpu().numpy())}
+        if self.takes_landmarks:
+            points = NORMALIZED_TEMPLATE if landmarks_B52 is None else landmarks_B52.cpu().numpy()
+            feed[LANDMARKS_INPUT] = np.array(np.broadcast_to(points, (len(image_BCHW), 5, 2)), np.float32)
         (embedding, *_) = self._session.run(None, feed)
         return torch.from_numpy(embedding).to(image_BCHW.device)
 

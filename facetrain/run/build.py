@@ -11,7 +11,7 @@ import torch
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import add_adapters
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_backbone, takes_landmarks
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
@@ -102,6 +102,7 @@ def build_loader(
         workers=workers,
         bad_records=config.data.bad_records,
         decode=config.data.decode,
+        landmarks=takes_landmarks(config.model.backbone),
     )
     return Loader(
         source,

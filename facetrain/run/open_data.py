@@ -14,13 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.loader import Batch
-from facetrain.data.open_dataset import check_counts, drop_small_identities, open_dataset
+from facetrain.data.open_dataset import (
+    check_counts,
+    drop_small_identities,
+    open_dataset,
+    require_landmarks,
+)
 from facetrain.verify.pair_set import PairSet, load_pair_sets
 
 _SPREAD_IMAGES = 128
@@ -47,6 +53,8 @@ def open_data(config: Config, *, workers: int) -> tuple[FaceDataset, list[PairSe
     else:
         source = open_dataset(folder, min_images_per_identity=min_images)
         read_cards(folder)  # on all ranks: the leader copies the cards, and must not fail alone
+    if takes_landmarks(config.model.backbone):
+        require_landmarks(source, folder, config.model.backbone)
     check_counts(source, folder, num_classes=config.data.num_classes, num_images=config.data.num_images)
     return source, load_pair_sets(config.eval.targets, Path(config.eval_dir), generated)
 

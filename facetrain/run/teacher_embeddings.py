@@ -15,7 +15,7 @@ from facetrain.run.compatibility import digest_labels
 from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import new_cache
 from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.image_embeddings import embed_in_chunks, read_input
+from facetrain.verify.image_embeddings import embed_in_chunks, input_landmarks, read_input
 
 _CHUNK = 1 << 14
 """Images that are embedded at a time: 64 MiB of embeddings with 512 numbers, two rows each."""
@@ -43,10 +43,13 @@ def write_teacher_embeddings(
     count = len(images)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
-        return embedder.embed_rows(images, name=str(dataset), mirrored=flip, indices=indices)
+        return embedder.embed_rows(
+            images, name=str(dataset), mirrored=flip, indices=indices, landmarks=landmarks
+        )
 
     with join(device) as world:
         opened = open_model(model, world.device)
+        landmarks = input_landmarks(opened, dataset)
         chunks = embed_in_chunks(
             opened, count, world, embed, chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress
         )

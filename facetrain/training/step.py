@@ -128,8 +128,12 @@ class TrainStep:
                 state.distillation.expect_labels(batch.host_label_B)
         with profiler_range("data"):
             image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
+            inputs = [image_BCHW]
+            if batch.landmarks_B52 is not None:
+                moved = self._augment.move_landmarks(batch.landmarks_B52, batch.sample_B, batch.epoch)
+                inputs.append(moved.to(image_BCHW.device, non_blocking=True))
         with profiler_range("forward"):
-            embedding_BD = self._network(image_BCHW)
+            embedding_BD = self._network(*inputs)
         with profiler_range("head"):
             # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
             loss = state.head(embedding_BD, batch.label_B) / num_micro_batches

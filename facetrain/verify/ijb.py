@@ -23,10 +23,24 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.align import align
+from facetrain.data.align import align, aligned_landmarks
 from facetrain.errors import PairsError
+from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
 from facetrain.verify.lazy_files import LazyFiles
+
+
+class AlignedLandmarks:
+    """Landmarks of aligned faces, computed on access: (5, 2) each, as fractions of the sides."""
+
+    def __init__(self, landmarks_N52: np.ndarray) -> None:
+        """Take the landmarks in pixels, before alignment."""
+        self._landmarks_N52 = landmarks_N52
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Return the landmarks of an aligned face."""
+        points = aligned_landmarks(self._landmarks_N52[index], TEMPLATE_SIZE)
+        return normalize_landmarks(points, TEMPLATE_SIZE, TEMPLATE_SIZE)
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,11 @@ class IjbSet:
     def crop(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
         """Align the face of loose crop `index`: uint8 (H, W, 3) -> uint8 (size, size, 3)."""
         return align(image, self.landmarks[index], size)
+
+    @property
+    def aligned_landmarks(self) -> AlignedLandmarks:
+        """Landmarks of the aligned faces by index, as fractions of their sides."""
+        return AlignedLandmarks(self.landmarks)
 
 
 def is_ijb(folder: Path) -> bool:

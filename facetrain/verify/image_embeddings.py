@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.dataset import FaceDataset, original_name
+from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import DATASET_SUFFIXES, open_dataset
 from facetrain.distributed.world import World, join
@@ -55,8 +56,9 @@ def embed_input(
     with join(device) as world:
         opened = open_model(model, world.device)
         embedding = embed_images(
-            opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress
-        )
+            opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress,
+            landmarks=input_landmarks(opened, input),
+        )  # fmt: skip
     return Embeddings(embedding, names, labels)
 
 
@@ -86,14 +88,17 @@ def embed_images(
     batch_size: int,
     bf16: bool = False,
     progress: ProgressCallback | None = None,
+    landmarks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
 
-    `name` is the input, for messages.
+    `name` is the input, for messages. `landmarks` are those of the images, (N, 5, 2), see `ImageEmbedder`.
     """
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
-        return l2_normalize(embedder.embed(images, name=name, flip=flip, indices=indices))
+        return l2_normalize(
+            embedder.embed(images, name=name, flip=flip, indices=indices, landmarks=landmarks)
+        )
 
     count = len(images)
     embedding_ND: np.ndarray | None = None
@@ -163,6 +168,20 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
             np.asarray(source.labels, np.int64),
         )
     return [_read_image_file(input)], [input.name], np.array([-1])
+
+
+def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
+    """Return the landmarks of the images of an input, (N, 5, 2), for a network that takes them; None without any.
+
+    Raises:
+        DataError: the landmark file does not fit the input.
+    """
+    if not opened.takes_landmarks:
+        return None
+    if input.suffix == ".bin":
+        return read_landmarks_beside(input, len(read_bin(input)[0]))
+    is_dataset = not _image_files(input) and (input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES)
+    return image_landmarks(open_dataset(input)) if is_dataset else None
 
 
 def _image_name(source: FaceDataset, index: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from facetrain.data.formats.bin_groups import groups_path
 from facetrain.data.formats.bin_subjects import read_subjects
+from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.pair_archives import (
     SUFFIXES,
     find_pair_archive,
@@ -32,6 +33,8 @@ class PairSet:
     """Subject id of each image, int (2 × pairs,) from 0 without gaps; None if unknown."""
     groups: Path | None = None
     """Slice table with the groups of people, beside the set; None if there is none."""
+    landmarks: np.ndarray | None = None
+    """Landmarks of each image for networks that take them, (2 × pairs, 5, 2), see `data/formats/landmark_file.py`."""
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
@@ -59,7 +62,8 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     subjects = read_subjects(path, same)
     if subjects is None:
         subjects = known_subjects(images, same)
-    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None)
+    landmarks = read_landmarks_beside(path, len(images))
+    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks)
 
 
 def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:

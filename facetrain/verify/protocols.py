@@ -85,9 +85,12 @@ def _embed(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> 
     embed = partial(embedder.embed, flip=options.flip)
     match target:
         case PairSet():
-            return embedder.embed_plain_and_mirrored(target.images, name=target.name)
+            return embedder.embed_plain_and_mirrored(
+                target.images, name=target.name, landmarks=target.landmarks
+            )
         case IjbSet():
-            return (embed(target.encoded, name=target.name, crop=target.crop),)
+            landmarks = target.aligned_landmarks
+            return (embed(target.encoded, name=target.name, crop=target.crop, landmarks=landmarks),)
         case SearchSet():
             probes = embed(target.probes, name=f"{target.name} probes")
             return probes, embed(target.gallery, name=f"{target.name} gallery")

@@ -68,7 +68,9 @@ class Verifier:
         that has diverged, with a message of its own.
         """
         embedder = ImageEmbedder(model, **self._settings)
-        plain, mirrored = embedder.embed_plain_and_mirrored(pairs.images, name=pairs.name)
+        plain, mirrored = embedder.embed_plain_and_mirrored(
+            pairs.images, name=pairs.name, landmarks=pairs.landmarks
+        )
         if not np.isfinite(plain).all():
             return Result(
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}

@@ -1,7 +1,7 @@
 """The commands `facetrain data …`, for the owner of a dataset.
 
-`create` makes datasets and verification sets, `transform` makes new datasets from existing ones, `inspect` shows and
-checks a dataset, and `clean` finds overlapping and wrong identities with a model.
+`create` makes datasets, verification sets and landmarks, `transform` makes new datasets from existing ones, `inspect`
+shows and checks a dataset, and `clean` finds overlapping and wrong identities with a model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", 
 app.command("synth")(create.synth)
 app.command("pack")(create.pack)
 app.command("pairs")(create.pairs)
+app.command("landmarks")(create.landmarks)
 app.command("inspect")(inspect.inspect)
 app.command("check")(inspect.check)
 app.command("index")(transform.index)

@@ -1,4 +1,4 @@
-"""`facetrain data synth | pack | pairs`: datasets and verification sets."""
+"""`facetrain data synth | pack | pairs | landmarks`: datasets, verification sets, and landmarks of their images."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.data.tools.landmarks import LandmarkFinder
+
+_SHOWN_NAMES = 10
+"""Names of images that a list on the console has at most."""
 
 Landmarks = Annotated[
     Path | None,
@@ -220,6 +223,47 @@ def pairs(
         _print_fallbacks(fallbacks)
         if hasattr(finder, "fallbacks"):
             typer.echo(f"  how each image was aligned: {alignment_path(output)}")
+
+
+def landmarks(
+    data: Annotated[
+        Path, typer.Argument(help="Dataset of any format but a mixture, or a verification set (.bin).")
+    ],
+    detector: Annotated[
+        Path | None,
+        typer.Option(metavar="ONNX", help="Find the landmarks with OpenCV's YuNet and this model file."),
+    ] = None,
+    listed: Annotated[
+        Path | None,
+        typer.Option(
+            "--landmarks",
+            metavar="FILE",
+            help="Take the landmarks of this file, in pixels: JSON, or CSV with lines name,x1,y1,…,x5,y5.",
+        ),
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Write the landmarks of the images to a file beside them, for backbones with KP-RPE."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
+
+    finder = _landmark_finder(listed, detector)
+    if finder is None:
+        raise UsageError(f"{data}: give --detector with a YuNet model, or --landmarks with a file")
+    with progress_bar("finding landmarks") as progress:
+        written = write_dataset_landmarks(data, finder, workers=workers, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(vars(written) | {"file": str(written.file)}))
+        return
+    echo_line(f"{written.file}: landmarks of {written.images - len(written.missing):,} images")
+    if written.missing:
+        shown = ", ".join(written.missing[:_SHOWN_NAMES])
+        more = ", …" if len(written.missing) > _SHOWN_NAMES else ""
+        echo_line(
+            f"  no face found in {len(written.missing):,} images, which get the landmarks of an aligned face: "
+            f"{shown}{more}"
+        )
 
 
 def _print_fallbacks(fallbacks: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name
 from facetrain.data.dataset_card import ImageDigest, read_card, write_card
 from facetrain.data.formats.image_writers import (
     LabeledImage,
@@ -17,6 +17,7 @@ from facetrain.data.formats.image_writers import (
     write_webdataset,
     write_zip,
 )
+from facetrain.data.formats.landmark_file import LANDMARKS_FILE, landmarks_path, write_landmarks
 from facetrain.data.image_header import suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
@@ -62,7 +63,7 @@ def convert(
     """Write a dataset in another format; the output appears complete or not at all.
 
     The images keep their bytes and their order. Labels are renumbered without gaps. Names of images and identities are
-    kept where the source has them; in webdataset and zip, images are named IDENTITY/FILE.
+    kept where the source has them, as are landmarks; in webdataset and zip, images are named IDENTITY/FILE.
 
     Args:
         folder: the dataset.
@@ -101,6 +102,9 @@ def convert(
         chosen.write(scratch, _digested(images, digest), identities)
         people, count = len(identities), source.num_images
         write_card(output, scratch, replace(card, people=people, images=count, digest=digest.text))
+        if (landmarks_N52 := image_landmarks(source)) is not None:
+            inside = scratch / LANDMARKS_FILE if scratch.is_dir() else landmarks_path(output)
+            write_landmarks(inside, landmarks_N52)
     return WrittenDataset(str(output), len(identities), source.num_images)
 
 

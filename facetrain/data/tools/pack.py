@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.align import align
-from facetrain.data.dataset import FaceDataset, identity_name, image_name, skipped_files
+from facetrain.data.align import align, aligned_landmarks
+from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
 from facetrain.data.dataset_card import ImageDigest, read_card, write_card
 from facetrain.data.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
+from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.open_dataset import drop_small_identities, open_dataset
@@ -22,6 +23,7 @@ from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError
+from facetrain.face_landmarks import normalize_landmarks
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -63,6 +65,7 @@ def pack(
     Without alignment, an upright JPEG of the right size keeps its bytes. All other images are turned upright, resized
     to `image_size` and encoded with `quality`. Identities keep their order and are numbered without gaps. Where the
     source has names, names.csv and identities.csv keep them; skipped.csv lists what was left out, and why.
+    landmarks.npy has the landmarks of aligned images, or those of the source.
 
     Args:
         source_path: the dataset.
@@ -99,6 +102,8 @@ def pack(
         digest = ImageDigest()
         write_identities(scratch, np.bincount(label).tolist(), digest.of(labeled_progress), image_size)
         write_names(scratch, source, good[order], label[order])
+        if prepared.landmarks_N52 is not None:
+            write_landmarks(scratch / LANDMARKS_FILE, prepared.landmarks_N52[good[order]])
         card = replace(read_card(source_path), people=len(identity), images=len(good), digest=digest.text)
         write_card(output, scratch, card)
         if skipped:
@@ -131,6 +136,8 @@ class _PreparedImages:
         # Kept from the check of an image to its alignment: detection takes longer than everything else.
         count = source.num_images if find_landmarks else 0
         self._points_N52 = np.full((count, 5, 2), np.nan, np.float32)
+        self.landmarks_N52 = image_landmarks(source) if find_landmarks is None else self._points_N52.copy()
+        """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
 
     def fault(self, number: int) -> SkippedFile | None:
         """Return the reason why an image cannot be written, or None."""
@@ -148,7 +155,12 @@ class _PreparedImages:
         except ImageError as error:
             raise ImageError(f"{error}; leave out such images with --skip-bad") from error
         if self._find_landmarks is not None:
-            return encode_jpeg(align(image, self._points_N52[number], self._size), self._quality)
+            points = self._points_N52[number]
+            assert self.landmarks_N52 is not None, "made with the finder"
+            self.landmarks_N52[number] = normalize_landmarks(
+                aligned_landmarks(points, self._size), self._size, self._size
+            )
+            return encode_jpeg(align(image, points, self._size), self._quality)
         if image.shape[:2] == (self._size, self._size) and is_upright_jpeg(data):
             return data
         return encode_jpeg(resize_square(image, self._size), self._quality)

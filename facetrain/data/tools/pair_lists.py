@@ -33,6 +33,7 @@ from facetrain.data.formats.bin_subjects import (
     subjects_agree,
     write_subjects,
 )
+from facetrain.data.formats.landmark_file import remove_landmarks
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
@@ -280,6 +281,7 @@ def convert_pair_list(
     remove_subjects(output)
     remove_groups(output)
     remove_alignment(output)
+    remove_landmarks(output)
     write_bin(output, encoded, same)
     if subjects_agree(subjects, same):
         write_subjects(output, subjects)
@@ -308,6 +310,7 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
     remove_subjects(output)
     remove_groups(output)
     remove_alignment(output)
+    remove_landmarks(output)
     write_bin(output, encoded, same_P.tolist())
     if subject_N is not None:
         write_subjects(output, [str(subject) for subject in subject_N])

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.dataset_card import ImageDigest
+from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.image_header import encoded_image_size
@@ -173,7 +174,9 @@ def write_images(
     progress: ProgressCallback,
     digest: ImageDigest | None = None,
 ) -> tuple[int, int]:
-    """Write the images `numbers` (N,) in this order with labels (N,), renumbered without gaps, and their names.
+    """Write the images `numbers` (N,) in this order with labels (N,), renumbered without gaps.
+
+    Names and landmarks are written with them.
 
     The images are added to the digest, if there is one.
 
@@ -190,6 +193,8 @@ def write_images(
         folder, counts.tolist(), digest.of(reported) if digest else reported, min(size) if size else 112
     )
     write_names(folder, source, numbers, label)
+    if (landmarks_N52 := image_landmarks(source)) is not None:
+        write_landmarks(folder / LANDMARKS_FILE, landmarks_N52[numbers])
     return len(counts), len(label)
 
 

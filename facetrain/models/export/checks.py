@@ -35,6 +35,13 @@ def example_pixels(model: EmbeddingModel, count: int) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
+def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
+    """Return the further inputs of a model: random landmarks (N, 5, 2), the same at every call, if it takes them."""
+    if not model.takes_landmarks:
+        return ()
+    return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
+
+
 def compare_embeddings(path: Path, found_ND: Tensor, expected_ND: Tensor) -> float:
     """Return the largest difference, as a share of the largest number in the expected embeddings.
 

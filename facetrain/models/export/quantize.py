@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.onnx_network import LANDMARKS_INPUT
 
 _BATCH_SIZE = 16
 
@@ -97,7 +99,11 @@ def _batches(model: EmbeddingModel, images: Sequence[bytes]) -> Iterator[dict[st
             for n in range(start, min(start + _BATCH_SIZE, len(images)))
         ]
         image = model.prepare(torch.from_numpy(np.stack(decoded)))
-        yield {"image": np.ascontiguousarray(image.numpy())}
+        inputs = {"image": np.ascontiguousarray(image.numpy())}
+        if model.takes_landmarks:
+            shape = (len(decoded), *NORMALIZED_TEMPLATE.shape)
+            inputs[LANDMARKS_INPUT] = np.array(np.broadcast_to(NORMALIZED_TEMPLATE, shape))
+        yield inputs
 
 
 @contextmanager

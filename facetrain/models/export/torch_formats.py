@@ -18,6 +18,7 @@ from facetrain.files import error_reason, new_file
 from facetrain.models.export.checks import (
     NUM_IMAGES,
     compare_embeddings,
+    example_landmarks,
     example_pixels,
     require_torch_network,
 )
@@ -31,30 +32,33 @@ class _Program(nn.Module):
     The module that torch makes of a program raises an error in `eval()`, because it has no other mode.
     """
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, *, takes_landmarks: bool) -> None:
         super().__init__()
         # The bound method and not the module: a submodule would get the call of `eval()` too.
-        run: Callable[[Tensor], Tensor] = program.module().forward
-        self._run = run
+        run: Callable[..., Tensor] = program.module().forward
+        self._run, self.takes_landmarks = run, takes_landmarks
 
-    def forward(self, image_NCHW: Tensor) -> Tensor:
-        return self._run(image_NCHW)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._run(*inputs)
 
 
 def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
     """Write a .pt2 file with a free batch size.
 
-    It maps float32 images (N, 3, H, W), as the network takes them, to embeddings (N, D).
+    It maps float32 images (N, 3, H, W), as the network takes them, to embeddings (N, D). That of a network with KP-RPE
+    takes landmarks (N, 5, 2) after the images.
 
     Raises:
         ModelError: the model was opened from an ONNX file.
         RunError: the file cannot be written, or its embeddings differ.
     """
     require_torch_network(model)
-    example = torch.zeros(2, 3, model.image_size, model.image_size)
+    example = (torch.zeros(2, 3, model.image_size, model.image_size), *example_landmarks(model, 2))
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(model.network.eval().cpu(), (example,), dynamic_shapes=({0: batch},))
-    image = model.prepare(example_pixels(model, NUM_IMAGES))
+    program = torch.export.export(
+        model.network.eval().cpu(), example, dynamic_shapes=({0: batch},) * len(example)
+    )
+    inputs = (model.prepare(example_pixels(model, NUM_IMAGES)), *example_landmarks(model, NUM_IMAGES))
     with new_file(path, RunError, suffix=".pt2") as scratch:
         try:
             torch.export.save(program, scratch)
@@ -64,9 +68,11 @@ def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) ->
             # torch 2.11 warns about a read-only buffer that it creates itself and never writes to.
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
             # Safe only for a file that was written just now: a .pt2 from elsewhere can run code when it is loaded.
-            written = replace(model, network=_Program(torch.export.load(scratch)))
+            written = replace(
+                model, network=_Program(torch.export.load(scratch), takes_landmarks=model.takes_landmarks)
+            )
         with torch.no_grad():
-            difference = compare_embeddings(path, written.network(image), model.network(image))
+            difference = compare_embeddings(path, written.network(*inputs), model.network(*inputs))
     return Exported(difference, written)
 
 

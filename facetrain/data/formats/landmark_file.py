@@ -1,0 +1,183 @@
+"""Landmarks of the images of a dataset or verification set, in a NumPy file beside it.
+
+FOLDER/landmarks.npy, FILE.landmarks.npy for a dataset that is one file (faces.lmdb.landmarks.npy), or
+NAME.landmarks.npy beside NAME.bin: float32 (N, 5, 2) in the order of the images. x and y of the points of
+`face_landmarks` are fractions of the sides of the image, of the square at the center if it is not square: of what a
+network sees. A row of NaN is an image without a detected face; the landmarks of an aligned face take its place.
+"""
+
+# N images
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.dataset import FaceDataset, identity_name, original_name, prefetch_images, skipped_files
+from facetrain.data.skipped_files import SkippedFile
+from facetrain.errors import DataError
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
+from facetrain.files import error_reason, new_file, os_errors_as
+
+LANDMARKS_FILE, LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
+_PAIR_SUFFIXES = (".bin", ".xz", ".parquet")
+_SHAPE = (5, 2)
+_FARTHEST = 10.0
+"""Largest coordinate that is accepted. A point may be outside of the image; larger numbers are pixels."""
+_CHUNK = 1 << 20
+_ADVICE = "write it again with `facetrain data landmarks`, or remove it"
+
+
+def landmarks_path(data: Path) -> Path:
+    """Return the path of the landmarks of a dataset or verification set."""
+    if data.is_dir():
+        return data / LANDMARKS_FILE
+    if data.name == "train.rec":
+        return data.parent / LANDMARKS_FILE
+    return (
+        data.with_suffix(LANDMARKS_SUFFIX)
+        if data.suffix in _PAIR_SUFFIXES
+        else data.with_name(data.name + LANDMARKS_SUFFIX)
+    )
+
+
+def open_landmarks(path: Path, num_images: int) -> np.ndarray:
+    """Map a landmark file into memory: float32 (N, 5, 2).
+
+    Raises:
+        DataError: it is not such an array, or has another number of rows than there are images.
+    """
+    try:
+        landmarks_N52 = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise DataError(
+            f"{path}: not a NumPy array of landmarks ({error_reason(error)}); {_ADVICE}"
+        ) from error
+    if (
+        not isinstance(landmarks_N52, np.ndarray)
+        or landmarks_N52.dtype != np.float32
+        or landmarks_N52.shape[1:] != _SHAPE
+    ):
+        raise DataError(f"{path}: expected float32 numbers, x and y of five points for each image; {_ADVICE}")
+    if len(landmarks_N52) != num_images:
+        raise DataError(
+            f"{path}: has the landmarks of {len(landmarks_N52):,} images, but there are {num_images:,}; {_ADVICE}"
+        )
+    return landmarks_N52
+
+
+def read_landmarks_beside(data: Path, num_images: int) -> np.ndarray | None:
+    """Return the landmarks of a dataset or verification set, (N, 5, 2); None if it has no landmark file.
+
+    Raises:
+        DataError: the file is damaged, does not fit, or has numbers that are no fractions.
+    """
+    path = landmarks_path(data)
+    if not path.is_file():
+        return None
+    landmarks_N52 = open_landmarks(path, num_images)
+    require_fractions(landmarks_N52, path)
+    return landmarks_N52
+
+
+def require_fractions(landmarks_N52: np.ndarray, path: Path) -> None:
+    """Check that landmarks are fractions, or NaN.
+
+    Raises:
+        DataError: a number is infinite, or so large that it is one of pixels.
+    """
+    for start in range(0, len(landmarks_N52), _CHUNK):
+        if (np.abs(landmarks_N52[start : start + _CHUNK]) > _FARTHEST).any():
+            raise DataError(
+                f"{path}: has landmarks in pixels, not in fractions of the image's sides; {_ADVICE}"
+            )
+
+
+def write_landmarks(path: Path, landmarks_N52: np.ndarray) -> None:
+    """Write landmarks (N, 5, 2), with rows of NaN for images without a face; the file appears complete or not at all.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    with new_file(path, DataError) as scratch, scratch.open("wb") as file:
+        np.save(file, np.ascontiguousarray(landmarks_N52, np.float32), allow_pickle=False)
+
+
+def remove_landmarks(data: Path) -> None:
+    """Remove the landmark file of a verification set, if there is one, because the set is about to be replaced."""
+    with os_errors_as(DataError, landmarks_path(data)):
+        landmarks_path(data).unlink(missing_ok=True)
+
+
+def without_gaps(landmarks_N52: np.ndarray) -> np.ndarray:
+    """Return a copy in which the landmarks of an aligned face replace those with NaN: float32 (N, 5, 2)."""
+    missing_N = np.isnan(landmarks_N52).any((1, 2))
+    return np.where(missing_N[:, None, None], NORMALIZED_TEMPLATE, landmarks_N52)
+
+
+def square_landmarks(points: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Map landmarks (5, 2) in pixels of an image to fractions of the square at its center, float32."""
+    side = min(height, width)
+    corner = np.array([width - side, height - side]) / 2
+    return normalize_landmarks(np.asarray(points, np.float64) - corner, side, side)
+
+
+class LandmarkedDataset:
+    """Dataset with a landmark file."""
+
+    def __init__(self, dataset: FaceDataset, path: Path) -> None:
+        """Take a dataset and its landmark file.
+
+        Raises:
+            DataError: the file is damaged, or does not fit the dataset.
+        """
+        self._dataset, self._path = dataset, path
+        self.num_images, self.num_classes = dataset.num_images, dataset.num_classes
+        open_landmarks(path, self.num_images)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the dataset and the path."""
+        return LandmarkedDataset, (self._dataset, self._path)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Identity of every image."""
+        return self._dataset.labels
+
+    @property
+    def landmarks(self) -> np.ndarray:
+        """Landmarks of every image, float32 (num_images, 5, 2), mapped into memory.
+
+        Raises:
+            DataError: they are not fractions.
+        """
+        landmarks_N52 = open_landmarks(self._path, self.num_images)
+        require_fractions(landmarks_N52, self._path)
+        return landmarks_N52
+
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+        return self._dataset.read(index)
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Announce the range to the dataset."""
+        prefetch_images(self._dataset, first, count)
+
+    def location(self, index: int) -> str:
+        """Return the image's place."""
+        return self._dataset.location(index)
+
+    def name(self, index: int) -> str | None:
+        """Return the image's name."""
+        return original_name(self._dataset, index)
+
+    def identity_name(self, label: int) -> str:
+        """Return the identity's name."""
+        return identity_name(self._dataset, label)
+
+    @property
+    def skipped(self) -> list[SkippedFile]:
+        """Files that the dataset leaves out."""
+        return skipped_files(self._dataset)

@@ -1,0 +1,83 @@
+"""Landmark files for existing datasets and verification sets, from a detector or a list."""
+
+# N images
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.dataset import image_name
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
+from facetrain.data.formats.pair_archives import is_pair_archive, read_pair_archive
+from facetrain.data.mixture import MIXTURE_SUFFIXES
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.parallel import map_in_order, report_progress
+from facetrain.errors import DataError
+from facetrain.progress import ProgressCallback, ignore_progress
+
+
+@dataclass(frozen=True)
+class WrittenLandmarks:
+    """Landmark file that was written."""
+
+    file: Path
+    images: int
+    missing: list[str]
+    """Names of the images without landmarks; those of an aligned face take their place."""
+
+
+def write_dataset_landmarks(
+    data: Path,
+    finder: LandmarkFinder,
+    *,
+    workers: int | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> WrittenLandmarks:
+    """Find the landmarks of all images, and write them to the landmark file of the dataset or verification set.
+
+    Args:
+        data: a dataset of any format but a mixture, or a verification set.
+        finder: gets the name of an image, or its number from 0 if it has none, and its pixels.
+        workers: number of threads; one per usable core if None.
+        progress: called after every image.
+
+    Raises:
+        DataError: the data cannot be read, is a mixture, or has no image with landmarks; or the file cannot be written.
+        ImageError: an image cannot be decoded.
+    """
+    if data.suffix in MIXTURE_SUFFIXES and data.is_file():
+        raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
+    count, read, name_of, location_of = _source(data)
+
+    def find(number: int) -> np.ndarray | None:
+        image = decode_rgb(read(number), location=location_of(number))
+        points = finder(name_of(number), image)
+        return None if points is None else square_landmarks(points, *image.shape[:2])
+
+    landmarks_N52 = np.full((count, 5, 2), np.nan, np.float32)
+    found = report_progress(map_in_order(find, range(count), workers), count, progress)
+    for number, points in enumerate(found):
+        if points is not None:
+            landmarks_N52[number] = points
+    missing = np.flatnonzero(np.isnan(landmarks_N52[:, 0, 0]))
+    if len(missing) == count:
+        raise DataError(f"{data}: none of its {count:,} images has landmarks; check the detector or the list")
+    write_landmarks(landmarks_path(data), landmarks_N52)
+    return WrittenLandmarks(landmarks_path(data), count, [name_of(number) for number in missing.tolist()])
+
+
+def _source(
+    data: Path,
+) -> tuple[int, Callable[[int], bytes], Callable[[int], str], Callable[[int], str]]:
+    """Return the number of images, and functions that read, name and locate one of them."""
+    if data.suffix in (".bin", ".xz", ".parquet") and is_pair_archive(data):
+        images, _ = read_pair_archive(data)
+        return len(images), images.__getitem__, str, lambda number: f"{data}: image {number}"
+    source = open_dataset(data)
+    return source.num_images, source.read, lambda number: image_name(source, number), source.location

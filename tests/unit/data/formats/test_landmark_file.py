@@ -1,0 +1,250 @@
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from facetrain.data.augment import Augment, mirror_landmarks
+from facetrain.data.dataset import SubsetDataset, image_landmarks
+from facetrain.data.decode import resize_square
+from facetrain.data.formats.landmark_file import (
+    landmarks_path,
+    read_landmarks_beside,
+    square_landmarks,
+    without_gaps,
+    write_landmarks,
+)
+from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.mixture import MixtureDataset
+from facetrain.data.open_dataset import open_dataset, require_landmarks
+from facetrain.data.sampler import GlobalSampler
+from facetrain.data.tools.convert import convert
+from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
+from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.pack import pack
+from facetrain.data.tools.rewrite import merge, shuffle, subset
+from facetrain.errors import DataError
+from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
+from tests.support.datasets import write_records
+
+
+def random_landmarks(count, seed=0):
+    return np.random.default_rng(seed).uniform(0.2, 0.8, (count, 5, 2)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = write_records(tmp_path / "records", [n % 4 for n in range(12)])
+    write_landmarks(folder / "landmarks.npy", random_landmarks(12))
+    return folder
+
+
+def dots(landmarks, side, width=None):
+    """Draw a dot for each point on a square at the center of an image, and blur it."""
+    image = np.zeros((side, width or side, 3), np.float32)
+    for number, (x, y) in enumerate(landmarks):
+        center = x * side + ((width or side) - side) / 2 - 0.5, y * side - 0.5
+        rows, columns = np.mgrid[: image.shape[0], : image.shape[1]]
+        dot = np.exp(-0.5 * ((columns - center[0]) ** 2 + (rows - center[1]) ** 2) / 9)
+        image[..., number % 3] = np.maximum(image[..., number % 3], 255 * dot)
+    return image.round().astype(np.uint8)
+
+
+def dot_position(channel):
+    """Return the center of the light of a channel, as fractions of the sides."""
+    light = np.maximum(channel.astype(np.float64), 0)
+    rows, columns = np.mgrid[: light.shape[0], : light.shape[1]]
+    return np.array(
+        [
+            ((columns + 0.5) * light).sum() / light.sum() / light.shape[1],
+            ((rows + 0.5) * light).sum() / light.sum() / light.shape[0],
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "augmentations", [{"flip": 0.5}, {"crop": 1.0}, {"flip": 0.5, "crop": 0.7, "low_resolution": 0.5}]
+)
+def test_landmarks_move_with_the_image(augmentations):
+    augment = Augment(7, **({"flip": 0.0} | augmentations))
+    landmarks = torch.from_numpy(random_landmarks(12, seed=3) * 0.5 + 0.25)
+    image = torch.from_numpy(np.stack([dots(points[:3], 96) for points in landmarks.numpy()]))
+    sample = torch.arange(100, 112)
+    seen = (augment(image, sample, 2).numpy() + 1) / 2
+    moved = augment.move_landmarks(landmarks, sample, 2)
+    flips = augment.flips(sample, 2)
+    for row in range(12):
+        order = [1, 0, 2] if flips is not None and flips[row] else [0, 1, 2]
+        for point, channel in enumerate(order):
+            np.testing.assert_allclose(dot_position(seen[row, channel]), moved[row, point], atol=0.006)
+
+
+def test_the_mirror_image_exchanges_left_and_right():
+    mirrored = mirror_landmarks(torch.from_numpy(NORMALIZED_TEMPLATE)[None])[0]
+    assert mirrored[0, 0] == 1 - NORMALIZED_TEMPLATE[1, 0] and mirrored[0, 1] == NORMALIZED_TEMPLATE[1, 1]
+    assert mirrored[3, 0] == 1 - NORMALIZED_TEMPLATE[4, 0]
+    np.testing.assert_allclose(mirrored, NORMALIZED_TEMPLATE, atol=0.02)
+
+
+@pytest.mark.parametrize("size", [(96, 140), (140, 96), (96, 96)])
+def test_landmarks_are_fractions_of_what_the_network_sees(size):
+    height, width = size
+    pixel = np.array([[60.0, 50.0]])
+    image = np.zeros((height, width, 3), np.uint8)
+    cv2.circle(image, (60, 50), 3, (255, 0, 0), -1)
+    seen = dot_position(resize_square(image, 112)[..., 0])
+    np.testing.assert_allclose(seen, square_landmarks(pixel, height, width)[0], atol=0.01)
+
+
+def test_the_loader_gives_each_image_its_landmarks(folder):
+    landmarks = random_landmarks(12)
+    landmarks[5] = np.nan
+    write_landmarks(folder / "landmarks.npy", landmarks)
+    dataset = open_dataset(folder)
+    settings = LoaderSettings(2, accumulate=2, image_size=16, workers=0, landmarks=True)
+    sampler = GlobalSampler(12, seed=1, global_batch_size=4)
+    loader = Loader(dataset, sampler, settings, rank=0, world_size=1, stop_step=3)
+    batches = [batch for step in loader for batch in step]
+    loader.close()
+    assert sorted(torch.cat([batch.sample_B for batch in batches]).tolist()) == list(range(12))
+    landmarks[5] = NORMALIZED_TEMPLATE
+    for batch in batches:
+        np.testing.assert_array_equal(batch.landmarks_B52, landmarks[batch.sample_B])
+
+
+def test_a_replaced_image_has_its_own_landmarks(folder):
+    data = bytearray((folder / "train.rec").read_bytes())
+    broken = data.index(b"\x89PNG", data.index(b"\x89PNG", data.index(b"\x89PNG") + 1) + 1)
+    data[broken : broken + 4] = b"oops"
+    (folder / "train.rec").write_bytes(data)
+    settings = LoaderSettings(12, image_size=16, workers=0, landmarks=True, bad_records="skip")
+    sampler = GlobalSampler(12, seed=1, global_batch_size=12)
+    loader = Loader(open_dataset(folder), sampler, settings, rank=0, world_size=1, stop_step=1)
+    ((batch,),) = list(loader)
+    loader.close()
+    row = batch.sample_B.tolist().index(2)
+    np.testing.assert_array_equal(batch.landmarks_B52[row], random_landmarks(12)[3])
+
+
+def test_without_the_setting_no_landmarks_are_loaded(folder):
+    sampler = GlobalSampler(12, seed=1, global_batch_size=12)
+    settings = LoaderSettings(12, image_size=16, workers=0)
+    loader = Loader(open_dataset(folder), sampler, settings, rank=0, world_size=1, stop_step=1)
+    ((batch,),) = list(loader)
+    loader.close()
+    assert batch.landmarks_B52 is None
+
+
+def test_subsets_and_mixtures_have_the_landmarks_of_their_images(folder, tmp_path):
+    dataset, landmarks = open_dataset(folder), random_landmarks(12)
+    chosen = SubsetDataset(dataset, [1, 3])
+    np.testing.assert_array_equal(image_landmarks(chosen), landmarks[1::2])
+    mixed = MixtureDataset([chosen, dataset], [1.0, 1.0])
+    np.testing.assert_array_equal(image_landmarks(mixed), np.concatenate([landmarks[1::2], landmarks]))
+    plain = open_dataset(write_records(tmp_path / "plain", [0, 1]))
+    assert image_landmarks(plain) is None
+    assert image_landmarks(MixtureDataset([dataset, plain], [1.0, 1.0])) is None
+
+
+def test_written_datasets_keep_the_landmarks(folder, tmp_path):
+    landmarks = random_landmarks(12)
+    shuffle(folder, tmp_path / "shuffled")
+    shuffled, before = open_dataset(tmp_path / "shuffled"), open_dataset(folder)
+    for n in range(12):
+        (m,) = (m for m in range(12) if before.read(m) == shuffled.read(n))
+        np.testing.assert_array_equal(image_landmarks(shuffled)[n], landmarks[m])
+    merge([folder, tmp_path / "shuffled"], tmp_path / "merged")
+    assert image_landmarks(open_dataset(tmp_path / "merged")).shape == (24, 5, 2)
+    subset(folder, tmp_path / "subset", identities=2)
+    assert image_landmarks(open_dataset(tmp_path / "subset")).shape == (6, 5, 2)
+    pack(folder, tmp_path / "packed", image_size=16)
+    np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "packed")), landmarks)
+
+
+@pytest.mark.parametrize(("to", "name"), [("recordio", "out"), ("zip", "out.zip"), ("lmdb", "out.lmdb")])
+def test_converted_datasets_keep_the_landmarks(folder, tmp_path, to, name):
+    convert(folder, tmp_path / name, to)
+    converted, before = open_dataset(tmp_path / name), open_dataset(folder)
+    landmarks = image_landmarks(converted)
+    for n in range(12):
+        (m,) = (m for m in range(12) if before.read(m) == converted.read(n))
+        np.testing.assert_array_equal(landmarks[n], random_landmarks(12)[m])
+
+
+def write_photographs(folder, points):
+    for name in ("ann/1.png", "ann/2.png", "bob/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / name), dots((np.array(points) + 0.5) / 160, 160)[..., ::-1])
+
+
+def write_list(path, points, names=("ann/1.png", "ann/2.png", "bob/1.png")):
+    rows = [",".join([name, *(str(value) for value in np.ravel(points))]) for name in names]
+    path.write_text("\n".join(rows))
+    return read_landmarks(path)
+
+
+def test_packing_writes_the_landmarks_of_the_aligned_faces(tmp_path):
+    points = ARCFACE_TEMPLATE * 1.2 + 10
+    points[2] += [8, -6]  # not the template's nose: it stays displaced
+    write_photographs(tmp_path / "photos", points)
+    pack(tmp_path / "photos", tmp_path / "out", landmarks=write_list(tmp_path / "list.csv", points))
+    dataset = open_dataset(tmp_path / "out")
+    landmarks = image_landmarks(dataset)
+    assert landmarks.shape == (3, 5, 2)
+    image = cv2.imdecode(np.frombuffer(dataset.read(0), np.uint8), cv2.IMREAD_COLOR_RGB)
+    np.testing.assert_allclose(
+        dot_position(np.maximum(image[..., 2].astype(int) - 40, 0)), landmarks[0, 2], atol=0.01
+    )
+    assert np.abs(landmarks[0, 2] - NORMALIZED_TEMPLATE[2]).max() > 0.02
+
+
+def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
+    points = ARCFACE_TEMPLATE + 20
+    write_photographs(tmp_path / "photos", points)
+    finder = write_list(tmp_path / "list.csv", points, ["ann/1.png", "bob/1.png"])
+    written = write_dataset_landmarks(tmp_path / "photos", finder)
+    assert (written.images, written.missing) == (3, ["ann/2.png"])
+    landmarks = image_landmarks(open_dataset(tmp_path / "photos"))
+    np.testing.assert_allclose(landmarks[0], (points + 0.5) / 160, atol=1e-6)
+    assert np.isnan(landmarks[1]).all()
+    np.testing.assert_array_equal(without_gaps(landmarks)[1], NORMALIZED_TEMPLATE)
+    with pytest.raises(DataError, match="none of its 3 images has landmarks"):
+        write_dataset_landmarks(tmp_path / "photos", write_list(tmp_path / "list.csv", points, ["carl"]))
+    (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
+    with pytest.raises(DataError, match="each of its datasets"):
+        write_dataset_landmarks(tmp_path / "mixture.yaml", finder)
+
+
+def test_a_training_set_without_landmarks_is_refused_with_the_command_that_writes_them(folder, tmp_path):
+    require_landmarks(open_dataset(folder), folder, "vit_s_kprpe")
+    plain = write_records(tmp_path / "plain", [0, 1])
+    with pytest.raises(DataError, match="plain has no landmarks, which backbone vit_s_kprpe.*data landmarks"):
+        require_landmarks(open_dataset(plain), plain, "vit_s_kprpe")
+    (tmp_path / "mixture.yaml").write_text("datasets: [{path: records}, {path: plain}]")
+    mixture = open_dataset(tmp_path / "mixture.yaml")
+    with pytest.raises(DataError, match="mixture.yaml: the dataset with .*plain.*has no landmarks"):
+        require_landmarks(mixture, tmp_path / "mixture.yaml", "vit_s_kprpe")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((11, 5, 2), np.float32), "landmarks of 11 images, but there are 12"),
+        (np.zeros((12, 5, 2)), "expected float32"),
+        (np.zeros((12, 10), np.float32), "expected float32"),
+        (np.zeros(12, object), "not a NumPy array"),
+        (np.full((12, 5, 2), 56, np.float32), "in pixels"),
+        (np.full((12, 5, 2), np.inf, np.float32), "in pixels"),
+    ],
+)
+def test_a_file_that_is_not_the_landmarks_of_the_dataset_is_refused(folder, array, message):
+    np.save(folder / "landmarks.npy", array)
+    with pytest.raises(DataError, match=message):
+        require_landmarks(open_dataset(folder), folder, "vit_s_kprpe")
+
+
+def test_the_file_is_beside_the_data(tmp_path):
+    assert landmarks_path(tmp_path) == tmp_path / "landmarks.npy"
+    assert landmarks_path(tmp_path / "train.rec") == tmp_path / "landmarks.npy"
+    assert landmarks_path(tmp_path / "faces.lmdb") == tmp_path / "faces.lmdb.landmarks.npy"
+    assert landmarks_path(tmp_path / "lfw.bin") == tmp_path / "lfw.landmarks.npy"
+    assert read_landmarks_beside(tmp_path / "lfw.bin", 2) is None

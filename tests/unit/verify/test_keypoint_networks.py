@@ -1,0 +1,168 @@
+"""Networks with KP-RPE in evaluation and export: every path gives the embeddings of the network with its landmarks."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import facetrain
+from facetrain.api.model import Model
+from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
+from facetrain.data.augment import mirror_landmarks, normalize
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.landmark_file import write_landmarks
+from facetrain.distributed.world import join
+from facetrain.errors import DataError
+from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.onnx import export_onnx
+from facetrain.models.export.torch_formats import export_program
+from facetrain.models.inference_network import inference_network
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.verify.embedder import ImageEmbedder
+from facetrain.verify.ijb import AlignedLandmarks
+from facetrain.verify.image_embeddings import embed_images, input_landmarks, read_input
+from facetrain.verify.pair_set import load_pair_set
+from facetrain.verify.verifier import Verifier
+from tests.support.datasets import encoded_image, write_records
+
+CPU = torch.device("cpu")
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    net = KeypointVisionTransformer(
+        8, 2, heads=2, mlp_ratio=2, drop_path=0.0, embedding_size=12, image_size=32
+    )
+    for name, parameter in net.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=2.0 if name.startswith("keypoint") else 0.4)
+    return net.eval()
+
+
+@pytest.fixture
+def opened(network):
+    return EmbeddingModel(network, 32, 12, normalize, "small")
+
+
+@pytest.fixture
+def landmarks():
+    return np.random.default_rng(0).uniform(0, 1, (COUNT, 5, 2)).astype(np.float32)
+
+
+IMAGES = [encoded_image(n, 32) for n in range(COUNT)]
+
+
+def expected(network, points, *, mirrored):
+    image = normalize(torch.from_numpy(np.stack([decode_rgb(data, location="x") for data in IMAGES])))
+    points = torch.from_numpy(np.array(points))
+    if mirrored:
+        image, points = image.flip(3), mirror_landmarks(points)
+    with torch.no_grad():
+        return network(image, points).numpy()
+
+
+def aligned(count=COUNT):
+    return np.broadcast_to(NORMALIZED_TEMPLATE, (count, 5, 2))
+
+
+def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks, tmp_path):
+    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
+    landmarks[3] = np.nan
+    write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
+    pairs = load_pair_set("val", tmp_path)
+    embedder = ImageEmbedder(network, 32, 5, CPU)
+    found = embedder.embed_plain_and_mirrored(pairs.images, name="val", landmarks=pairs.landmarks)
+    landmarks[3] = NORMALIZED_TEMPLATE
+    for embedding, mirrored in zip(found, (False, True), strict=True):
+        np.testing.assert_allclose(embedding, expected(network, landmarks, mirrored=mirrored), atol=1e-5)
+    rows = embedder.embed_rows(
+        pairs.images, name="val", mirrored=True, indices=range(2, 9), landmarks=pairs.landmarks
+    )
+    np.testing.assert_allclose(rows, np.stack(found, 1)[2:9], atol=1e-5)
+
+
+def test_the_verification_of_a_run_uses_the_landmarks_of_the_set(network, landmarks, tmp_path, monkeypatch):
+    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
+    write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
+    seen = []
+    monkeypatch.setattr(
+        ImageEmbedder,
+        "embed_plain_and_mirrored",
+        lambda self, images, *, name, landmarks: (seen.append(landmarks), (np.ones((COUNT, 2)),) * 2)[1],
+    )
+    verifier = Verifier([load_pair_set("val", tmp_path)], image_size=32, batch_size=4, device=CPU)
+    list(verifier(network))
+    np.testing.assert_array_equal(seen[0], landmarks)
+
+
+def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
+    for net in (network, inference_network(network, CPU)):
+        plain, mirrored = ImageEmbedder(net, 32, 5, CPU).embed_plain_and_mirrored(IMAGES, name="val")
+        np.testing.assert_allclose(plain, expected(network, aligned(), mirrored=False), atol=1e-5)
+        np.testing.assert_allclose(mirrored, expected(network, aligned(), mirrored=True), atol=1e-5)
+
+
+def test_a_set_with_the_landmarks_of_other_images_is_refused(landmarks, tmp_path):
+    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
+    write_landmarks(tmp_path / "val.landmarks.npy", landmarks[1:])
+    with pytest.raises(DataError, match="landmarks of 11 images, but there are 12"):
+        load_pair_set("val", tmp_path)
+
+
+def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, landmarks, tmp_path):
+    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
+    write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
+    with join("cpu") as world:
+        points = input_landmarks(opened, tmp_path / "val.bin")
+        images, _, _ = read_input(tmp_path / "val.bin")
+        found = embed_images(opened, images, "val", world, flip=False, batch_size=5, landmarks=points)
+    plain = expected(network, landmarks, mirrored=False)
+    unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, unit, atol=1e-5)
+
+    folder = write_records(tmp_path / "records", [n // 2 for n in range(COUNT)], size=32)
+    write_landmarks(folder / "landmarks.npy", landmarks)
+    np.testing.assert_array_equal(input_landmarks(opened, folder), landmarks)
+    model = Model(tmp_path, opened, CPU)
+    by_path, by_dataset = model.embed(folder), model.embed(facetrain.Dataset(folder))
+    arrays = [image for image, _ in facetrain.Dataset(folder)]
+    np.testing.assert_allclose(by_path, model.embed(arrays, landmarks=landmarks), atol=1e-6)
+    np.testing.assert_allclose(by_path, by_dataset, atol=1e-6)
+    assert np.abs(by_path - model.embed(arrays)).max() > 0.01
+    with pytest.raises(DataError, match=r"expected \(12, 5, 2\)"):
+        model.embed(arrays, landmarks=landmarks[1:])
+
+
+def test_the_landmarks_of_ijb_are_aligned_with_its_faces():
+    turned = (ARCFACE_TEMPLATE - 56) @ np.array([[0.8, 0.6], [-0.6, 0.8]]) * 2 + 300
+    np.testing.assert_allclose(AlignedLandmarks(turned[None])[0], NORMALIZED_TEMPLATE, atol=1e-6)
+
+
+def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path):
+    path = tmp_path / "model.onnx"
+    exported = export_onnx(opened, path, ExportOptions())
+    assert exported.difference < 1e-4
+    written = open_model(path, CPU)
+    assert written.takes_landmarks
+    found = ImageEmbedder(written.network, 32, 5, CPU).embed(
+        IMAGES, name="val", flip=False, landmarks=landmarks
+    )
+    np.testing.assert_allclose(found, expected(network, landmarks, mirrored=False), atol=1e-4)
+    with torch.no_grad():
+        image = normalize(torch.from_numpy(np.stack([decode_rgb(IMAGES[0], location="x")])))
+        np.testing.assert_allclose(written.network(image), network(image), atol=1e-4)
+
+
+def test_an_int8_file_is_calibrated_with_the_landmarks_of_aligned_faces(opened, tmp_path):
+    path = tmp_path / "int8.onnx"
+    export_onnx(opened, path, ExportOptions(int8="static", calibration=IMAGES))
+    assert open_model(path, CPU).takes_landmarks
+
+
+def test_a_program_takes_landmarks_after_the_images(opened, tmp_path):
+    exported = export_program(opened, tmp_path / "model.pt2", ExportOptions())
+    assert exported.difference < 1e-4 and exported.model.takes_landmarks
