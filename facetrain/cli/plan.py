@@ -93,10 +93,13 @@ def _report(
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast, runs_fused
     from facetrain.plan.teacher_cost import teacher_cost
-    from facetrain.run.step_schedule import local_batch_size
+    from facetrain.run.step_schedule import local_batch_size, stage_configs
 
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
-    needed = forecast(config, num_classes, gpus, cuda=cuda)
+    timed = _time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}
+    needs = [(forecast(staged, num_classes, gpus, cuda=cuda), staged) for _, staged in stage_configs(config)]
+    # The stage that needs most decides whether the run fits.
+    needed, config = max(needs, key=lambda need: need[0].total)
     fits = limits.fits(config, num_classes, gpus, memory, cuda=cuda)
     change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory, cuda=cuda)
     return {
@@ -117,7 +120,7 @@ def _report(
         "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
         "most_identities": limits.most_identities(config, gpus, memory, cuda=cuda),
         "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
-        **(_time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}),
+        **timed,
     }
 
 
@@ -125,23 +128,39 @@ def _time(
     config: Config, num_classes: int, num_images: int | None, gpus: int, device: Device
 ) -> dict[str, Any]:
     from facetrain.plan.speed import step_time
+    from facetrain.run.step_schedule import stage_configs
 
-    time = step_time(config, num_classes, gpus, device)
-    images = _images_of_run(config, num_images, time.images)
+    times = [(end, step_time(staged, num_classes, gpus, device)) for end, staged in stage_configs(config)]
+    time = times[-1][1]
+    images = _images_of_stages(config, num_images, gpus, time.images)
+    seconds = images and sum(
+        count / staged.images_per_second for count, (_, staged) in zip(images, times, strict=False)
+    )
+    speed = sum(images) / seconds if images and seconds else time.images_per_second
+    stages = [{"until_epoch": end, "images_per_second": round(each.images_per_second)} for end, each in times]
     return {
         "lacks_bf16": config.train.precision == "bf16" and not device.has_bf16,
-        "images_per_second": round(time.images_per_second),
+        "images_per_second": round(speed),
         "step_seconds": {
             name: getattr(time, name) for name in ("backbone", "device", "host", "head", "teacher", "network")
         },
-        "days": images and images / time.images_per_second / 86_400,
+        "days": seconds and seconds / 86_400,
+        **({"stages": stages} if config.train.stages else {}),
     }
 
 
-def _images_of_run(config: Config, num_images: int | None, global_batch: int) -> int | None:
+def _images_of_stages(
+    config: Config, num_images: int | None, gpus: int, global_batch: int
+) -> list[int] | None:
+    """Return the images that each stage of the run trains on; None if the size of the dataset is not known."""
+    from facetrain.run.step_schedule import schedule_steps
+
+    if config.train.stages:
+        stages = schedule_steps(config, num_images, gpus).stages if num_images else ()
+        return [(stage.stop_step - stage.first_step) * stage.global_batch_size for stage in stages] or None
     if config.train.max_steps:
-        return config.train.max_steps * global_batch
-    return num_images and num_images * config.train.epochs
+        return [config.train.max_steps * global_batch]
+    return [num_images * config.train.epochs] if num_images else None
 
 
 def _format(report: dict[str, Any]) -> str:
@@ -190,6 +209,10 @@ def _format(report: dict[str, Any]) -> str:
     lines.append(
         f"about {report['images_per_second']:,} images/s{duration} (an estimate: docs/performance.md)"
     )
+    lines += [
+        f"  until epoch {stage['until_epoch']}: about {stage['images_per_second']:,} images/s"
+        for stage in report.get("stages", ())
+    ]
     if report["lacks_bf16"]:
         lines.append(
             f"warning: a {report['gpu']} cannot multiply in bf16, and this is the speed of fp16: add "

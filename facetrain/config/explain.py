@@ -118,6 +118,8 @@ def _child(schema: Schema, part: str | int) -> Schema | None:
             found = items[part] if items and part < len(items) else option.get("items")
         elif "properties" in option:
             found = option["properties"].get(part)
+        elif "items" in option:  # a key of the sections in a list
+            found = _child(_resolve(option["items"]), part)
         else:
             found = option.get("additionalProperties")
         if isinstance(found, dict):

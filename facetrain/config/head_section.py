@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import Positive, Probability, Section
+from facetrain.config.section import Expectations, Positive, Probability, Section
 
 
 class MarginConfig(Section):
@@ -102,6 +102,12 @@ class HeadConfig(Section):
     sample_block: Positive | Literal["auto"] = "auto"
     """Number of consecutive classes that are sampled together. auto: 8 with placement disk, where they are read at
     once; otherwise 1."""
+    expectations: Expectations = "off"
+    """Second anchor of each class in the loss: the expectation of its embeddings (progressive cluster optimization of
+    LVFace). moving: it follows the embeddings. fixed: it stays as an earlier stage (`train.stages`) has left it. off:
+    only the center; memory and time of the head nearly double otherwise."""
+    expectation_margin: Annotated[float, Field(ge=0)] = 0.4
+    """Margin subtracted from the cosine to the expectation of the target class; with `expectations`."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type in which centers are stored."""
     momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"

@@ -106,6 +106,22 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_expectations(self) -> Self:
+        head = self.head
+        if head.expectations == "off" and all(
+            stage.expectations in (None, "off") for stage in self.train.stages
+        ):
+            return self
+        needed = {"loss": "softmax", "sub_centers": 1, "placement": "device"}
+        for key, value in needed.items():
+            if getattr(head, key) != value:
+                raise ValueError(
+                    f"head.expectations cannot be combined with head.{key}: {getattr(head, key)}; use {value}, or set "
+                    "expectations to off in the section head and in all stages"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_deterministic_decoder(self) -> Self:
         if self.train.deterministic and self.data.decode != "cpu":
             raise ValueError(

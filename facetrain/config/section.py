@@ -19,6 +19,9 @@ def _switch_name(value: object) -> object:
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
 
 
+Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_switch_name)]
+
+
 class Section(BaseModel):
     """Section of the config: rejects unknown keys, and cannot be changed after it is read."""
 

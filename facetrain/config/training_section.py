@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import Positive, Section, Switch
+from facetrain.config.section import Expectations, Positive, Probability, Section, Switch
 
 
 class OptimConfig(Section):
@@ -44,6 +44,9 @@ class OptimConfig(Section):
     """Learning rate of the first step as a fraction of `lr`; only for schedule one_cycle."""
     final_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end of the run as a fraction of `lr`; only for schedules cosine and one_cycle."""
+    batch_scaling: Literal["auto", "linear", "sqrt", "none"] = "auto"
+    """Learning rate in stages with another global batch (`train.stages`). linear: `lr` times the ratio of the global
+    batch to that without stages. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt with adamw."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
     """Number of epochs of warm-up; may be a fraction. With schedule one_cycle: at most half of the run; 45 % leave a
     tenth of the run for the last descent."""
@@ -92,6 +95,28 @@ class DistillConfig(Section):
         return self
 
 
+class StageConfig(Section):
+    """List of stages: other values of some keys for the first epochs. Afterwards, the values of the sections hold."""
+
+    until_epoch: Positive
+    """Number of epochs of the run after which the stage ends. The next stage begins there."""
+    batch_size: Positive | None = None
+    """Value of `train.batch_size` in this stage. null: that of the section."""
+    global_batch_size: Positive | None = None
+    """Value of `train.global_batch_size` in this stage. null: that of the section."""
+    sample_rate: Probability | None = None
+    """Value of `head.sample_rate` in this stage. null: that of the section."""
+    expectations: Expectations | None = None
+    """Value of `head.expectations` in this stage. null: that of the section."""
+
+    @model_validator(mode="after")
+    def _check_changes(self) -> Self:
+        if self.model_fields_set == {"until_epoch"}:
+            names = ", ".join(name for name in type(self).model_fields if name != "until_epoch")
+            raise ValueError(f"the stage changes nothing; give it at least one of {names}")
+        return self
+
+
 class TrainConfig(Section):
     """Length of the run, batch size, number formats, and limits."""
 
@@ -101,6 +126,7 @@ class TrainConfig(Section):
     """Images per step, over all ranks and micro-batches. null: given by `batch_size`."""
     epochs: Positive = 20
     """Number of passes over the training data."""
+    stages: tuple[StageConfig, ...] = ()
     max_steps: Positive | None = None
     """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -141,6 +167,27 @@ class TrainConfig(Section):
         if self.batch_size and self.global_batch_size:
             raise ValueError(
                 "give either batch_size (per rank) or global_batch_size (of all ranks), not both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> Self:
+        ends = [stage.until_epoch for stage in self.stages]
+        if sorted(set(ends)) != ends:
+            raise ValueError(f"stages: until_epoch must grow from stage to stage, not {ends}")
+        if ends and ends[-1] > self.epochs:
+            raise ValueError(
+                f"stages: the last stage ends after epoch {ends[-1]}, but the run has {self.epochs} epochs; lower "
+                "until_epoch, or raise epochs"
+            )
+        key, other = "batch_size", "global_batch_size"
+        if self.global_batch_size:
+            key, other = other, key
+        if any(getattr(stage, other) for stage in self.stages):
+            raise ValueError(
+                f"stages: give {key} and not {other}, because train.{key} counts "
+                + ("the images of a rank" if key == "batch_size" else "those of all ranks")
+                + (" (give train.global_batch_size to count those of all)" if key == "batch_size" else "")
             )
         return self
 

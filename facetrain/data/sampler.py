@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class GlobalSampler:
             windows of blocks, so that a disk reads whole blocks.
         block: images per block.
         window: blocks per window.
+        first_step: step at which the first epoch of this sampler begins.
+        first_epoch: number of that epoch. A run in stages has a sampler for each of them.
 
     Raises:
         DataError: if the dataset is smaller than one global batch.
@@ -79,6 +82,8 @@ class GlobalSampler:
         mode: str = "full",
         block: int = 128,
         window: int = 1024,
+        first_step: int = 0,
+        first_epoch: int = 0,
     ) -> None:
         if num_images < global_batch_size:
             raise DataError(
@@ -89,15 +94,16 @@ class GlobalSampler:
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = num_images // global_batch_size
         self._seed, self._mode = seed, mode
+        self._first_step, self._first_epoch = first_step, first_epoch
         self._block, self._window_images = block, block * window
 
     def epoch(self, step: int) -> int:
         """Return the epoch of a step, from 0."""
-        return step // self.steps_per_epoch
+        return self._epoch_and_place(step)[0]
 
     def batch(self, step: int) -> np.ndarray:
         """Return the dataset indices of a step: int64 (global_batch_size,)."""
-        epoch, within = divmod(step, self.steps_per_epoch)
+        epoch, within = self._epoch_and_place(step)
         position = np.arange(within * self.global_batch_size, (within + 1) * self.global_batch_size)
         if self._mode == "full":
             return permute(position, self.num_images, key_of(self._seed, epoch))
@@ -111,7 +117,7 @@ class GlobalSampler:
         """
         if self._mode == "full":
             return
-        epoch, within = divmod(step, self.steps_per_epoch)
+        epoch, within = self._epoch_and_place(step)
         start, end = within * self.global_batch_size, (within + 1) * self.global_batch_size
         entered = range(-(-start // self._window_images), -(-end // self._window_images))
         windows = {window + 1 for window in entered} | (
@@ -123,6 +129,11 @@ class GlobalSampler:
             block = np.arange(window * blocks_per_window, min((window + 1) * blocks_per_window, num_blocks))
             for number in permute(block, num_blocks, key_of(self._seed, epoch, _KEY_BLOCKS)).tolist():
                 yield number * self._block, self._block
+
+    def _epoch_and_place(self, step: int) -> tuple[int, int]:
+        """Return the epoch of a step, and the number of steps before it in that epoch."""
+        epoch, within = divmod(step - self._first_step, self.steps_per_epoch)
+        return self._first_epoch + epoch, within
 
     def _shuffled_in_blocks(self, position: np.ndarray, epoch: int) -> np.ndarray:
         in_whole_blocks = self.num_images // self._block * self._block
@@ -163,6 +174,8 @@ class MixtureSampler(GlobalSampler):
         mode: str = "full",
         block: int = 128,
         window: int = 1024,
+        first_step: int = 0,
+        first_epoch: int = 0,
     ) -> None:
         self._counts = np.array(counts)
         self._per_epoch = images_per_epoch(counts, weights)
@@ -173,6 +186,8 @@ class MixtureSampler(GlobalSampler):
             mode=mode,
             block=block,
             window=window,
+            first_step=first_step,
+            first_epoch=first_epoch,
         )
         self._first_position = np.cumsum(self._per_epoch) - self._per_epoch
         self._first_index = np.cumsum(self._counts) - self._counts
@@ -224,15 +239,26 @@ def epoch_size(dataset: FaceDataset) -> int:
 
 
 def build_sampler(
-    dataset: FaceDataset, *, seed: int, global_batch_size: int, mode: str = "full"
+    dataset: FaceDataset,
+    *,
+    seed: int,
+    global_batch_size: int,
+    mode: str = "full",
+    first_step: int = 0,
+    first_epoch: int = 0,
 ) -> GlobalSampler:
-    """Return the sampler of a dataset; a `MixtureSampler` for a mixture.
+    """Return the sampler of a dataset; a `MixtureSampler` for a mixture. The arguments are those of `GlobalSampler`.
 
     Raises:
         DataError: if an epoch is smaller than one global batch.
     """
+    options: dict[str, Any] = {
+        "seed": seed,
+        "global_batch_size": global_batch_size,
+        "mode": mode,
+        "first_step": first_step,
+        "first_epoch": first_epoch,
+    }
     if isinstance(dataset, MixtureDataset):
-        return MixtureSampler(
-            dataset.counts, dataset.weights, seed=seed, global_batch_size=global_batch_size, mode=mode
-        )
-    return GlobalSampler(dataset.num_images, seed=seed, global_batch_size=global_batch_size, mode=mode)
+        return MixtureSampler(dataset.counts, dataset.weights, **options)
+    return GlobalSampler(dataset.num_images, **options)

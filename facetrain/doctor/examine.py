@@ -185,6 +185,11 @@ def _examine_batch(config: Config, ranks: int, num_images: int) -> list[CheckRes
         f"{count_text(config.optim.accumulate, 'micro-batch', 'micro-batches')} = "
         f"{schedule.global_batch_size:,} per step; {schedule.steps_per_epoch:,} steps per epoch, "
         f"{schedule.total_steps:,} in total"
+        + "".join(
+            f"; stage {number} until step {stage.stop_step:,}: {stage.describe()}"
+            for number, stage in enumerate(schedule.stages, start=1)
+            if config.train.stages
+        )
     )
     if config.data.synthetic:
         # Published rates are for photos of many identities; generated faces are for demonstrations.

@@ -21,8 +21,9 @@ from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradie
 from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
+from facetrain.head.expectations import ExpectationPass
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
-from facetrain.head.margins import Margin
+from facetrain.head.margins import CombinedMargin, Margin
 from facetrain.head.row_optimizer import (
     RowOptimizer,
     RowOptimizerSettings,
@@ -36,6 +37,19 @@ from facetrain.head.target import TargetClass
 from facetrain.head.teacher_centers import follow_teacher
 
 _ROWS_PER_COPY = 1 << 16
+EXPECTATION = "expectation"
+"""Name of the table of the classes' expectations."""
+
+
+@dataclass(frozen=True)
+class HeadStage:
+    """Consecutive steps in which a head has the same settings."""
+
+    first_step: int
+    sample_rate: float
+    """Fraction of the classes that take part in a step."""
+    expectations: str
+    """off, moving or fixed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +67,10 @@ class HeadSettings:
     """First step with dominant sub-centers only; None: never."""
     drop_angle: float
     sample_rate: float
+    stages: tuple[HeadStage, ...]
+    """Stages of the run, the first from step 0 on; (): one, with the settings of this object."""
+    expectations: str
+    expectation_margin: float
     sample_block: int
     weight_dtype: torch.dtype
     momentum_dtype: torch.dtype
@@ -101,6 +119,9 @@ class MarginHead:
         in the backward pass divides the centers' gradient by it; otherwise `step` does."""
         self._settings, self._margin, self._rank, self._seed = settings, margin, rank, seed
         self._device = device or torch.device("cpu")
+        self._stages = settings.stages or (HeadStage(0, settings.sample_rate, settings.expectations),)
+        self._stage = self._stages[0]
+        self._first_anchored = next((stage for stage in self._stages if stage.expectations != "off"), None)
         self._tables = self._allocate_tables(optimizer)
         self.weight = self._tables.by_name["weight"]
         draw_centers(self.weight.data, self.shard, seed)
@@ -116,6 +137,7 @@ class MarginHead:
             drop_from_step=settings.drop_from_step,
             drop_angle=settings.drop_angle,
         )
+        self._expectation_margin = CombinedMargin(margin.scale, m3=settings.expectation_margin)
         self._threshold = self._build_threshold(optimizer) if settings.loss == "unified" else None
         self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
         fused = fused_chunks_available(
@@ -131,13 +153,15 @@ class MarginHead:
         """Return the tables of the centers and of the optimizer's moments."""
         settings, columns = self._settings, self._settings.sub_centers * self.embedding_size
         moments = moment_layout(optimizer, columns, settings.momentum_dtype) if settings.trained else {}
+        if self._first_anchored is not None:
+            moments[EXPECTATION] = columns, settings.weight_dtype
         return allocate_tables(
             {"weight": (columns, settings.weight_dtype), **moments},
             self.shard.size,
             self._device,
             placement=settings.placement,
             folder=settings.folder / f"rank_{self._rank:05d}" if settings.folder else None,
-            fetched_in_slices=settings.sample_rate >= 1,
+            fetched_in_slices=any(stage.sample_rate >= 1 for stage in self._stages),
         )
 
     def _build_optimizer(self, optimizer: RowOptimizerSettings) -> RowOptimizer:
@@ -159,7 +183,7 @@ class MarginHead:
             self._tables,
             self.shard,
             self._device,
-            sample_rate=settings.sample_rate,
+            sample_rate=self._stage.sample_rate,
             sample_block=settings.sample_block,
             seed=self._seed,
             prefetch=not self.on_device and settings.update_in_backward,
@@ -169,7 +193,7 @@ class MarginHead:
         settings = self._settings
         return LearnedThreshold(
             optimizer,
-            negatives=self.num_classes * settings.sample_rate,
+            negatives=self.num_classes * self._stage.sample_rate,
             negative_weight=settings.negative_weight,
             dtype=settings.weight_dtype,
             device=self._device,
@@ -177,10 +201,31 @@ class MarginHead:
 
     def begin_step(self, step: int) -> None:
         """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks."""
+        stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
+        if stage is not self._stage:
+            self._enter(stage)
+        if self._first_anchored is not None and step == self._first_anchored.first_step:
+            self._begin_expectations()
         self._step = step
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
         self._sub_centers.begin_step(step)
+
+    def _enter(self, stage: HeadStage) -> None:
+        """Change to the settings of another stage."""
+        # Rows of the last step that are still on their way: the new sampler reads the tables.
+        self._sampler.flush()
+        self._tables.wait()
+        self._stage, self._step_tables = stage, self._tables
+        self._sampler = self._build_sampler()
+
+    def _begin_expectations(self) -> None:
+        """Set the expectations to the unit class centers. Decided by the step alone, so a resumed run does the same."""
+        table = self._tables.by_name[EXPECTATION].data
+        precise = torch.promote_types(table.dtype, torch.float32)
+        for start in range(0, len(table), _ROWS_PER_COPY):
+            rows = slice(start, start + _ROWS_PER_COPY)
+            table[rows].copy_(F.normalize(self.weight.data[rows].to(precise)))
 
     def __call__(
         self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
@@ -243,8 +288,28 @@ class MarginHead:
             loss_scale=self.loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
             sub_centers=self._settings.sub_centers,
+            expectations=self._expectation_pass(sampled, len(unit_GD)),
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
+
+    def _expectation_pass(self, sampled: SampledClasses, global_batch: int) -> ExpectationPass | None:
+        """Return the pass over the expectations of a step; None in a stage without them."""
+        if self._stage.expectations == "off":
+            return None
+        sweep = ClassSweep(
+            tables=sampled.tables,
+            index_S=sampled.index_S,
+            position_G=sampled.position_G,
+            margin=self._expectation_margin,
+            loss=self._loss,
+            chunk_size=self._chunk_size(global_batch),
+            chunk_type=self.chunk_type,
+            take_gradient=_ignore,
+            finish=_ignore,
+            product_dtype=self._settings.product_dtype,
+            table=EXPECTATION,
+        )
+        return ExpectationPass(sweep, moving=self._stage.expectations == "moving")
 
     def expect_labels(self, label_B: Tensor) -> None:
         """Start to gather the labels of the next call, given on the host (int64). Collective.
@@ -298,8 +363,8 @@ class MarginHead:
 
     @property
     def classes_per_step(self) -> float:
-        """Number of classes that take part in a step."""
-        return self.num_classes * self._settings.sample_rate
+        """Number of classes that take part in a step of the present stage."""
+        return self.num_classes * self._stage.sample_rate
 
     @property
     def scale(self) -> float:
@@ -373,6 +438,10 @@ class MarginHead:
         self._sub_centers.count(target, class_S, finite)
         if self._threshold and self.update_in_backward:
             self._threshold.step(self.lr, finite)
+
+
+def _ignore(*arguments: object) -> None:
+    """Do nothing: no gradient of the expectations is computed."""
 
 
 def start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +38,19 @@ TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
 
 The gradient is (C, N·D), or with `ClassSweep.one_pass` what the update in one pass makes it from.
 """
+
+
+class SecondAnchor(Protocol):
+    """Further vector of each class, to which the embeddings are compared too; see `head.expectations`."""
+
+    def log_ratio(self, unit_GD: Tensor, factor_GD: Tensor) -> Tensor:
+        """Return the logarithm of the fraction that is added to the loss of each sample, (G,). Collective."""
+
+    def embedding_gradient(self, loss_G: Tensor) -> Tensor:
+        """Return the gradient of the losses by the unit embeddings, over the scale: (G, D), to be summed over ranks."""
+
+    def update(self, unit_GD: Tensor, finite: Tensor) -> None:
+        """Move the vectors after the backward pass, unless the loss is not finite."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,10 @@ class ClassSweep:
     one_pass: bool = False
     """Whether `take_gradient` finishes the gradient itself."""
     sub_centers: int = 1
+    table: str = "weight"
+    """Name of the table with the centers."""
+    expectations: SecondAnchor | None = None
+    """Second anchor of each class, whose part is added to the loss; only for the softmax."""
 
     @property
     def size(self) -> int:
@@ -82,7 +99,7 @@ class ClassSweep:
     @property
     def weight(self) -> RowTable:
         """Table of the centers."""
-        return self.tables.by_name["weight"]
+        return self.tables.by_name[self.table]
 
     def _rows(self, start: int) -> Rows:
         """Return the rows of the chunk that begins at a position."""
@@ -157,6 +174,10 @@ class _CrossEntropy(torch.autograd.Function):
         kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
         logit_G, statistics_WPG, kept_G = _exchange(statistics_PG, logit_G, kept_G)
         loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
+        first_loss_G = loss_G
+        if sweep.expectations is not None:
+            loss_G = torch.logaddexp(loss_G, sweep.expectations.log_ratio(unit_GD, factor_GD))
+            joined_G = logit_G + loss_G
         largest_G = sweep.loss.largest_logit(statistics_WPG)
         if largest_G is not None and sweep.count_nearest:
             # A margin only lowers the target logit, so the largest logit is that of a negative, or of the target.
@@ -168,6 +189,7 @@ class _CrossEntropy(torch.autograd.Function):
             loss += penalty[0].mean()
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, torch.isfinite(loss))
         ctx.sweep, ctx.target, ctx.inverse_norms = sweep, target, inverse_norms
+        ctx.losses = None if sweep.expectations is None else (first_loss_G, loss_G)
         return loss
 
     @staticmethod
@@ -183,7 +205,12 @@ class _CrossEntropy(torch.autograd.Function):
         # Derivatives of the step's loss: by a sample's cosines with slope 1, by its target cosine after the margin,
         # and by its target cosine before it.
         by_cos_G = weight_G * sweep.margin.scale
-        by_margin_G = torch.where(target.is_local_G, sweep.loss.target_slope(logit_G, joined_G) * by_cos_G, 0)
+        slope_G = sweep.loss.target_slope(logit_G, joined_G)
+        if ctx.losses is not None:
+            # The target center's fraction of log(1 + A + B) alone: −A / (1 + A + B), with 1 + A = exp(first loss).
+            first_loss_G, loss_G = ctx.losses
+            slope_G = (-loss_G).exp() - (first_loss_G - loss_G).exp()
+        by_margin_G = torch.where(target.is_local_G, slope_G * by_cos_G, 0)
         by_target_G = by_margin_G * target.with_margin.by_cos_G
         inputs = BackwardInputs(
             weighted_GD=(unit_GD * by_cos_G[:, None]).to(factor_GD.dtype),
@@ -191,6 +218,9 @@ class _CrossEntropy(torch.autograd.Function):
             target_order=order_targets(target, sweep.sub_centers) if sweep.one_pass else None,
         )
         grad_GD = torch.zeros_like(unit_GD)
+        if sweep.expectations is not None:
+            grad_GD += sweep.expectations.embedding_gradient(ctx.losses[1])
+            sweep.expectations.update(unit_GD, finite)
         for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norms):
             if sweep.take_gradient is None:
                 grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, joined_G))

@@ -195,6 +195,7 @@ def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda:
         momentum_dtype=config.head.momentum_dtype,
         placement=config.head.placement,
         product_bytes=2 if narrow else 4,
+        expectations=config.head.expectations != "off",
         update_in_backward=config.optim.accumulate == 1,
         cuda=cuda,
     )

@@ -27,6 +27,8 @@ from facetrain.training.execution import MOST_GRAPHED_IMAGES
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
 _PRODUCTS = 4
 """Products of (G × D) and (D × S) per step: the logits twice, and the gradients of embeddings and of centers."""
+_EXPECTATION_PRODUCTS = 3
+"""The same without the gradient of the centers, for the expectations of the classes."""
 _BYTES_PER_LOGIT, _BYTES_PER_FUSED_LOGIT = 80, 6
 """Bytes that a chunk's operations read and write per logit: elementwise operations in float32; or fused kernels, which
 write the slope once in 16 bits, and the two products that read it."""
@@ -152,6 +154,11 @@ def head_seconds(shape: HeadShape, device: Device) -> float:
     if shape.sample_rate < 1:
         moved += shape.rows * _BYTES_PER_DRAWN_CLASS
     products = _PRODUCTS if shape.trained else _PRODUCTS - 1
+    if shape.expectations:
+        products += _EXPECTATION_PRODUCTS
+        moved += logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
+        # Read in the forward pass and again in the backward pass.
+        moved += 2 * numbers * shape.product_bytes
     seconds = products * 2 * logits * shape.embedding_size / rate + moved / memory
     if shape.placement != "device":
         # Centers and momentum, there and back; centers of a teacher only there, for each of the two passes.

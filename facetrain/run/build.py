@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from facetrain.data.dali import require_dali
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.sampler import build_sampler
+from facetrain.data.staged_loader import StagedLoader, TrainLoader
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
@@ -36,7 +38,7 @@ from facetrain.optim.weight_average import WeightAverage
 from facetrain.run.build_distillation import build_distillation
 from facetrain.run.build_head import build_head
 from facetrain.run.open_data import evenly_spread_images
-from facetrain.run.step_schedule import StepSchedule
+from facetrain.run.step_schedule import Stage, StepSchedule
 from facetrain.training.distillation import Distillation
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
@@ -87,16 +89,35 @@ def build_loader(
     *,
     workers: int,
     start_step: int,
-) -> Loader:
+) -> TrainLoader:
     """Build the loader of this rank's batches; it begins to read at once."""
+    open_stage = partial(_build_stage_loader, config, world, source, workers=workers)
+    first, *later = [stage for stage in schedule.stages if stage.stop_step > start_step] or [
+        schedule.stages[-1]
+    ]
+    if not later:
+        return open_stage(first, start_step=start_step)
+    return StagedLoader(
+        [
+            partial(open_stage, stage, start_step=max(stage.first_step, start_step))
+            for stage in (first, *later)
+        ]
+    )
+
+
+def _build_stage_loader(
+    config: Config, world: World, source: FaceDataset, stage: Stage, *, workers: int, start_step: int
+) -> Loader:
     sampler = build_sampler(
         source,
         seed=config.seed,
-        global_batch_size=schedule.global_batch_size,
+        global_batch_size=stage.global_batch_size,
         mode=config.data.shuffle,
+        first_step=stage.first_step,
+        first_epoch=stage.first_epoch,
     )
     settings = LoaderSettings(
-        local_batch_size=schedule.local_batch_size,
+        local_batch_size=stage.local_batch_size,
         accumulate=config.optim.accumulate,
         image_size=config.data.image_size,
         workers=workers,
@@ -112,7 +133,7 @@ def build_loader(
         world_size=world.size,
         device=world.device,
         start_step=start_step,
-        stop_step=schedule.total_steps,
+        stop_step=stage.stop_step,
     )
 
 
@@ -167,7 +188,7 @@ def build_state(
         folder,
         # With several micro-batches, the gradient of the centers is complete only after the last one.
         update_in_backward=config.optim.accumulate == 1,
-        steps_per_epoch=schedule.steps_per_epoch,
+        schedule=schedule,
         source=source,
     )
     if config.model.init_from and config.head.init_from != "reinit":
@@ -202,7 +223,7 @@ def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
 
 def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:
     """Build the check of the first steps; None for a loss that has another level of chance, or that is not learned."""
-    head = state.head
+    head, first = state.head, schedule.stages[0]
     if config.head.loss == "unified" or (config.distill is not None and config.distill.margin_weight == 0):
         return None
     weights = list(state.backbone.parameters())
@@ -225,12 +246,12 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     return LearningCheck(
         chance if has_level else None,
         head.classes_per_step,
-        steps_per_epoch=schedule.steps_per_epoch,
-        total_steps=schedule.total_steps,
+        steps_per_epoch=first.steps_per_epoch,
+        total_steps=first.stop_step,
         # A frozen backbone of another run has learned already.
         where=Circumstances(
-            config.optim.lr,
-            schedule.local_batch_size * ranks,
+            config.optim.lr * first.lr_factor,
+            first.local_batch_size * ranks,
             is_frozen=frozen and not config.model.init_from,
             weight_norm=weight_norm,
             clip_grad_norm=config.optim.clip_grad_norm,
@@ -277,15 +298,21 @@ def _build_stepper(
         optimizer,
         head,
         scale,
-        schedule=LearningRateSchedule(
-            name=config.optim.schedule,
-            base=config.optim.lr,
-            warmup_steps=schedule.warmup_steps,
-            total_steps=schedule.total_steps,
-            power=config.optim.power,
-            start_factor=config.optim.start_factor,
-            final_factor=config.optim.final_factor,
-        ),
+        schedule=learning_rates(config, schedule),
         clip_grad_norm=config.optim.clip_grad_norm,
         outside_ddp=projection,
     )
+
+
+def learning_rates(config: Config, schedule: StepSchedule) -> Callable[[int], float]:
+    """Return the function from a step to its learning rate: the schedule's, times the factor of the step's stage."""
+    rate_at = LearningRateSchedule(
+        name=config.optim.schedule,
+        base=config.optim.lr,
+        warmup_steps=schedule.warmup_steps,
+        total_steps=schedule.progress(schedule.total_steps),
+        power=config.optim.power,
+        start_factor=config.optim.start_factor,
+        final_factor=config.optim.final_factor,
+    )
+    return lambda step: schedule.stage_at(step).lr_factor * rate_at(schedule.progress(step))

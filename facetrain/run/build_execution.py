@@ -26,7 +26,7 @@ def build_execution(config: Config, world: World, network: InPrecision, schedule
         cuda_graphs=config.train.cuda_graphs,
         fused=config.train.fused,
         device=world.device,
-        batch_size=schedule.local_batch_size,
+        batch_size=max(stage.local_batch_size for stage in schedule.stages),
         accumulate=config.optim.accumulate,
         deterministic=config.train.deterministic,
         checkpoint_activations=config.model.checkpoint_activations,

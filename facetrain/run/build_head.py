@@ -20,9 +20,10 @@ from facetrain.data.sampler import images_per_epoch
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head, HeadGroup
-from facetrain.head.margin_head import HeadSettings, MarginHead
+from facetrain.head.margin_head import HeadSettings, HeadStage, MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
 from facetrain.head.row_optimizer import RowOptimizerSettings
+from facetrain.run.step_schedule import StepSchedule
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _BLOCK_ON_DISK = 8
@@ -36,7 +37,7 @@ def build_head(
     run_folder: Path,
     *,
     update_in_backward: bool,
-    steps_per_epoch: int,
+    schedule: StepSchedule,
     source: FaceDataset | None = None,
 ) -> Head:
     """Build this rank's part of the head, or of the heads that `source` has. Row files are created in `run_folder`.
@@ -48,7 +49,7 @@ def build_head(
         config.head,
         folder=run_folder / "centers",
         update_in_backward=update_in_backward,
-        steps_per_epoch=steps_per_epoch,
+        schedule=schedule,
         product_dtype=product_dtype(config.train.precision, world.device),
     )
     streams = _Streams(centers=5, margin=6)
@@ -83,6 +84,7 @@ def build_teacher_centers(
         loss="softmax",
         sub_centers=1,
         drop_from_step=None,
+        expectations="off",
         weight_dtype=torch.float32,
         trained=False,
     )
@@ -175,19 +177,27 @@ def head_settings(
     *,
     folder: Path | None = None,
     update_in_backward: bool = True,
-    steps_per_epoch: int = 1,
+    schedule: StepSchedule | None = None,
     product_dtype: torch.dtype | None = None,
 ) -> HeadSettings:
-    """Return the head's settings: every `auto` is resolved, and epochs are converted to steps."""
+    """Return the head's settings: every `auto` is resolved, and epochs are converted to steps.
+
+    Without a schedule, a run has one stage, and one step per epoch.
+    """
     drop_epoch, block = head.drop_sub_centers_epoch, head.sample_block
+    step_of_epoch = schedule.step_of_epoch if schedule else round
+    stages = schedule.stages if schedule else ()
     on_disk = head.placement == "disk"
     return HeadSettings(
         loss=head.loss,
         negative_weight=head.negative_weight,
         sub_centers=head.sub_centers,
-        drop_from_step=None if drop_epoch is None else round(drop_epoch * steps_per_epoch),
+        drop_from_step=None if drop_epoch is None else step_of_epoch(drop_epoch),
         drop_angle=head.drop_angle,
         sample_rate=head.sample_rate,
+        stages=tuple(HeadStage(stage.first_step, stage.sample_rate, stage.expectations) for stage in stages),
+        expectations=head.expectations,
+        expectation_margin=head.expectation_margin,
         sample_block=(_BLOCK_ON_DISK if on_disk else 1) if block == "auto" else block,
         weight_dtype=_DTYPES[head.weight_dtype],
         momentum_dtype=_DTYPES[head.momentum_dtype],

@@ -33,7 +33,7 @@ _SHAPING_KEYS = (
     "optim.name",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
-_MEANING_KEYS = ("seed", "head.loss", "head.margin", "distill")
+_MEANING_KEYS = ("seed", "head.loss", "head.margin", "distill", "train.stages", "head.expectation_margin")
 """Config keys and sections without which a run is another one: they change only with --set."""
 _CHUNK_IMAGES = 1 << 20
 
@@ -133,6 +133,11 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
                 f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
                 f"{before}, or start a new run from these weights with model.init_from"
             )
+    if _has_expectations(current) and saved is not None and not _has_expectations(saved):
+        raise ConfigError(
+            f"head.expectations: {checkpoint.folder} was trained without expectations, and cannot continue with them; "
+            "set head.expectations and train.stages to off, or start a new run from these weights with model.init_from"
+        )
     # A run ends when it reaches its last step exactly: one that starts past it would never end.
     if checkpoint.step > schedule.total_steps:
         raise ConfigError(
@@ -153,6 +158,13 @@ def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
         return dict(flatten(plain_config(build_config(values, "config"))))
     except ConfigError:
         return {}
+
+
+def _has_expectations(config: Any) -> bool:
+    """Return whether a stage of a plain config, or the rest of the run, has expectations of the classes."""
+    stages = _lookup(config, "train.stages")
+    values = [stage.get("expectations") for stage in stages or [] if isinstance(stage, dict)]
+    return any(value not in (None, "off") for value in (*values, _lookup(config, "head.expectations")))
 
 
 def _is_within(key: str, section: str) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 from facetrain.backbone.low_rank import merge_adapters, trained_share
 from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
-from facetrain.data.loader import Loader
 from facetrain.data.skipped_files import skipped_summary, skipped_table
+from facetrain.data.staged_loader import TrainLoader
 from facetrain.files import printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
 from facetrain.run.build import describe_model
@@ -58,7 +58,7 @@ def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None])
         )
 
 
-def write_skipped_images(run: PreparedRun, loader: Loader) -> list[str]:
+def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
     """Write the list of images that any rank could not read, and return it. Collective."""
     run.state.add_skipped_images(loader.skipped)
     skipped = sorted(run.state.skipped_images)
@@ -79,12 +79,13 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         path = run.folder / name
         save_model(path, merge_adapters(state, str(path)), metadata)
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
-    steps_of_all_epochs = run.schedule.steps_per_epoch * run.config.train.epochs
     summary = summarize(
         run.folder,
         run.config.eval.targets,
         run.config.eval_dir,
-        ended_by="train.max_steps" if run.schedule.total_steps < steps_of_all_epochs else "train.epochs",
+        ended_by="train.max_steps"
+        if run.schedule.total_steps < run.schedule.steps_of_all_epochs
+        else "train.epochs",
         skipped=skipped,
         seconds=time.perf_counter() - run.started_at,
     )
@@ -129,10 +130,12 @@ def opening_line(run: PreparedRun) -> str:
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
     verified = _float32(run)
     trained = verified if config.train.precision == "fp32" else config.train.precision
+    batches = sorted({stage.global_batch_size for stage in schedule.stages})
+    sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
         f"{config.model.backbone}{_adapters(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
-        f"{schedule.global_batch_size:,} images on {world.size} × {world.device.type} in {trained}"
+        f"{sizes} images on {world.size} × {world.device.type} in {trained}"
         + (f", verified in {verified}" if run.sets and verified != trained else "")
         + (f"; resuming from step {step:,}" if step else "")
     )

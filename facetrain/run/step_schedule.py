@@ -1,8 +1,12 @@
-"""Batch sizes and step counts of a run."""
+"""Batch sizes and step counts of a run, in all its stages."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError, DataError
@@ -10,10 +14,50 @@ from facetrain.errors import ConfigError, DataError
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""
 
+_SECTION_OF_KEY = {
+    "batch_size": "train",
+    "global_batch_size": "train",
+    "sample_rate": "head",
+    "expectations": "head",
+}
+"""Section of the config that has the key of the same name as a stage's."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive epochs with the same settings."""
+
+    first_step: int
+    stop_step: int
+    """First step that is not in the stage."""
+    first_epoch: int
+    """Epoch of the first step, from 0."""
+    local_batch_size: int
+    """Images per rank and micro-batch."""
+    global_batch_size: int
+    """Images per step, over all ranks and micro-batches."""
+    steps_per_epoch: int
+    """Whole global batches in the dataset. The images that remain are dropped."""
+    lr_factor: float
+    """Factor on the scheduled learning rate, by `optim.batch_scaling`."""
+    sample_rate: float
+    """Fraction of the classes that take part in a step."""
+    expectations: str
+    """Second anchor of the classes: off, moving or fixed."""
+
+    def describe(self) -> str:
+        """Return the settings of the stage in words."""
+        anchors = "" if self.expectations == "off" else f", {self.expectations} expectations"
+        return f"{self.global_batch_size:,} images per step, {self.sample_rate:.3g} of the classes{anchors}"
+
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """Batch sizes and step counts, computed from the config, the size of the dataset and the number of ranks."""
+    """Batch sizes and step counts, computed from the config, the size of the dataset and the number of ranks.
+
+    Without `train.stages`, a run has one stage. With them, the batch sizes and the steps per epoch below are those of
+    the config without its stages.
+    """
 
     local_batch_size: int
     """Images per rank and micro-batch."""
@@ -25,10 +69,62 @@ class StepSchedule:
     """The run ends after this step."""
     warmup_steps: int
     """Steps with a linearly growing learning rate."""
+    stages: tuple[Stage, ...]
+    """Stages of the run, in their order; none is empty."""
+    steps_of_all_epochs: int
+    """Steps of the run if `train.max_steps` does not end it earlier."""
+
+    def stage_at(self, step: int) -> Stage:
+        """Return the stage of a step; the last one for steps after the end of the run."""
+        return self.stages[max(bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1, 0)]
+
+    def progress(self, step: int) -> float:
+        """Return the epochs before a step, times `steps_per_epoch`: the step itself, if the batch is always the same.
+
+        The learning rate schedule counts in this unit. Every epoch has the same part of it, whatever its batch size.
+        """
+        if all(stage.steps_per_epoch == self.steps_per_epoch for stage in self.stages):
+            return step
+        stage = self.stage_at(step)
+        return self.steps_per_epoch * (stage.first_epoch + (step - stage.first_step) / stage.steps_per_epoch)
+
+    def images_after(self, step: int) -> int:
+        """Return the images of the steps that follow the first `step` ones."""
+        return sum(
+            max(stage.stop_step - max(stage.first_step, step), 0) * stage.global_batch_size
+            for stage in self.stages
+        )
+
+    def step_of_epoch(self, epoch: float) -> int:
+        """Return the step at which an epoch begins, counted from 0; `epoch` may be a fraction."""
+        for stage in reversed(self.stages):
+            if epoch >= stage.first_epoch:
+                return stage.first_step + round((epoch - stage.first_epoch) * stage.steps_per_epoch)
+        return 0
+
+
+def stage_configs(config: Config) -> Iterator[tuple[int, Config]]:
+    """Yield (epoch after which it ends, config with its values) of each stage, and of the epochs after the last one."""
+    for stage in config.train.stages:
+        changes: dict[str, dict[str, Any]] = {}
+        for key, section in _SECTION_OF_KEY.items():
+            if (value := getattr(stage, key)) is not None:
+                changes.setdefault(section, {})[key] = value
+        yield (
+            stage.until_epoch,
+            config.model_copy(
+                update={
+                    section: getattr(config, section).model_copy(update=values)
+                    for section, values in changes.items()
+                }
+            ),
+        )
+    if not config.train.stages or config.train.stages[-1].until_epoch < config.train.epochs:
+        yield config.train.epochs, config
 
 
 def local_batch_size(config: Config, world_size: int) -> int:
-    """Return the images per rank and micro-batch.
+    """Return the images per rank and micro-batch, without regard to stages.
 
     Raises:
         ConfigError: the global batch cannot be divided among the ranks.
@@ -57,18 +153,74 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
         DataError: the dataset is smaller than one global batch.
     """
     local = local_batch_size(config, world_size)
-    micro_batches = world_size * config.optim.accumulate
-    steps = num_images // (local * micro_batches)
-    if steps == 0:
+    global_batch = local * world_size * config.optim.accumulate
+    steps = _steps_per_epoch(config, num_images, global_batch)
+    stages, first_step, first_epoch = [], 0, 0
+    for number, (until_epoch, staged) in enumerate(stage_configs(config), start=1):
+        stage_local = _local_batch_of_stage(staged, world_size, number if config.train.stages else None)
+        stage_batch = stage_local * world_size * config.optim.accumulate
+        stage_steps = _steps_per_epoch(config, num_images, stage_batch)
+        stop_step = first_step + (until_epoch - first_epoch) * stage_steps
+        stages.append(
+            Stage(
+                first_step=first_step,
+                stop_step=min(stop_step, config.train.max_steps or stop_step),
+                first_epoch=first_epoch,
+                local_batch_size=stage_local,
+                global_batch_size=stage_batch,
+                steps_per_epoch=stage_steps,
+                lr_factor=_lr_factor(config, stage_batch / global_batch),
+                sample_rate=staged.head.sample_rate,
+                expectations=staged.head.expectations,
+            )
+        )
+        first_step, first_epoch = stop_step, until_epoch
+    schedule = StepSchedule(
+        local,
+        global_batch,
+        steps,
+        total_steps=min(first_step, config.train.max_steps or first_step),
+        warmup_steps=round(config.optim.warmup_epochs * steps),
+        stages=tuple(stage for stage in stages if stage.first_step < stage.stop_step),
+        steps_of_all_epochs=first_step,
+    )
+    _check_warm_up(config, schedule)
+    return schedule
+
+
+def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
+    if num_images < global_batch:
         raise DataError(
             f"{config.data.train}: the dataset has {num_images:,} images, fewer than one global batch of "
-            f"{local * micro_batches:,}; reduce the batch size"
+            f"{global_batch:,}; reduce the batch size"
         )
-    total = min(steps * config.train.epochs, config.train.max_steps or steps * config.train.epochs)
-    warmup = round(config.optim.warmup_epochs * steps)
+    return num_images // global_batch
+
+
+def _local_batch_of_stage(staged: Config, world_size: int, number: int | None) -> int:
+    try:
+        return local_batch_size(staged, world_size)
+    except ConfigError as error:
+        raise error if number is None else ConfigError(f"stage {number} of train.stages: {error}") from error
+
+
+def _lr_factor(config: Config, ratio: float) -> float:
+    """Return the factor on the learning rate of a stage whose global batch is `ratio` times that of the config.
+
+    Linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677), section 2.1. Square root, for Adam:
+    Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (NeurIPS 2022).
+    """
+    rule = config.optim.batch_scaling
+    if rule == "auto":
+        rule = "linear" if config.optim.name == "sgd" else "sqrt"
+    return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+
+
+def _check_warm_up(config: Config, schedule: StepSchedule) -> None:
+    warmup, total = schedule.warmup_steps, schedule.progress(schedule.total_steps)
     if config.optim.schedule == "one_cycle" and 2 * warmup > total:
         raise ConfigError(
             f"optim.warmup_epochs: {config.optim.warmup_epochs:g} epochs ({warmup:,} steps) are more than half of the "
-            f"run ({total:,} steps), and one_cycle descends as long as it grows; use at most {total / 2 / steps:g}"
+            f"run ({total:,.0f} steps), and one_cycle descends as long as it grows; use at most "
+            f"{total / 2 / schedule.steps_per_epoch:g}"
         )
-    return StepSchedule(local, local * micro_batches, steps, total, warmup)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
-from facetrain.data.loader import Batch, Loader
+from facetrain.data.loader import Batch
+from facetrain.data.staged_loader import TrainLoader
 from facetrain.distributed.agreement import explain_failures, only_leader_reports
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
@@ -183,7 +185,7 @@ def _train(run: PreparedRun) -> int:
                 step,
                 loader,
                 print_message,
-                total_steps=schedule.total_steps,
+                images_after=schedule.images_after,
                 max_skipped_images=config.data.max_skipped,
                 check_lock=run.check_lock,
                 learning_check=build_learning_check(config, state, schedule),
@@ -199,7 +201,14 @@ def _train(run: PreparedRun) -> int:
             total_steps=schedule.total_steps,
         )
         try:
-            fit(state, _batches(run, loader, print_message), step, callbacks, intervals, resumed=run.resumed)
+            fit(
+                state,
+                _batches(run, loader, print_message, report),
+                step,
+                callbacks,
+                intervals,
+                resumed=run.resumed,
+            )
             checkpointing.finish()
             if state.step == schedule.total_steps and state.step > first_step:
                 checkpointing.require_saved(state)
@@ -227,12 +236,35 @@ def _train(run: PreparedRun) -> int:
 
 
 def _batches(
-    run: PreparedRun, loader: Loader, print_message: Callable[[str], None]
+    run: PreparedRun,
+    loader: TrainLoader,
+    print_message: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterable[tuple[Batch, ...]]:
     """Return the batches; while they are consumed, a synthetic dataset is written and a profile recorded."""
     generates = run.world.is_leader and must_generate(run.config)
     batches = write_while_training(run.config, run.source, loader) if generates else loader
+    if len(run.schedule.stages) > 1:
+        batches = _batches_in_stages(run, batches, report)
     return _profiled_batches(run, batches, print_message) if run.profile else batches
+
+
+def _batches_in_stages(
+    run: PreparedRun, batches: Iterable[tuple[Batch, ...]], report: Callable[[str], None]
+) -> Iterator[tuple[Batch, ...]]:
+    """Yield the batches, and report the beginning of each stage."""
+    first_steps = {stage.first_step: stage for stage in run.schedule.stages}
+    for micro_batches in batches:
+        stage = first_steps.get(micro_batches[0].step)
+        if stage is not None:
+            # CUDA graphs fit batches of one shape.
+            run.execution.record_again()
+            number = run.schedule.stages.index(stage) + 1
+            report(
+                f"stage {number} of {len(run.schedule.stages)}, from step {stage.first_step:,} (epoch "
+                f"{stage.first_epoch}) to step {stage.stop_step:,}: {stage.describe()}"
+            )
+        yield micro_batches
 
 
 def _profiled_batches(
@@ -295,7 +327,7 @@ def _build_checkpointing(
     meta = {
         "model": describe_model(config) | described_data(run),
         "config": dump_config(config),
-        "schedule": vars(run.schedule),
+        "schedule": asdict(run.schedule),
         "run_id": run.run_id,
         "dataset": run.dataset,
     }

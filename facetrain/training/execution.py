@@ -137,6 +137,12 @@ class Execution:
         if self._graphed:
             self._graphed.enabled = mode == "graphs"
 
+    def record_again(self) -> None:
+        """Discard recorded CUDA graphs, because the batches from now on have another shape."""
+        if self._graphed and self._graphed.enabled:
+            self._graphed.enabled = False
+            self._graphed.enabled = True
+
     def has_failed(self, mode: Mode) -> bool:
         """Return whether a mode did not work on this rank, so that its steps ran in eager mode."""
         if mode == "graphs":

@@ -70,3 +70,25 @@ def test_an_unknown_gpu_is_a_usage_error_of_one_line():
     done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus")
     assert done.returncode == 2
     assert done.stderr == "error: --gpu abacus: unknown; use one of v100, a100, h100, h200, cpu\n"
+
+
+def test_the_plan_of_a_run_in_stages_adds_up_their_times_and_takes_the_memory_of_the_largest(tmp_path):
+    text = "data: {train: none, num_classes: 1000, num_images: 12800}\nmodel: {backbone: r18}\n"
+    text += "train: {batch_size: 64, epochs: 4, stages: [{until_epoch: 3, batch_size: 128}]}\n"
+    (tmp_path / "run.yaml").write_text(text)
+
+    def plan_of(*options):
+        planned = facetrain("plan", "--config", tmp_path / "run.yaml", "--gpus", "1", "--json", *options)
+        assert planned.returncode == 0, planned.stderr
+        return json.loads(planned.stdout)
+
+    staged = plan_of()
+    small, large = (
+        plan_of("--set", f"train={{batch_size: {batch}, epochs: {epochs}, stages: []}}")
+        for batch, epochs in ((64, 1), (128, 3))
+    )
+    assert staged["batch"] == 128 and staged["parts_bytes"] == large["parts_bytes"]
+    assert staged["days"] == pytest.approx(small["days"] + large["days"])
+    speeds = [stage["images_per_second"] for stage in staged["stages"]]
+    assert speeds == [large["images_per_second"], small["images_per_second"]]
+    assert "stages" not in small

@@ -12,6 +12,7 @@ from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.dense_variants import VARIANTS
 from tests.support.heads import make_head
 from tests.support.ranks import run_ranks
+from tests.unit.head.test_expectations import STAGES, DenseReference
 
 CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 3
 CASES = [(margin, rate) for margin in MARGINS for rate in (1.0, 0.4, 0.0)]
@@ -198,3 +199,51 @@ def test_the_bytes_sent_by_adaptive_margins_and_losses_equal_the_documented_form
     for result in run_ranks(2, train_variants):
         for (name, _), case in zip(VARIANT_CASES, result, strict=True):
             assert case[4] == plain + more.get(name, 0), name
+
+
+def train_in_stages():
+    """Run the stages of progressive cluster optimization; return losses, the backbone, and this rank's tables."""
+    rank, world_size = collectives.rank(), collectives.world_size()
+    net = make_net()
+    wrapped = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS["cosface"]), rank=rank, seed=3,
+        world_size=world_size, stages=STAGES, expectation_margin=0.3, chunk_size=4,
+        weight_dtype=torch.float64, momentum_dtype=torch.float64,
+    )  # fmt: skip
+    head.lr = 0.1
+    losses = []
+    for step in range(7):
+        image, label = batch(step)
+        mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
+        head.begin_step(step)
+        loss = head(wrapped(image[mine]), label[mine])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, net.state_dict(), head.row_state()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_progressive_cluster_optimization_on_ranks_equals_the_dense_reference(world_size):
+    ranks = run_ranks(world_size, train_in_stages)
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    head = make_head(embedding_size=SIZE, num_classes=CLASSES, seed=3, margin=CombinedMargin(64.0),
+                     weight_dtype=torch.float64)  # fmt: skip
+    dense, losses = DenseReference(head.weight.data), []
+    for step in range(7):
+        image, label = batch(step)
+        optimizer.zero_grad()
+        loss, *rest = dense.loss(net(image), label, step)
+        loss.backward()
+        optimizer.step()
+        dense.update(*rest, label)
+        losses.append(loss.item())
+    for found, state, _ in ranks:
+        assert found == pytest.approx(losses, rel=1e-9)
+        torch.testing.assert_close(state, net.state_dict())
+    for name, expected in (("weight", dense.weight.detach()), ("expectation", dense.expectation)):
+        torch.testing.assert_close(torch.cat([tables[name] for *_, tables in ranks]), expected)

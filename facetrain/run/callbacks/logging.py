@@ -9,7 +9,8 @@ from typing import Any
 
 from facetrain.config.loading import dump_config, plain_config
 from facetrain.config.schema import Config
-from facetrain.data.loader import Batch, Loader
+from facetrain.data.loader import Batch
+from facetrain.data.staged_loader import TrainLoader
 from facetrain.errors import SkippedError
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
@@ -35,23 +36,24 @@ class Logging:
         recorder: Recorder,
         spike_recorder: Recorder,
         step: TrainStep,
-        loader: Loader,
+        loader: TrainLoader,
         print_message: Callable[[str], None],
         *,
-        total_steps: int,
+        images_after: Callable[[int], int],
         max_skipped_images: int | None,
         learning_check: LearningCheck | None = None,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the recorders of metrics and of loss spikes, and what they report on.
 
-        `max_skipped_images` is the largest number of unreadable images on all ranks together (None: no limit).
-        `check_lock` raises an error if another process writes the run.
+        `images_after` returns the images that the run trains on after a step. `max_skipped_images` is the largest
+        number of unreadable images on all ranks together (None: no limit). `check_lock` raises an error if another
+        process writes the run.
         """
         self._check_lock = check_lock
         self._recorder, self._spike_recorder = recorder, spike_recorder
         self._step, self._loader, self._print = step, loader, print_message
-        self._total_steps, self._max_skipped = total_steps, max_skipped_images
+        self._images_after, self._max_skipped = images_after, max_skipped_images
         self._learning_check = learning_check
 
     def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
@@ -66,10 +68,9 @@ class Logging:
         self.report_spikes(state)
         state.add_skipped_images(self._loader.skipped)
         values = state.meter.report()
-        images_left = (self._total_steps - state.step) * _global_batch_size(state, batches)
         values |= {
             "epoch": float(batches[-1].epoch),
-            "left_s": images_left / max(values["images_per_s"], 1e-9),
+            "left_s": self._images_after(state.step) / max(values["images_per_s"], 1e-9),
             "wait_s": self._loader.wait_s,
             "peak_memory_gib": peak_gib(state.world.device),
             "skipped_images": float(len(state.skipped_images)),
@@ -109,10 +110,6 @@ class Logging:
             f"step {state.step}: {skipped:,} images could not be read, more than data.max_skipped "
             f"({self._max_skipped:,}) allows{example}; `facetrain data check --repair` writes a dataset without them"
         )
-
-
-def _global_batch_size(state: TrainState, batches: tuple[Batch, ...]) -> int:
-    return sum(len(batch.label_B) for batch in batches) * state.world.size
 
 
 def open_recorder(

@@ -6,6 +6,7 @@ import torch
 
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.class_shard import ClassShard, shard_classes
+from facetrain.head.margin_head import HeadStage
 from facetrain.head.margins import CombinedMargin
 from facetrain.head.sampling import draw_classes, is_drawn
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
@@ -58,6 +59,40 @@ def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
         weight.grad = None
         torch.testing.assert_close(head.weight.data, weight.detach())
         torch.testing.assert_close(head.row_state()["momentum"], momentum)
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize("rates", [(0.4, 1.0, 0.0), (1.0, 0.4)])
+def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):
+    stages = tuple(HeadStage(2 * number, rate, "off") for number, rate in enumerate(rates))
+    head = small_head(stages=stages, placement=placement)
+    # A head that starts in the middle of a stage, as after a resume, continues bit by bit.
+    later = small_head(stages=stages, placement=placement)
+    weight = head.weight.data.clone().requires_grad_()
+    momentum = torch.zeros_like(weight)
+    for step in range(2 * len(rates)):
+        rate = rates[step // 2]
+        if step == 3:
+            rows = {name: table.clone() for name, table in head.row_state().items()}
+            later.load_rows(lambda name, start, stop, saved=rows: saved[name][start:stop])
+        head.begin_step(step)
+        assert head.classes_per_step == CLASSES * rate
+        embedding, label = batch(step)
+        loss = head(embedding, label)
+        loss.backward()
+        sample = torch.arange(CLASSES) if rate == 1 else sample_of(head, label, step, rate)
+        expected = dense_loss(embedding.detach(), weight, label, MARGINS["arcface"], sample)
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        with torch.no_grad():
+            momentum[sample] = 0.9 * momentum[sample] + weight.grad[sample] + 0.01 * weight[sample]
+            weight[sample] -= 0.1 * momentum[sample]
+        weight.grad = None
+        torch.testing.assert_close(head.row_state()["weight"], weight.detach())
+        if step >= 3:
+            later.begin_step(step)
+            later(*batch(step)).backward()
+            assert all(torch.equal(later.row_state()[name], rows) for name, rows in head.row_state().items())
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])

@@ -265,7 +265,8 @@ def test_a_signal_that_interrupts_the_verification_after_a_step_stops_the_run_th
 
 def logging_of(step, loader, board, spikes, lines, max_skipped=None):
     recorders = Recorder(board=board), Recorder(board=spikes)
-    return Logging(*recorders, step, loader, lines.append, total_steps=4, max_skipped_images=max_skipped)
+    limits = {"images_after": lambda step: 8 * (4 - step), "max_skipped_images": max_skipped}
+    return Logging(*recorders, step, loader, lines.append, **limits)
 
 
 def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step, loader):

@@ -1,0 +1,101 @@
+"""Feature expectations of the classes: the second anchor of progressive cluster optimization.
+
+You et al., "LVFace: Progressive Cluster Optimization for Large Vision Models in Face Recognition" (ICCV 2025, arXiv
+2501.13420). A class i has a center w_i, which is learned, and an expectation e_i of its embeddings, which follows them.
+With θ_j the angle of an embedding x of class i to w_j, θᵉ_j that to e_j, scale s and margins m1 and m2, the loss is
+
+    log(1 + Σ_{j≠i} exp(s cos θ_j) / exp(s (cos θ_i − m1)) + Σ_{j≠i} exp(s cos θᵉ_j) / exp(s (cos θᵉ_i − m2)))
+
+over the classes that take part in the step. Any margin can take the place of m1. No gradient goes to e. After a step,
+
+    e_i ← α e_i + (1 − α) x,      α = 1 / (1 + exp(−cos θᵉ_i))
+
+with the unit embedding x. Several embeddings of a class in a batch give the mean of what each of them gives alone.
+"""
+
+# G gathered batch   D embedding   S sampled classes of this rank   W world size   P statistics per sample
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from facetrain.distributed import collectives
+from facetrain.head.losses import Softmax
+from facetrain.head.sharded_softmax import ClassSweep
+from facetrain.head.target import TargetClass, find_target, target_rows
+
+
+class ExpectationPass:
+    """One pass over the expectations of the classes of this rank that take part in a step."""
+
+    def __init__(self, sweep: ClassSweep, *, moving: bool) -> None:
+        """Take the sweep over the table of the expectations; `moving`: they follow the embeddings."""
+        self._sweep, self._moving = sweep, moving
+        self._loss = Softmax()
+        self._inverse_norms: list[Tensor] = []
+        self._target: TargetClass
+        self._factor_GD: Tensor
+        self._logit_G: Tensor
+        self._log_ratio_G: Tensor
+
+    def log_ratio(self, unit_GD: Tensor, factor_GD: Tensor) -> Tensor:
+        """Return the logarithm of the second fraction of the loss, (G,), the same on every rank. Collective.
+
+        `factor_GD` are the unit embeddings in the dtype of the matrix products.
+        """
+        sweep = self._sweep
+        target = find_target(unit_GD, None, sweep.position_G, sweep.index_S, sweep.weight, None, sweep.margin)
+        # Without the target's logit: the sum is over the negatives.
+        statistics_PG = self._loss.begin(torch.full_like(target.cos_G, -torch.inf))
+        for _, chunk in sweep.chunks(factor_GD, target, []):
+            statistics_PG = chunk.add_to(statistics_PG, self._loss)
+            self._inverse_norms.append(chunk.inverse_norm_R)
+            del chunk  # or its memory would be held while the next chunk is made
+        logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
+        gathered_WXG = collectives.gather(torch.cat([statistics_PG, logit_G[None]]))
+        largest_WG, total_WG, logit_WG = gathered_WXG.unbind(1)
+        # Only one rank has the target class. Without any negative, all of the largest logits are −∞.
+        logit_G = logit_WG.amax(0)
+        base_G = largest_WG.amax(0).clamp_min(torch.finfo(largest_WG.dtype).min)
+        log_negatives_G = (total_WG * (largest_WG - base_G).exp()).sum(0).log() + base_G
+        self._target, self._factor_GD, self._logit_G = target, factor_GD, logit_G
+        self._log_ratio_G = log_negatives_G - logit_G
+        return self._log_ratio_G
+
+    def embedding_gradient(self, loss_G: Tensor) -> Tensor:
+        """Return this rank's part of the gradient of each sample's loss by its unit embedding, over s: (G, D)."""
+        sweep, target = self._sweep, self._target
+        slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
+        grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
+        for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norms):
+            grad_GD += chunk.embedding_gradient(chunk.slopes(self._loss, self._logit_G + loss_G))
+            del chunk
+        return grad_GD
+
+    def update(self, unit_GD: Tensor, finite: Tensor) -> None:
+        """Move the expectations of the batch's classes toward its embeddings, unless the loss is not finite.
+
+        Never waits for the device: all samples write a row, those of one class the same value.
+        """
+        sweep, target = self._sweep, self._target
+        if not self._moving or not sweep.size:
+            return
+        is_local_G = target.is_local_G & finite
+        row_G = target_rows(target.position_G, sweep.index_S)
+        old_GD = sweep.weight.fetch(row_G).to(unit_GD.dtype)
+        moved_GD = (1 - torch.sigmoid(target.cos_G))[:, None] * (unit_GD - old_GD)
+        moved_GD = torch.where(is_local_G[:, None], moved_GD, 0)
+        # Samples of one class are neighbors after the sort; stable, so they are always added in the same order.
+        sorted_G, order_G = target.position_G.sort(stable=True)
+        first_G = torch.searchsorted(sorted_G, sorted_G)
+        count_G = torch.searchsorted(sorted_G, sorted_G, right=True) - first_G
+        sum_GD = torch.zeros_like(moved_GD).index_add_(0, first_G, moved_GD[order_G])[first_G]
+        new_GD = old_GD.clone()
+        new_GD[order_G] += sum_GD / count_G[:, None]
+        # Samples of other ranks' classes repeat the write of a sample of this rank. Without one, all of them write row
+        # 0 as it is.
+        some = is_local_G.to(torch.uint8).argmax()
+        row_G = torch.where(is_local_G, row_G, row_G[some])
+        new_GD = torch.where(is_local_G[:, None], new_GD, new_GD[some])
+        sweep.weight.store(row_G, new_GD)

@@ -1,0 +1,86 @@
+"""Runs in stages: on any number of ranks, and resumed within a stage and at its border."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import load_config
+from facetrain.errors import ConfigError
+from facetrain.run import training
+from tests.ranks.test_resume import free_ports, with_rank
+from tests.runs.test_training import losses, metrics
+
+BORDER, END = 10, 14
+"""The first stage has 10 steps, each with 12 of the 120 images."""
+SETTINGS = (
+    "train.stages=[{until_epoch: 1, global_batch_size: 12, sample_rate: 0.3, expectations: off}]",
+    "head.expectations=moving",
+    "data.workers=0",
+    "eval.targets=[]",
+    "optim.lr=0.02",
+)
+
+
+def in_worlds(rank, config, folder, sizes, resumed, ports):
+    torch.set_num_threads(1)
+    described = load_config(config, SETTINGS)
+    for size in sizes:
+        with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
+    for saved_on, size, step in resumed:
+        target = folder / f"{saved_on}_to_{size}_at_{step}"
+        if rank == 0:
+            shutil.copytree(folder / f"{saved_on}", target)
+            for later in (BORDER, END):  # with RANK set, a run continues from its newest checkpoint
+                if later > step:
+                    shutil.rmtree(target / "checkpoints" / f"step_{later:08d}")
+        with_rank(rank, size, ports.pop(), training.resume, described, target, step)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "resumed"),
+    [
+        ((1, 2), [(1, 1, 5), (2, 1, BORDER)]),
+        pytest.param(
+            (1, 2, 3),
+            [(1, 1, BORDER), (1, 2, 5), (1, 3, 5), (1, 3, BORDER), (3, 1, 5), (3, 2, BORDER)],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
+    describe, tmp_path, sizes, resumed
+):
+    config = describe(steps=END, checkpoint="every_steps: 5, keep: 9")
+    ports = free_ports(len(sizes) + len(resumed))
+    mp.spawn(in_worlds, (config, tmp_path, sizes, resumed, ports), nprocs=max(sizes))
+    alone = losses(tmp_path / "1")
+    assert len(alone) == END
+    for size in sizes:
+        assert losses(tmp_path / f"{size}") == pytest.approx(alone, rel=1e-4)
+    for saved_on, size, step in resumed:
+        folder = tmp_path / f"{saved_on}_to_{size}_at_{step}"
+        assert losses(folder) == pytest.approx(alone, rel=1e-4), folder
+        if saved_on == size == 1:
+            assert metrics(folder) == metrics(tmp_path / "1"), "bit by bit"
+            last = [
+                Checkpoint(Path(run, "checkpoints", f"step_{END:08d}")) for run in (folder, tmp_path / "1")
+            ]
+            states = [checkpoint.replicated("backbone.") for checkpoint in last]
+            assert torch.equal(*(checkpoint.rows("expectation", 0, 20) for checkpoint in last))
+            assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    records = [record for record in metrics(tmp_path / "1") if "loss" in record]
+    assert [record["epoch"] for record in records] == [0] * BORDER + [1] * (END - BORDER)
+    log = (tmp_path / "1" / "log.txt").read_text()
+    assert "stage 1 of 2, from step 0 (epoch 0) to step 10: 12 images per step, 0.3 of the classes" in log
+    assert (
+        "stage 2 of 2, from step 10 (epoch 1) to step 14: 24 images per step, 1 of the classes, moving expectations"
+        in log
+    )
+
+    other = load_config(config, [SETTINGS[0].replace("0.3", "0.5"), *SETTINGS[1:]])
+    with pytest.raises(ConfigError, match=r"train.stages: .* restore"):
+        training.resume(other, tmp_path / "1", BORDER)

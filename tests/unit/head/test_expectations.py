@@ -1,0 +1,149 @@
+"""Expectations of the classes against LVFace's equations, in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from facetrain.head.class_shard import ClassShard
+from facetrain.head.margin_head import HeadStage
+from tests.support.dense_head import MARGINS, margin_logits, sample_classes
+from tests.support.heads import make_head, make_margin
+
+CLASSES, SIZE, BATCH, SEED = 23, 8, 12, 3
+STAGES = (
+    HeadStage(0, 0.4, "off"),
+    HeadStage(2, 0.4, "moving"),
+    HeadStage(5, 1.0, "fixed"),
+)
+SCALE, MARGIN = MARGINS["cosface"]["scale"], 0.3
+
+
+def staged_head(stages=STAGES, margin="cosface", **options):
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=make_margin(margin), stages=stages, seed=SEED,
+        expectation_margin=MARGIN, weight_dtype=torch.float64, momentum_dtype=torch.float64, chunk_size=5, **options,
+    )  # fmt: skip
+    head.lr = 0.1
+    return head
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
+    # Few classes, so that some have several embeddings in the batch.
+    return embedding.requires_grad_(), torch.randint(0, CLASSES // 2, (BATCH,), generator=generator)
+
+
+class DenseReference:
+    """Stages of progressive cluster optimization with all logits at once, by autograd."""
+
+    def __init__(self, weight, stages=STAGES):
+        self.weight = weight.clone().requires_grad_()
+        self.momentum = torch.zeros_like(weight)
+        self.expectation = None
+        self.stages = stages
+
+    def loss(self, embedding, label, step):
+        stage = [stage for stage in self.stages if stage.first_step <= step][-1]
+        rows = torch.arange(CLASSES)
+        if stage.sample_rate < 1:
+            rows = sample_classes(ClassShard(0, CLASSES), label, stage.sample_rate, seed=SEED, step=step)
+        if stage.expectations != "off" and self.expectation is None:
+            self.expectation = F.normalize(self.weight.detach())
+        unit, target = F.normalize(embedding), torch.searchsorted(rows, label)
+        logits = margin_logits(unit @ F.normalize(self.weight[rows]).T, target, MARGINS["cosface"])
+        ratios = [torch.zeros(len(label), dtype=torch.float64), log_ratio(logits, target)]
+        if stage.expectations != "off":
+            cos = unit @ F.normalize(self.expectation[rows]).T
+            ratios.append(log_ratio(margin_logits(cos, target, {"scale": SCALE, "m3": MARGIN}), target))
+        return torch.logsumexp(torch.stack(ratios), 0).mean(), rows, stage, unit.detach()
+
+    def update(self, rows, stage, unit, label):
+        with torch.no_grad():
+            self.momentum[rows] = 0.9 * self.momentum[rows] + self.weight.grad[rows]
+            self.weight[rows] -= 0.1 * self.momentum[rows]
+        self.weight.grad = None
+        if stage.expectations == "moving":
+            for number in label.unique():
+                old = self.expectation[number]
+                alphas = [torch.sigmoid(F.normalize(old, dim=0) @ x) for x in unit[label == number]]
+                new = [a * old + (1 - a) * x for a, x in zip(alphas, unit[label == number], strict=True)]
+                self.expectation[number] = torch.stack(new).mean(0)
+
+
+def log_ratio(logits, target):
+    negatives = logits.masked_fill(F.one_hot(target, logits.shape[1]).bool(), -torch.inf)
+    return negatives.logsumexp(1) - logits.gather(1, target[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("product", [None, torch.float64])
+def test_all_stages_equal_the_papers_equations(product):
+    head = staged_head(product_dtype=product)
+    dense = DenseReference(head.weight.data)
+    for step in range(7):
+        embedding, label = batch(step)
+        other = embedding.detach().clone().requires_grad_()
+        head.begin_step(step)
+        loss = head(embedding, label)
+        loss.backward()
+        expected, *rest = dense.loss(other, label, step)
+        expected.backward()
+        dense.update(*rest, label)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(embedding.grad, other.grad)
+        torch.testing.assert_close(head.weight.data, dense.weight.detach())
+        if dense.expectation is not None:
+            torch.testing.assert_close(head.row_state()["expectation"], dense.expectation)
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
+def test_a_head_loaded_at_any_step_continues_bit_by_bit(at):
+    head = staged_head()
+    for step in range(at):
+        head.begin_step(step)
+        head(*batch(step)).backward()
+    loaded, saved = staged_head(), {name: table.clone() for name, table in head.row_state().items()}
+    loaded.load_rows(lambda name, start, stop: saved[name][start:stop])
+    for step in range(at, 7):
+        for each in (head, loaded):
+            each.begin_step(step)
+            each(*batch(step)).backward()
+        states = head.row_state(), loaded.row_state()
+        assert states[0].keys() == {"weight", "momentum", "expectation"}
+        assert all(torch.equal(table, states[1][name]) for name, table in states[0].items())
+
+
+def test_a_loss_that_is_not_finite_moves_no_expectation():
+    head = staged_head((HeadStage(0, 1.0, "moving"),))
+    head.begin_step(0)
+    before = head.row_state()["expectation"].clone()
+    embedding, label = batch(0)
+    head(embedding * float("nan"), label).backward()
+    assert torch.equal(head.row_state()["expectation"], before)
+    head(*batch(1)).backward()
+    assert not torch.equal(head.row_state()["expectation"], before)
+
+
+@pytest.mark.parametrize("margin", ["arcface", "softmax", "curricularface", "elastic_arcface"])
+def test_every_margin_can_take_the_place_of_the_first_one(margin):
+    head, plain = staged_head((HeadStage(0, 1.0, "fixed"),), margin), staged_head((), margin)
+    embedding, label = (tensor[:1].detach() for tensor in batch(0))
+    head.begin_step(0)
+    plain.begin_step(0)
+    generator = torch.Generator().manual_seed(1)
+    expectation = head.row_state()["expectation"].normal_(generator=generator)
+    inputs = [embedding.clone().requires_grad_() for _ in range(3)]
+    loss = head(inputs[0], label)
+    loss.backward()
+    first_loss = plain(inputs[1], label)
+    first_loss.backward()
+    cos = F.normalize(inputs[2]) @ F.normalize(expectation).T
+    second = log_ratio(margin_logits(cos, label, {"scale": SCALE, "m3": MARGIN}), label)
+    second.sum().backward()
+    torch.testing.assert_close(loss, torch.logaddexp(first_loss.detach(), second.detach()).sum())
+    parts = (first_loss - loss).exp() * inputs[1].grad + (second - loss).exp() * inputs[2].grad
+    torch.testing.assert_close(inputs[0].grad, parts.detach())
+
+
+def test_without_expectations_no_table_is_allocated():
+    assert "expectation" not in staged_head((HeadStage(0, 0.4, "off"),)).row_state()
