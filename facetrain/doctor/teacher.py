@@ -18,7 +18,7 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.loader import Batch
 from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.run.build_distillation import open_cache
+from facetrain.run.teacher_embeddings import open_cache
 
 _PAIRS = 24
 """Identities of which two images are embedded; a large teacher takes some 0.2 s for an image on a CPU core."""

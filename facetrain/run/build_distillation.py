@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
 from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.model_file import open_model
 from facetrain.run.build_head import build_teacher_centers
-from facetrain.run.compatibility import digest_labels
+from facetrain.run.teacher_embeddings import open_cache
 from facetrain.training.distillation import CENTER_LOSSES, Distillation
 from facetrain.training.precision import autocast_for
 from facetrain.training.teacher import LiveTeacher, Teacher, digest_model
@@ -74,32 +71,3 @@ def build_distillation(
         centers=centers,
     )
     return distillation.to(world.device)
-
-
-def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedTeacher:
-    """Open the file `distill.cache` for training on `source`.
-
-    Raises:
-        DataError: it cannot be read, or belongs to other data or another teacher.
-        ModelError: the teacher cannot be opened.
-        CheckpointError: it is a damaged checkpoint.
-    """
-    distill = config.distill
-    assert distill is not None, "the config has no teacher"
-    assert distill.cache is not None, "the config has no cache"
-    path = Path(distill.teacher)
-    # The cache has the embeddings of the whole dataset, without `data.min_images_per_identity`.
-    whole, index = source, None
-    if config.data.min_images_per_identity > 1:
-        whole = open_dataset(Path(config.data.train))
-        index = images_of_large_identities(whole, config.data.min_images_per_identity)
-    return CachedTeacher(
-        Path(distill.cache),
-        dataset=digest_labels(whole),
-        # The model is needed for this check only.
-        teacher=digest_model(open_model(path, torch.device("cpu")), path),
-        num_images=whole.num_images,
-        index=index,
-        flips=augment.flips,
-        needs_mirrored=config.data.augment.flip > 0,
-    )

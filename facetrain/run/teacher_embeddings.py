@@ -6,14 +6,18 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from facetrain.data.open_dataset import open_dataset
+from facetrain.config.schema import Config
+from facetrain.data.augment import Augment
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.distributed.world import join
 from facetrain.models.model_file import open_model
 from facetrain.progress import ProgressCallback
 from facetrain.run.compatibility import digest_labels
 from facetrain.training.teacher import digest_model
-from facetrain.training.teacher_cache import new_cache
+from facetrain.training.teacher_cache import CachedTeacher, new_cache
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.image_embeddings import embed_in_chunks, input_landmarks, read_input
 
@@ -59,3 +63,32 @@ def write_teacher_embeddings(
             for indices, rows in chain([first], chunks):
                 rows_NRT[indices.start : indices.stop] = rows
     return count, int(shape[2])
+
+
+def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedTeacher:
+    """Open the file `distill.cache` for training on `source`.
+
+    Raises:
+        DataError: it cannot be read, or belongs to other data or another teacher.
+        ModelError: the teacher cannot be opened.
+        CheckpointError: it is a damaged checkpoint.
+    """
+    distill = config.distill
+    assert distill is not None, "the config has no teacher"
+    assert distill.cache is not None, "the config has no cache"
+    path = Path(distill.teacher)
+    # The cache has the embeddings of the whole dataset, without `data.min_images_per_identity`.
+    whole, index = source, None
+    if config.data.min_images_per_identity > 1:
+        whole = open_dataset(Path(config.data.train))
+        index = images_of_large_identities(whole, config.data.min_images_per_identity)
+    return CachedTeacher(
+        Path(distill.cache),
+        dataset=digest_labels(whole),
+        # The model is needed for this check only.
+        teacher=digest_model(open_model(path, torch.device("cpu")), path),
+        num_images=whole.num_images,
+        index=index,
+        flips=augment.flips,
+        needs_mirrored=config.data.augment.flip > 0,
+    )

@@ -11,7 +11,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.doctor import teacher as checks
 from facetrain.errors import DataError
 from facetrain.models.model_file import EmbeddingModel
-from facetrain.run import build_distillation
+from facetrain.run import teacher_embeddings
 from facetrain.run.compatibility import digest_labels
 from facetrain.training.teacher_cache import new_cache
 
@@ -48,9 +48,9 @@ def config(data, **distill):
 
 def use(monkeypatch, prepare=normalize):
     model = EmbeddingModel(RedOnly(), SIDE, 0, prepare, "a network")
-    for module in (checks, build_distillation):
+    for module in (checks, teacher_embeddings):
         monkeypatch.setattr(module, "open_model", lambda path, device: model)
-        if module is build_distillation:
+        if module is teacher_embeddings:
             monkeypatch.setattr(module, "digest_model", lambda model, path: "digest")
 
 
