@@ -304,7 +304,7 @@ class MarginHead:
             loss=self._loss,
             chunk_size=self._chunk_size(global_batch),
             chunk_type=self.chunk_type,
-            take_gradient=_ignore,
+            take_gradient=None,
             finish=_ignore,
             product_dtype=self._settings.product_dtype,
             table=EXPECTATION,
@@ -441,7 +441,7 @@ class MarginHead:
 
 
 def _ignore(*arguments: object) -> None:
-    """Do nothing: no gradient of the expectations is computed."""
+    """Do nothing at the end of a backward pass."""
 
 
 def start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:

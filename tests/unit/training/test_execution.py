@@ -163,3 +163,13 @@ def test_a_short_run_measures_nothing_and_reports_why():
 
 def test_a_run_with_one_possible_mode_measures_nothing():
     assert begin_trial(make_execution("off", "off"), State(), Schedule, pytest.fail) is None
+
+
+def test_recorded_graphs_are_discarded_where_a_stage_begins_and_the_mode_stays():
+    execution = make_execution(cuda_graphs="on")
+    execution.network._graphs = object()
+    execution.record_again()
+    assert execution.network._graphs is None and execution.network.enabled and execution.mode == "graphs"
+    eager = make_execution()
+    eager.record_again()
+    assert eager.mode == "eager" and not eager.network.enabled
