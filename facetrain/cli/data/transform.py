@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def merge(
-    datasets: Annotated[list[Path], typer.Argument(metavar="DATASETS...", help="Two or more datasets.")],
+    datasets: Annotated[list[Path], typer.Argument(metavar="DATASET", help="Two or more datasets.")],
     output: Output,
     workers: Workers = None,
     as_json: Json = False,
