@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,14 +29,26 @@ def embed(
     device: Device = "auto",
     batch_size: BatchSize = 256,
     bf16: Bf16 = False,
+    dtype: Annotated[
+        Literal["float32", "float16"],
+        typer.Option(
+            help="Type of the numbers in .npz and .parquet files; float16 needs half the space and changes a cosine by "
+            "about 0.0002."
+        ),
+    ] = "float32",
 ) -> None:
-    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
+    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files.
+
+    More than 65,536 images are embedded in chunks, which are kept beside the output until it is complete: the same
+    command continues after an interruption.
+    """
     from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
     from facetrain.run.teacher_embeddings import write_teacher_embeddings
     from facetrain.training.teacher_cache import SUFFIX
     from facetrain.verify.embedding_files import require_format, save_embeddings
     from facetrain.verify.image_embeddings import embed_input
+    from facetrain.verify.partial_embeddings import remove_partial_files
 
     if output.suffix == SUFFIX:
         require_writable(output)
@@ -58,9 +70,18 @@ def embed(
     require_writable(output)
     with collect_native_messages(), progress_bar("embedding") as progress:
         embeddings = embed_input(
-            model, input, flip=flip, device=device, batch_size=batch_size, bf16=bf16, progress=progress
+            model,
+            input,
+            flip=flip,
+            device=device,
+            batch_size=batch_size,
+            bf16=bf16,
+            progress=progress,
+            output=output,
+            dtype=dtype,
         )
-    save_embeddings(output, embeddings)
+    save_embeddings(output, embeddings, dtype)
+    remove_partial_files(output)
     count, size = embeddings.embedding.shape
     echo_line(f"{output}: {count:,} embeddings of size {size}")
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_writable
 
 if TYPE_CHECKING:
-    from facetrain.verify.embedding_files import Embeddings
+    from facetrain.verify.exact_search import Found
+    from facetrain.verify.stored_embeddings import StoredEmbeddings
 
 _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"
+_RECALL_PROBES = 1000
 
 
 def search(
@@ -47,42 +50,119 @@ def search(
             metavar="CSV", help="Write probe, rank, name, label and cosine to this file, one line per result."
         ),
     ] = None,
+    index: Annotated[
+        Literal["exact", "flat", "ivf"],
+        typer.Option(
+            help="Search method: exact compares each probe with the whole gallery; flat is the same with faiss; ivf "
+            "compares it with the nearest lists of an index of faiss, and may miss entries. flat and ivf need "
+            "facetrain[faiss]."
+        ),
+    ] = "exact",
+    nlist: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of lists of a new index; the default is about 4 √N for N gallery entries."
+        ),
+    ] = None,
+    nprobe: Annotated[
+        int, typer.Option(min=1, help="Number of lists that --index ivf compares with each probe.")
+    ] = 32,
+    index_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of the index of --index ivf: opened if it exists, else built; the default is GALLERY.ivf.",
+        ),
+    ] = None,
+    recall: Annotated[
+        bool,
+        typer.Option(
+            "--recall",
+            help="Also search the first 1,000 probes exactly, and report on standard error the share of the exact "
+            "results that --index ivf finds.",
+        ),
+    ] = False,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
-    """Find the most similar faces of a gallery for each probe, by cosine similarity."""
-    from facetrain.errors import DataError
-    from facetrain.verify.identification import top_k
+    """Find the most similar faces of a gallery for each probe, by cosine similarity.
+
+    Files of embeddings are read in blocks: a gallery may be larger than the memory.
+    """
+    from facetrain.cli.progress import progress_bar
 
     require_writable(output)
     lowest = _stored_threshold(model, fmr, device) if fmr is not None else threshold
     entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)
-    if entries.embedding.shape[1] != probes.embedding.shape[1]:
-        raise DataError(
-            f"{gallery} has embeddings of size {entries.embedding.shape[1]}, {probe} of size "
-            f"{probes.embedding.shape[1]}; embed both with one model"
+    if index == "ivf":
+        folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
+        found = _search_ivf(probes, entries, top, folder, nlist, nprobe, recall)
+    else:
+        from facetrain.verify.exact_search import scan_with_faiss, search_exactly
+        from facetrain.verify.ivf_index import import_faiss
+
+        scan = scan_with_faiss(import_faiss()) if index == "flat" else None
+        with progress_bar("comparing") as progress:
+            found = search_exactly(probes, entries, top, scan=scan, progress=progress)
+    if output is not None:
+        _write_csv(output, _results(found, probes, entries, lowest))
+    if as_json:
+        typer.echo(json.dumps(list(_results(found, probes, entries, lowest)), indent=1))
+    elif output is None:
+        for result in _results(found, probes, entries, lowest):
+            for line in _format_result(result):
+                echo_line(line)
+    else:
+        echo_line(f"{output}: searched {probes.count:,} probes in {entries.count:,} gallery entries")
+
+
+def _search_ivf(
+    probes: StoredEmbeddings,
+    entries: StoredEmbeddings,
+    top: int,
+    folder: Path,
+    nlist: int | None,
+    nprobe: int,
+    report_recall: bool,
+) -> Found:
+    from facetrain.cli.progress import progress_bar
+    from facetrain.verify.exact_search import Found, require_same_size, search_exactly
+    from facetrain.verify.ivf_index import IvfIndex, build_ivf, default_nlist, recall
+
+    require_same_size(probes, entries)
+    if not folder.exists():
+        with progress_bar("building the index") as progress:
+            build_ivf(entries, folder, nlist or default_nlist(entries.count), progress=progress)
+    opened = IvfIndex(folder, entries)
+    with progress_bar("searching") as progress:
+        found = opened.search(probes, top, nprobe, progress=progress)
+    if report_recall:
+        with progress_bar("searching exactly") as progress:
+            first = replace(probes, count=min(probes.count, _RECALL_PROBES))
+            exact = search_exactly(first, entries, top, progress=progress)
+        share = recall(Found(found.row_QK[: first.count], found.cosine_QK[: first.count]), exact)
+        typer.echo(
+            f"recall {share:.4f} of the exact results, {first.count:,} probes, {opened.facts.nlist:,} lists, "
+            f"{min(nprobe, opened.facts.nlist):,} per probe",
+            err=True,
         )
-    row_QK, cosine_QK = top_k(probes.embedding, entries.embedding, top)
-    results = [
-        {
-            "probe": name,
+    return found
+
+
+def _results(
+    found: Found, probes: StoredEmbeddings, entries: StoredEmbeddings, lowest: float | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the name of each probe, and the entries that were found for it."""
+    for probe, rows in enumerate(found.row_QK):
+        cosines = found.cosine_QK[probe].tolist()
+        yield {
+            "probe": probes.name[probe],
             "found": [
-                {"name": entries.name[row], "label": int(entries.label[row]), "cosine": float(cosine)}
-                for row, cosine in zip(rows, cosines, strict=True)
-                if lowest is None or cosine >= lowest
+                {"name": entries.name[row], "label": int(entries.label[row]), "cosine": cosine, "row": row}
+                for row, cosine in zip(rows.tolist(), cosines, strict=True)
+                if row >= 0 and (lowest is None or cosine >= lowest)
             ],
         }
-        for name, rows, cosines in zip(probes.name, row_QK.tolist(), cosine_QK, strict=True)
-    ]
-    if output is not None:
-        _write_csv(output, results)
-    if as_json:
-        typer.echo(json.dumps(results, indent=1))
-    elif output is None:
-        for line in (line for result in results for line in _format_result(result)):
-            echo_line(line)
-    else:
-        echo_line(f"{output}: searched {len(results):,} probes in {len(entries.name):,} gallery entries")
 
 
 def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
@@ -102,20 +182,21 @@ def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
     return found.cosine
 
 
-def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
+def _embeddings(path: Path, model: Path | None, device: str) -> StoredEmbeddings:
     from facetrain.cli.progress import progress_bar
     from facetrain.errors import UsageError
-    from facetrain.verify.embedding_files import SUFFIXES, load_embeddings
+    from facetrain.verify.embedding_files import SUFFIXES
     from facetrain.verify.image_embeddings import embed_input
+    from facetrain.verify.stored_embeddings import StoredEmbeddings, open_embeddings
 
     if path.suffix in SUFFIXES:
-        return load_embeddings(path)
+        return open_embeddings(path)
     if model is None:
         raise UsageError(
             f"{path}: not a file of embeddings ({', '.join(SUFFIXES)}); add --model MODEL to embed its images"
         )
     with progress_bar(f"embedding {path}") as progress:
-        return embed_input(model, path, device=device, progress=progress)
+        return StoredEmbeddings.of(embed_input(model, path, device=device, progress=progress), path)
 
 
 def _format_result(result: dict[str, Any]) -> list[str]:
@@ -123,11 +204,14 @@ def _format_result(result: dict[str, Any]) -> list[str]:
     return [result["probe"], *(entries or ["  no entry reaches the threshold"])]
 
 
-def _write_csv(path: Path, results: list[dict[str, Any]]) -> None:
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["probe", "rank", "name", "label", "cosine"])
-    for result in results:
-        for rank, entry in enumerate(result["found"], start=1):
-            writer.writerow([result["probe"], rank, entry["name"], entry["label"], f"{entry['cosine']:.6f}"])
-    write_text(path, table.getvalue())
+def _write_csv(path: Path, results: Iterator[dict[str, Any]]) -> None:
+    from facetrain.errors import UsageError
+    from facetrain.files import os_errors_as
+
+    with os_errors_as(UsageError, path), path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["probe", "rank", "name", "label", "cosine", "row"])
+        for result in results:
+            for rank, entry in enumerate(result["found"], start=1):
+                cosine = f"{entry['cosine']:.6f}"
+                writer.writerow([result["probe"], rank, entry["name"], entry["label"], cosine, entry["row"]])

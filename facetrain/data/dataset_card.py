@@ -9,7 +9,9 @@ FOLDER/dataset_card.yaml, or FILE.card.yaml for a dataset that is one file:
     kind: synthetic          # or real, or unknown
     people: 10000
     images: 500000
-    digest: sha256:…         # of the images and labels, in order; written by pack and convert
+    digest: sha256:…         # of the images and labels, in order; written by the tools that write datasets
+
+A dataset that was merged has a list of such cards, one for each of its sources.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ UNKNOWN = "unknown"
 KINDS = ("synthetic", "real", UNKNOWN)
 _MAX_CHARACTERS = 1 << 16
 _NON_COMMERCIAL = re.compile(
-    r"non.?commercial|\bby-nc|\bnc\b|research.(use|purposes?).only|only.for.research", re.IGNORECASE
+    r"non.?commercial|\bby-nc|\bnc\b|research.((use|purposes?).)?only|only.for.research", re.IGNORECASE
 )
 
 
@@ -72,33 +74,40 @@ def card_path(dataset: Path) -> Path:
 
 
 def read_card(dataset: Path) -> DatasetCard:
-    """Return the card of a dataset; without one, a card with the name of the path.
+    """Return the card of a dataset, the first one of several.
 
     Raises:
         DataError: the card is not as described above.
     """
+    return _read_cards_beside(dataset)[0]
+
+
+def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
+    """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
     path = card_path(dataset)
     if not path.exists():
-        return DatasetCard(printable(dataset.name))
+        return [DatasetCard(printable(dataset.name))]
     try:
         text = read_regular_text(path)
         content = yaml.safe_load(text) if len(text) <= _MAX_CHARACTERS else None
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
-    return _card_of(content, path)
+    if isinstance(content, list) and content:
+        return [_card_of(one, path) for one in content]
+    return [_card_of(content, path)]
 
 
 def read_cards(dataset: Path) -> list[DatasetCard]:
-    """Return the cards of a dataset, or of all datasets of a mixture.
+    """Return the cards of a dataset, which are several if it was merged, or of all datasets of a mixture.
 
     Raises:
         DataError: a card or the mixture is damaged.
     """
     if dataset.suffix not in MIXTURE_SUFFIXES or not dataset.is_file():
-        return [read_card(dataset)]
+        return _read_cards_beside(dataset)
     try:
         entries = yaml.safe_load(dataset.read_text(encoding="utf-8"))["datasets"]
-        return [read_card(dataset.parent / str(entry["path"])) for entry in entries]
+        return [card for entry in entries for card in _read_cards_beside(dataset.parent / str(entry["path"]))]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         raise DataError(f"{dataset}: {error_reason(error)}") from error
 
@@ -125,8 +134,41 @@ def card_values(card: DatasetCard) -> dict[str, Any]:
 
 def write_card(dataset: Path, place: Path, card: DatasetCard) -> None:
     """Write the card of a dataset that is still at `place`, and will be at `dataset`."""
+    _write_cards(dataset, place, [card])
+
+
+def carry_cards(
+    sources: Sequence[Path],
+    dataset: Path,
+    place: Path,
+    size: tuple[int, int],
+    digest: ImageDigest | None = None,
+) -> None:
+    """Write the cards of the datasets from which another one was written.
+
+    Origin, license and consent are those of the sources. The card of a single source gets the new numbers. Of several
+    sources, or a source with several cards, each card is listed, with the numbers of its own dataset.
+
+    Args:
+        sources: the datasets that were read.
+        dataset: where the new one will be.
+        place: where it is now.
+        size: its numbers of people and images.
+        digest: digest of its images and labels.
+
+    Raises:
+        DataError: a card is damaged.
+    """
+    cards = [card for source in sources for card in read_cards(source)]
+    if len(cards) == 1:
+        text = digest.text if digest else None
+        cards = [dataclasses.replace(cards[0], people=size[0], images=size[1], digest=text)]
+    _write_cards(dataset, place, list(dict.fromkeys(cards)))
+
+
+def _write_cards(dataset: Path, place: Path, cards: list[DatasetCard]) -> None:
     path = place / CARD_FILE if place.is_dir() else dataset.with_name(dataset.name + CARD_SUFFIX)
-    path.write_text(card_text([card]), encoding="utf-8")
+    path.write_text(card_text(cards), encoding="utf-8")
 
 
 class ImageDigest:

@@ -6,24 +6,27 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from facetrain.errors import DataError, missing_package
-from facetrain.files import error_reason, os_errors_as
+from facetrain.data.formats.arrow_columns import import_pyarrow
+from facetrain.errors import DataError
+from facetrain.files import error_reason, new_file
+from facetrain.verify.embedding_parquet import read_batches, write_parquet
 from facetrain.verify.normalization import l2_normalize
 
 SUFFIXES = (".npz", ".parquet")
-_COLUMNS = ("embedding", "name", "label")
+DTYPES = ("float32", "float16")
+"""Types of the numbers in a file: float16 needs half the space, and changes a cosine by about 0.0002."""
+COLUMNS = ("embedding", "name", "label")
 _SPARE_BYTES = 1 << 27
 _HEADER_BYTES = 1 << 14
-_ROWS_PER_PART = 4096
+_WRITE_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -38,21 +41,17 @@ class Embeddings:
     """Class of each image, int (N,); −1 if it has none."""
 
 
-def save_embeddings(path: Path, embeddings: Embeddings) -> None:
-    """Write a `.npz` or `.parquet` file, complete or not at all.
+def save_embeddings(path: Path, embeddings: Embeddings, dtype: str = "float32") -> None:
+    """Write a `.npz` or `.parquet` file in blocks, complete or not at all.
+
+    `dtype` is that of the embeddings in the file, one of `DTYPES`.
 
     Raises:
         DataError: the suffix is unknown, pyarrow is not installed, or the file cannot be written.
     """
     write = _writer(path)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with os_errors_as(DataError, path):
-            with scratch.open("wb") as file:
-                write(file, embeddings)
-            os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with new_file(path, DataError) as scratch, scratch.open("wb") as file:
+        write(file, embeddings, np.dtype(dtype))
 
 
 def require_format(path: Path) -> None:
@@ -89,29 +88,49 @@ def load_embeddings(path: Path) -> Embeddings:
     return Embeddings(l2_normalize(embedding), name, label)
 
 
-def _writer(path: Path) -> Callable[[BinaryIO, Embeddings], None]:
+def _writer(path: Path) -> Callable[[BinaryIO, Embeddings, np.dtype[Any]], None]:
     if path.suffix == ".npz":
         return _write_npz
     if path.suffix == ".parquet":
-        _import_pyarrow(path)
+        import_pyarrow(path)
         return _write_parquet
     raise DataError(f"{path}: unknown suffix of a file of embeddings; use {' or '.join(SUFFIXES)}")
 
 
-def _write_npz(file: BinaryIO, embeddings: Embeddings) -> None:
-    names = np.array(list(embeddings.name))
-    np.savez(file, embedding=embeddings.embedding, name=names, label=embeddings.label)
+def _write_npz(file: BinaryIO, embeddings: Embeddings, dtype: np.dtype[Any]) -> None:
+    """Write what `np.savez` writes, without a second copy of the columns in memory."""
+    rows, names = embeddings.embedding, embeddings.name
+    width = max((len(name) for name in names), default=1)
+    blocks = [slice(start, start + _WRITE_ROWS) for start in range(0, len(rows), _WRITE_ROWS)]
+    columns: dict[str, tuple[np.dtype[Any], tuple[int, ...], Callable[[slice], Any]]] = {
+        "embedding": (dtype, rows.shape, lambda block: rows[block]),
+        "name": (np.dtype(f"<U{max(width, 1)}"), (len(rows),), lambda block: _names(names, block)),
+        "label": (embeddings.label.dtype, (len(rows),), lambda block: embeddings.label[block]),
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        for column, (kind, shape, values) in columns.items():
+            header = {"descr": kind.str, "fortran_order": False, "shape": shape}
+            with archive.open(f"{column}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                for block in blocks:
+                    member.write(np.ascontiguousarray(values(block), kind).tobytes())
+
+
+def _names(names: Sequence[str], block: slice) -> list[str]:
+    return [names[row] for row in range(block.start, min(block.stop, len(names)))]
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
     with zipfile.ZipFile(path) as archive:
-        _require_fitting(path, sum(_checked_size(archive, f"{name}.npy") for name in _COLUMNS))
+        for column in COLUMNS:
+            read_array_header(archive, f"{column}.npy")
+        require_fitting(path, sum(archive.getinfo(f"{column}.npy").file_size for column in COLUMNS))
     with np.load(path, allow_pickle=False) as arrays:
         embedding = np.asarray(arrays["embedding"], np.float32)
         return embedding, np.atleast_1d(arrays["name"]).tolist(), arrays["label"]
 
 
-def _require_fitting(path: Path, size: int) -> None:
+def require_fitting(path: Path, size: int) -> None:
     """Refuse a file that grows too much when it is decompressed: embeddings hardly compress.
 
     Raises:
@@ -124,74 +143,57 @@ def _require_fitting(path: Path, size: int) -> None:
         )
 
 
-def _checked_size(archive: zipfile.ZipFile, name: str) -> int:
-    """Return the size of an array of a `.npz` file, after a check that its header claims no more than its bytes."""
+def read_array_header(
+    archive: zipfile.ZipFile, name: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, Fortran order, dtype and the bytes of the header of an array of a `.npz` file.
+
+    Raises:
+        ValueError: the header claims more than the array's bytes, for which NumPy would allocate memory.
+    """
     with archive.open(name) as file:
         head = io.BytesIO(file.read(_HEADER_BYTES))  # not the whole header, whose length the file claims
         version = np.lib.format.read_magic(head)
         read_header = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
-        shape, _, dtype = read_header(head)
+        shape, fortran_order, dtype = read_header(head)
     size = archive.getinfo(name).file_size
-    # Otherwise NumPy allocates what the header claims before it reads.
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"{name} claims the shape {shape} in {size:,} bytes")
-    return size
+    return shape, fortran_order, dtype, head.tell()
 
 
-def _write_parquet(file: BinaryIO, embeddings: Embeddings) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
+def _write_parquet(file: BinaryIO, embeddings: Embeddings, dtype: np.dtype[Any]) -> None:
+    rows = embeddings.embedding
+    write_parquet(
+        file,
+        len(rows),
+        rows.shape[1],
+        dtype,
+        lambda block: (rows[block], _names(embeddings.name, block), embeddings.label[block]),
+    )
 
-    flat = pa.array(np.ascontiguousarray(embeddings.embedding, np.float32).ravel())
-    columns = {
-        "name": pa.array(list(embeddings.name), pa.string()),
-        "label": pa.array(embeddings.label.astype(np.int64)),
-        "embedding": pa.FixedSizeListArray.from_arrays(flat, embeddings.embedding.shape[1]),
-    }
-    pyarrow.parquet.write_table(pa.table(columns), file)
+
+def parquet_batches(path: Path) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
+    """Yield embeddings, names and labels as `read_batches`.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file grows too much when it is decoded.
+    """
+    return read_batches(path, lambda size: require_fitting(path, size))
 
 
 def _read_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
-    pa = _import_pyarrow(path)
-    import pyarrow.parquet
-
-    try:
-        # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
-        with path.open("rb") as file:
-            # As a dictionary: a few bytes per row can stand for names of any length.
-            parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
-            facts = parquet.metadata
-            if facts.num_rows > path.stat().st_size:
-                raise ValueError(f"claims {facts.num_rows:,} rows in {path.stat().st_size:,} bytes")
-            groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-            _require_fitting(path, sum(group.total_byte_size for group in groups))
-            # In parts, after the first row alone: encoded, a million equal numbers need a few bytes. Their number is in
-            # the metadata of the columns too, but pyarrow 21 ends the process if that is damaged.
-            first = next(parquet.iter_batches(1, columns=["embedding"], use_threads=False))
-            _require_fitting(path, first["embedding"].nbytes * facts.num_rows)
-            parts, size = [], 0
-            for part in parquet.iter_batches(_ROWS_PER_PART, columns=list(_COLUMNS), use_threads=False):
-                size += part["embedding"].nbytes
-                _require_fitting(path, size)
-                parts.append(part)
-            table = pa.Table.from_batches(parts).combine_chunks()
-        column, names = table["embedding"].chunk(0), table["name"].chunk(0)
-        embedding = column.flatten().to_numpy().reshape(len(column), -1)
-        if pa.types.is_dictionary(names.type):
-            distinct = names.dictionary.to_pylist()
-            name = [distinct[at] for at in names.indices.to_pylist()]
+    embeddings, names, labels = [], list[str](), []
+    for embedding_nD, name, label_n in parquet_batches(path):
+        if hasattr(name, "dictionary"):
+            distinct = name.dictionary.to_pylist()
+            names += [distinct[at] for at in name.indices.to_pylist()]
         else:
-            name = names.to_pylist()
-    except StopIteration:
-        raise ValueError("no rows") from None
-    return np.asarray(embedding, np.float32), name, table["label"].to_numpy()
-
-
-def _import_pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise DataError(f"{path}: {missing_package(error, 'parquet')}") from error
-    return pyarrow
+            names += name.to_pylist()
+        embeddings.append(np.asarray(embedding_nD, np.float32))
+        labels.append(label_n)
+    if not names:
+        raise ValueError("no rows")
+    return np.concatenate(embeddings), names, np.concatenate(labels)

@@ -1,4 +1,4 @@
-"""1:N identification: search in a gallery, its metrics, and the top-k search of `facetrain search`.
+"""1:N identification: search in a gallery, and its metrics.
 
 The terms are those of NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 2019) and ISO/IEC 19795-1:
 
@@ -9,7 +9,7 @@ The terms are those of NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 
     TPIR = 1 − FNIR      share of mated probes with a mate at or above the threshold
 """
 
-# Q probes   q probes of one block   G gallery entries   D embedding   S subjects   R draws of them   K results
+# Q probes   q probes of one block   G gallery entries   D embedding   S subjects   R draws of them
 
 from __future__ import annotations
 
@@ -95,23 +95,6 @@ def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator
     for start in range(0, len(probe_QD), step):
         block = slice(start, start + step)
         yield block, probe_QD[block] @ gallery_GD.T
-
-
-def top_k(probe_QD: np.ndarray, gallery_GD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the gallery rows with the highest cosine similarity to each probe, best first, and the cosines.
-
-    The embeddings have length 1. The result is int64 (Q, K) and float32 (Q, K); K is `count`, or the size of
-    the gallery if that is smaller.
-    """
-    kept = min(count, len(gallery_GD))
-    entry_QK = np.empty((len(probe_QD), kept), np.int64)
-    cosine_QK = np.empty((len(probe_QD), kept), np.float32)
-    for block, cosine_qG in _similarity_blocks(probe_QD, gallery_GD):
-        best_qK = np.argpartition(-cosine_qG, kept - 1, axis=1)[:, :kept]
-        order_qK = np.argsort(-np.take_along_axis(cosine_qG, best_qK, 1), axis=1, kind="stable")
-        entry_QK[block] = np.take_along_axis(best_qK, order_qK, 1)
-        cosine_QK[block] = np.take_along_axis(cosine_qG, entry_QK[block], 1)
-    return entry_QK, cosine_QK
 
 
 def identification_result(

@@ -27,8 +27,9 @@ from facetrain.progress import ProgressCallback
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.embedding_files import Embeddings
 from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.partial_embeddings import PartialEmbeddings, embedding_key
 
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
 T = TypeVar("T")
 
@@ -42,22 +43,32 @@ def embed_input(
     batch_size: int = 256,
     bf16: bool = False,
     progress: ProgressCallback | None = None,
+    output: Path | None = None,
+    dtype: str = "float32",
 ) -> Embeddings:
     """Return the unit embeddings of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
     More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
     called with the number of embedded images and their total.
 
+    With `output`, finished chunks are kept beside this file, so that the same call continues after an interruption.
+    `remove_partial_files` removes them. `dtype` is the type of the numbers in these chunks.
+
     Raises:
         ModelError: the model cannot be opened.
         DataError: the input cannot be read, or the disk has no space for the temporary file.
     """
     images, names, labels = read_input(input)
+    partial = None
+    if output is not None and len(images) > _CHUNK:
+        with os_errors_as(DataError, model):
+            key = embedding_key(model, input, images, labels, {"flip": flip, "bf16": bf16})
+        partial = PartialEmbeddings(output, key, len(images), dtype)
     with join(device) as world:
         opened = open_model(model, world.device)
         embedding = embed_images(
             opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress,
-            landmarks=input_landmarks(opened, input),
+            landmarks=input_landmarks(opened, input), partial=partial,
         )  # fmt: skip
     return Embeddings(embedding, names, labels)
 
@@ -89,10 +100,12 @@ def embed_images(
     bf16: bool = False,
     progress: ProgressCallback | None = None,
     landmarks: np.ndarray | None = None,
+    partial: PartialEmbeddings | None = None,
 ) -> np.ndarray:
     """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
 
-    `name` is the input, for messages. `landmarks` are those of the images, (N, 5, 2), see `ImageEmbedder`.
+    `name` is the input, for messages. `landmarks` are those of the images, (N, 5, 2), see `ImageEmbedder`. `partial`
+    replaces the temporary file: its rows are not embedded again, and the result has its type.
     """
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
@@ -103,13 +116,19 @@ def embed_images(
     count = len(images)
     embedding_ND: np.ndarray | None = None
     for indices, chunk in embed_in_chunks(
-        opened, count, world, embed, chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress
-    ):
+        opened, count, world, embed,
+        chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress, first=partial.done if partial else 0,
+    ):  # fmt: skip
+        if partial is not None:
+            partial.append(chunk)
+            continue
         if len(chunk) == count:
             return chunk
         if embedding_ND is None:
             embedding_ND = spill_buffer((count, chunk.shape[1]), np.float32)
         embedding_ND[indices.start : indices.stop] = chunk
+    if partial is not None:
+        return partial.rows()
     assert embedding_ND is not None, "no images"
     return embedding_ND
 
@@ -124,8 +143,9 @@ def embed_in_chunks(
     batch_size: int,
     bf16: bool,
     progress: ProgressCallback | None,
+    first: int = 0,
 ) -> Iterator[tuple[range, np.ndarray]]:
-    """Yield ranges of at most `chunk` of `count` images, and what `embed` returns for each.
+    """Yield ranges of at most `chunk` of the images from `first` to `count`, and what `embed` returns for each.
 
     `progress` is called with the number of embedded images and their total.
     """
@@ -140,7 +160,7 @@ def embed_in_chunks(
         # `start` is the variable of the loop below: the callback adds the chunks that are finished.
         progress=(lambda done, _: progress(start + done, count)) if progress else None,
     )
-    for start in range(0, count, chunk):
+    for start in range(first, count, chunk):
         indices = range(start, min(start + chunk, count))
         yield indices, embed(embedder, indices)
 

@@ -67,6 +67,19 @@ def test_only_a_set_of_pairs_can_be_reduced(data, tmp_path):
     assert process.returncode == 2 and "--reduce-to needs a set of pairs" in process.stderr
 
 
+def test_convert_writes_the_same_images_and_carries_the_card(data, tmp_path):
+    source = open_dataset(data)
+    process = facetrain("data", "convert", data, "--to", "zip", "--output", tmp_path / "a.zip", "--json")
+    assert process.returncode == 0, process.stderr
+    facts = json.loads(process.stdout)
+    assert (facts["folder"], facts["images"]) == (str(tmp_path / "a.zip"), source.num_images)
+    written = open_dataset(tmp_path / "a.zip")
+    assert [written.read(n) for n in range(written.num_images)] == [
+        source.read(n) for n in range(source.num_images)
+    ]
+    assert "digest: sha256:" in (tmp_path / "a.zip.card.yaml").read_text()
+
+
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):
     assert "no faults" in run("check", data, "--near-duplicates")
     rec = (data / "train.rec").read_bytes()

@@ -1,4 +1,4 @@
-"""`facetrain bench loader`, `index` and `shuffle`: reading a dataset."""
+"""`facetrain bench loader`, `formats`, `index` and `shuffle`: reading a dataset."""
 
 from __future__ import annotations
 
@@ -85,4 +85,23 @@ def shuffle(
     report = measure_shuffle(
         images=images, images_per_identity=images_per_identity, batch_size=batch_size, steps=steps
     )
+    print_report(report, as_json=as_json)
+
+
+def formats(
+    data: Data = None,
+    images: Annotated[int, typer.Option(min=2, help="Number of images, written in each format.")] = 4096,
+    rounds: Rounds = 5,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compare the formats of datasets: reading, decoding and batching in one thread, beside the JPEG decoder alone.
+
+    Prints the CPU time per image, and the rate as a share of the decoder's.
+    """
+    import torch
+
+    from facetrain.bench.formats import measure_formats
+
+    report = measure_formats(data, images=images, rounds=rounds, device=torch.device(resolve_device(device)))
     print_report(report, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -101,3 +101,55 @@ def clean(
         return
     for report in reports:
         print_report(report, as_json=False)
+
+
+def search(
+    entries: Annotated[int, typer.Option(min=1, help="Embeddings of the generated gallery.")] = 1_000_000,
+    size: Annotated[int, typer.Option(min=2, help="Numbers of an embedding.")] = 512,
+    dtype: Annotated[
+        Literal["float32", "float16"], typer.Option(help="Type of the numbers in the gallery's file.")
+    ] = "float16",
+    probes: Annotated[int, typer.Option(min=1, help="Number of probes.")] = 1000,
+    clustered: Annotated[
+        bool, typer.Option(help="Eight images of each person, instead of independent random directions.")
+    ] = True,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="Measure this method of `facetrain search --index`; may be repeated. The default is all.",
+        ),
+    ] = None,
+    nlist: Annotated[
+        int | None, typer.Option(min=1, help="Lists of the index; the default is that of `facetrain search`.")
+    ] = None,
+    nprobes: Annotated[
+        list[int] | None,
+        typer.Option("--nprobe", min=1, help="Lists per probe; may be repeated. The default is 1, 8 and 32."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the gallery and the index are written; the default is a temporary folder."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the rate, the peak memory and the recall of searches in a generated gallery.
+
+    Each method runs in a process of its own. Rates are per second of CPU time; OMP_NUM_THREADS=1 measures one core.
+    """
+    from facetrain.bench.search import METHODS, measure_search
+
+    require_known("--method", methods or (), METHODS)
+    report = measure_search(
+        entries=entries,
+        size=size,
+        dtype=dtype,
+        probes=probes,
+        clustered=clustered,
+        methods=methods or METHODS,
+        nlist=nlist,
+        nprobes=nprobes or (1, 8, 32),
+        folder=folder,
+    )
+    print_report(report, as_json=as_json)

@@ -45,6 +45,21 @@ def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path
     )
 
 
+def decoded_bytes(column: Any) -> int:
+    """Return the bytes of a column of pyarrow, of texts, images or structs of them, without its dictionaries."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    if isinstance(column, pa.ChunkedArray):
+        return sum(map(decoded_bytes, column.chunks))
+    if pa.types.is_struct(column.type):
+        return sum(map(decoded_bytes, column.flatten()))
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    size = pyarrow.compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
+    return int(size[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum())
+
+
 def class_names(schema: Any, column: str) -> list[str]:
     """Return the names that `datasets` stores for the labels of a column (ClassLabel); empty without them."""
     with contextlib.suppress(ValueError, KeyError, TypeError, UnicodeDecodeError):
@@ -69,5 +84,8 @@ def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np
                 f"{place}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"
             )
         return labels.astype(np.int32), names
-    distinct, number = np.unique(labels.astype(str), return_inverse=True)
-    return number.astype(np.int32), distinct.tolist()
+    # Not an array of texts: each of them would be as long as the longest.
+    texts = labels.tolist()
+    distinct = sorted({str(text) for text in texts})
+    number_of = {text: number for number, text in enumerate(distinct)}
+    return np.fromiter((number_of[str(text)] for text in texts), np.int32, len(texts)), distinct

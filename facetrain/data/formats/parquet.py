@@ -21,6 +21,7 @@ from facetrain.data.formats.arrow_columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     class_names,
+    decoded_bytes,
     import_pyarrow,
     number_labels,
     pick_column,
@@ -156,7 +157,7 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     places: list[np.ndarray] = []
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         _require_fitting_rows(file, path)
-        labels.append(_read(path, partial(file.read, [label_column]))[label_column].to_numpy())
+        labels.append(_decoded_labels(_read(path, partial(file.read, [label_column]))[label_column]))
         rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         groups += [(number, group, count) for group, count in enumerate(rows)]
         places += _places_in_file(file, path, column)
@@ -169,6 +170,19 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
         "identities": np.frombuffer(json.dumps(names).encode(), np.uint8),
     }  # fmt: skip
     return columns, {"column": column}
+
+
+def _decoded_labels(column: Any) -> np.ndarray:
+    """Return the values of a column of labels, (N,); texts as objects, of which rows with equal labels share one."""
+    import pyarrow
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return column.to_numpy()
+    parts = [np.empty(0, object)]
+    for chunk in column.chunks:
+        texts = np.array([*map(str, chunk.dictionary.to_pylist()), "None"], object)
+        parts.append(texts[chunk.indices.fill_null(len(texts) - 1).to_numpy()])
+    return np.concatenate(parts)
 
 
 def _places_in_file(file: Any, path: Path, column: str) -> Iterator[np.ndarray]:
@@ -248,19 +262,26 @@ def read_row_groups(path: Path, columns: list[str]) -> Iterator[Any]:
     file = _open(path)
     _require_fitting_rows(file, path)
     for number in range(file.metadata.num_row_groups):
-        _require_fitting_group(path, file.metadata.row_group(number), number)
-        yield _read(path, partial(file.read_row_group, number, columns))
+        _require_fitting_group(path, file.metadata.row_group(number).total_byte_size, number)
+        table = _read(path, partial(file.read_row_group, number, columns))
+        _require_fitting_group(path, sum(decoded_bytes(column) for column in table.columns), number)
+        yield table
 
 
 def _open(path: Path) -> Any:
+    """Open a file whose texts and images are read as dictionaries: a few bytes per row can stand for long values."""
     import_pyarrow(path)
     import pyarrow.parquet
 
-    return _read(path, lambda: pyarrow.parquet.ParquetFile(path))
+    schema = _read(path, lambda: pyarrow.parquet.ParquetFile(path)).schema
+    columns = (schema.column(number) for number in range(len(schema)))
+    # pyarrow has no dictionaries of values in lists.
+    long = [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and not one.max_repetition_level]
+    return _read(path, lambda: pyarrow.parquet.ParquetFile(path, read_dictionary=long))
 
 
 def _read_group(file: Any, path: Path, group: int, column: str) -> Any:
-    _require_fitting_group(path, file.metadata.row_group(group), group)
+    _require_fitting_group(path, file.metadata.row_group(group).total_byte_size, group)
     return _read(path, lambda: file.read_row_group(group, [column]))[column]
 
 
@@ -271,13 +292,13 @@ def _require_fitting_rows(file: Any, path: Path) -> None:
         raise DataError(f"{path}: claims {file.metadata.num_rows:,} rows in {size:,} bytes; it has no images")
 
 
-def _require_fitting_group(path: Path, group: Any, number: int) -> None:
+def _require_fitting_group(path: Path, size: int, number: int) -> None:
     """Refuse a row group that grows too much when it is decompressed: images are compressed already."""
     limit = 2 * path.stat().st_size + _SPARE_BYTES
-    if group.total_byte_size > limit:
+    if size > limit:
         raise DataError(
-            f"{path}: row group {number} decompresses to {group.total_byte_size:,} bytes, more than the {limit:,} that "
-            "a file of this size may need; write the images without compression"
+            f"{path}: row group {number} decompresses to {size:,} bytes, more than the {limit:,} that "
+            "a file of this size may need; write the images without compression and dictionary"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 
 from facetrain.cpu_cores import usable_cores
+from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_card
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.synthetic.render import render_jpeg
@@ -22,6 +23,13 @@ from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.spawn import HelperContext
 
 EVAL_SET_NAME = "synth"
+_CARD = DatasetCard(
+    "facetrain synthetic faces",
+    origin="rendered by facetrain data synth",
+    license="Apache-2.0",
+    consent="drawings of no person",
+    kind="synthetic",
+)
 _IMAGES_PER_EVAL_IDENTITY = 10
 # Larger than any number of training identities: the verification set has no identity in common with the training set.
 _FIRST_EVAL_IDENTITY = 1 << 40
@@ -82,7 +90,10 @@ def write_dataset(
             )
         images_of = report_progress(rendered, identities + eval_identities, progress)
         labeled = ((label, image) for label in range(identities) for image in next(images_of))
-        write_identities(scratch, [images_per_identity] * identities, labeled, image_size)
+        digest = ImageDigest()
+        write_identities(scratch, [images_per_identity] * identities, digest.of(labeled), image_size)
+        count = identities * images_per_identity
+        write_card(folder, scratch, replace(_CARD, people=identities, images=count, digest=digest.text))
         images = _sample_pairs(list(images_of), same, seed)
         write_bin(scratch / f"{EVAL_SET_NAME}.bin", images, same)
     return SynthesisResult(folder, identities, identities * images_per_identity, eval_pairs)

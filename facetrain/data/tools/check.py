@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.record_writer import write_identities
@@ -241,7 +242,9 @@ def _write_copy(
     with new_folder(output) as scratch:
         size = encoded_image_size(read_again(0)[1])
         images = map_in_order(read_again, range(len(label)), workers)
-        write_identities(scratch, np.bincount(label).tolist(), images, min(size) if size else 112)
+        counts, digest_of_copy = np.bincount(label).tolist(), ImageDigest()
+        write_identities(scratch, counts, digest_of_copy.of(images), min(size) if size else 112)
+        carry_cards([folder], output, scratch, (len(counts), len(label)), digest_of_copy)
         numbers = good[:, 0].tolist()
         if reader.name(numbers[0]) is not None:
             names = (reader.name(number) or str(number) for number in numbers)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.similarity import (
@@ -141,7 +142,9 @@ def write_cleaned(
     if not len(numbers):
         raise DataError(f"{folder}: no image matches its identity; check that the model fits this dataset")
     with new_folder(output) as scratch:
-        written = write_images(source, numbers, report.label_N[numbers], scratch, workers, progress)
+        digest = ImageDigest()
+        written = write_images(source, numbers, report.label_N[numbers], scratch, workers, progress, digest)
+        carry_cards([folder], output, scratch, written, digest)
     return WrittenDataset(str(output), *written)
 
 

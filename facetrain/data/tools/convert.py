@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name
-from facetrain.data.dataset_card import ImageDigest, read_card, write_card
+from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import (
     LabeledImage,
     write_lmdb,
@@ -85,14 +85,12 @@ def convert(
         raise DataError(f"{output}: already exists; remove it or choose another name")
     source = open_dataset(folder)
     _, label = np.unique(source.labels, return_inverse=True)
-    card, digest = read_card(folder), ImageDigest()
+    digest = ImageDigest()
     if chosen.write is None:
         with new_folder(output) as scratch:
             every = np.arange(source.num_images)
             written = write_images(source, every, label, scratch, workers, progress, digest)
-            write_card(
-                output, scratch, replace(card, people=written[0], images=written[1], digest=digest.text)
-            )
+            carry_cards([folder], output, scratch, written, digest)
         return WrittenDataset(str(output), *written)
     images = report_progress(
         _images(source, label, chosen.needs_folders, workers), source.num_images, progress
@@ -100,8 +98,7 @@ def convert(
     identities = [identity_name(source, old) for old in np.unique(source.labels).tolist()]
     with new_file(output, DataError) if chosen.suffix else new_folder(output) as scratch:
         chosen.write(scratch, _digested(images, digest), identities)
-        people, count = len(identities), source.num_images
-        write_card(output, scratch, replace(card, people=people, images=count, digest=digest.text))
+        carry_cards([folder], output, scratch, (len(identities), source.num_images), digest)
         if (landmarks_N52 := image_landmarks(source)) is not None:
             inside = scratch / LANDMARKS_FILE if scratch.is_dir() else landmarks_path(output)
             write_landmarks(inside, landmarks_N52)

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.align import align, aligned_landmarks
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
-from facetrain.data.dataset_card import ImageDigest, read_card, write_card
+from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
@@ -104,8 +104,7 @@ def pack(
         write_names(scratch, source, good[order], label[order])
         if prepared.landmarks_N52 is not None:
             write_landmarks(scratch / LANDMARKS_FILE, prepared.landmarks_N52[good[order]])
-        card = replace(read_card(source_path), people=len(identity), images=len(good), digest=digest.text)
-        write_card(output, scratch, card)
+        carry_cards([source_path], output, scratch, (len(identity), len(good)), digest)
         if skipped:
             (scratch / SKIPPED_FILE).write_text(skipped_table(skipped), encoding="utf-8")
     fallbacks = landmarks.fallbacks if isinstance(landmarks, YuNet) else {}

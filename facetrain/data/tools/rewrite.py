@@ -1,4 +1,4 @@
-"""New datasets from existing ones: merge, split, shuffle, subset. Images keep their bytes."""
+"""New datasets from existing ones: merge, split, shuffle, subset. Images keep their bytes, and datasets their cards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.dataset_card import ImageDigest
+from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
@@ -48,9 +48,11 @@ def merge(
     sources = [open_dataset(folder) for folder in folders]
     mixture = MixtureDataset(sources, [1.0] * len(sources))
     with new_folder(output) as scratch:
+        digest = ImageDigest()
         written = write_images(
-            mixture, np.arange(mixture.num_images), mixture.labels, scratch, workers, progress
+            mixture, np.arange(mixture.num_images), mixture.labels, scratch, workers, progress, digest
         )
+        carry_cards(folders, output, scratch, written, digest)
     return WrittenDataset(str(output), *written)
 
 
@@ -70,7 +72,9 @@ def shuffle(
     source = open_dataset(folder)
     order = permute(np.arange(source.num_images), source.num_images, key_of(seed))
     with new_folder(output) as scratch:
-        written = write_images(source, order, source.labels[order], scratch, workers, progress)
+        digest = ImageDigest()
+        written = write_images(source, order, source.labels[order], scratch, workers, progress, digest)
+        carry_cards([folder], output, scratch, written, digest)
     return WrittenDataset(str(output), *written)
 
 
@@ -119,7 +123,9 @@ def subset(
     if max_images_per_identity is not None:
         numbers = _limit_images(source.labels[numbers], numbers, max_images_per_identity, seed)
     with new_folder(output) as scratch:
-        written = write_images(source, numbers, source.labels[numbers], scratch, workers, progress)
+        digest = ImageDigest()
+        written = write_images(source, numbers, source.labels[numbers], scratch, workers, progress, digest)
+        carry_cards([folder], output, scratch, written, digest)
     return WrittenDataset(str(output), *written)
 
 
@@ -160,7 +166,9 @@ def split(
             ("train", np.flatnonzero(~held_out)),
             ("validation", np.flatnonzero(held_out)),
         ):
-            size = write_images(source, numbers, source.labels[numbers], scratch / name, workers, progress)
+            place, digest = scratch / name, ImageDigest()
+            size = write_images(source, numbers, source.labels[numbers], place, workers, progress, digest)
+            carry_cards([folder], output / name, place, size, digest)
             written.append(WrittenDataset(str(output / name), *size))
     return written[0], written[1]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.dataset_card import carry_cards
 from facetrain.data.image_header import suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
@@ -65,6 +66,7 @@ def unpack(
             (scratch / name).mkdir()
         for _ in report_progress(written, source.num_images, progress):
             pass
+        carry_cards([folder], output, scratch, (len(folder_of), source.num_images))
     return WrittenDataset(str(output), len(folder_of), source.num_images)
 
 

@@ -1,7 +1,9 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from facetrain.config.loading import load_config
 from facetrain.data.dataset_card import (
     DatasetCard,
     card_path,
@@ -10,11 +12,17 @@ from facetrain.data.dataset_card import (
     read_cards,
     read_copied_cards,
 )
+from facetrain.data.synthetic import write_dataset
 from facetrain.data.tools import pack as pack_tool
+from facetrain.data.tools import rewrite
+from facetrain.data.tools import unpack as unpack_tool
+from facetrain.data.tools.check import check
+from facetrain.data.tools.clean import CleanReport, write_cleaned
 from facetrain.data.tools.convert import convert
 from facetrain.doctor.check_result import FAILURE, OK, WARNING
 from facetrain.doctor.dataset import check_licenses
 from facetrain.errors import DataError
+from tests.support.command import ROOT
 from tests.support.datasets import write_records
 
 _CARD = """name: HSFace10k
@@ -66,7 +74,8 @@ def test_a_card_with_other_content_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("license", "forbids"),
     [("CC BY-NC 4.0", True), ("CC-BY-NC-SA-4.0", True), ("Non-commercial research", True), ("noncommercial", True),
-     ("for research purposes only", True), ("MIT", False), ("CC BY 4.0", False), ("commercial license bought", False)],
+     ("for research purposes only", True), ("research only", True),
+     ("MIT", False), ("CC BY 4.0", False), ("commercial license bought", False)],
 )  # fmt: skip
 def test_licenses_that_forbid_sale_are_known(license, forbids):
     assert DatasetCard("x", license=license).forbids_sale == forbids
@@ -81,3 +90,77 @@ def test_doctor_compares_the_licenses_with_the_use_of_the_model(tmp_path):
     card = DatasetCard("x", license="CC BY-NC 4.0")
     assert (status(True, card), status(False, card)) == (FAILURE, OK)
     assert (status(True, replace(card, license="MIT")), status(True, DatasetCard("x"))) == (OK, WARNING)
+
+
+def _cards_of(folder):
+    return [(card.name, card.license, card.people, card.images) for card in read_cards(folder)]
+
+
+def test_every_tool_that_writes_a_dataset_carries_origin_and_license(tmp_path):
+    source = write_records(tmp_path / "in", [0, 0, 1, 1, 2, 2], size=112)
+    (source / "dataset_card.yaml").write_text(_CARD)
+    rewrite.subset(source, tmp_path / "subset", identities=2)
+    rewrite.shuffle(source, tmp_path / "shuffled")
+    rewrite.split(source, tmp_path / "split", validation=0.34)
+    unpack_tool.unpack(source, tmp_path / "unpacked")
+    check(source, repair=tmp_path / "repaired")
+    write_cleaned(source, CleanReport(0.3, [], np.array([0, 0, 0, 0, -1, 1])), tmp_path / "cleaned")
+    expected = {"subset": (2, 4), "shuffled": (3, 6), "split/train": (2, 4), "split/validation": (1, 2),
+                "unpacked": (3, 6), "repaired": (3, 6), "cleaned": (2, 5)}  # fmt: skip
+    for name, size in expected.items():
+        assert _cards_of(tmp_path / name) == [("HSFace10k", "non-commercial research", *size)], name
+    digests = [read_card(tmp_path / name).digest for name in ("subset", "shuffled", "repaired", "cleaned")]
+    assert len(set(digests)) == 4 and all(digest.startswith("sha256:") for digest in digests)
+
+
+def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path):
+    sources = [write_records(tmp_path / name, [0, 1], size=112) for name in ("a", "b")]
+    (sources[0] / "dataset_card.yaml").write_text(_CARD)
+    rewrite.merge(sources, tmp_path / "merged")
+    convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
+    rewrite.subset(tmp_path / "copy.zip", tmp_path / "subset", identities=3)
+    for name in ("merged", "copy.zip", "subset"):
+        names = [(card.name, card.license) for card in read_cards(tmp_path / name)]
+        assert names == [("HSFace10k", "non-commercial research"), ("b", "unknown")], name
+    (result,) = check_licenses(tmp_path / "merged", commercial=True)
+    assert result.status == FAILURE and "HSFace10k: non-commercial research" in result.message
+
+
+def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
+    cards = {path.name.removesuffix(".card.yaml"): path for path in (ROOT / "datasets").glob("*.card.yaml")}
+    loaded = {name: read_card(path.with_name(name)) for name, path in cards.items()}
+    assert len(loaded) > 20 and all(card.kind in ("real", "synthetic") for card in loaded.values())
+    pages = {path.stem for path in (ROOT / "datasets").glob("*.md")} - {
+        "README",
+        "synthetic",
+        "hadrian_eclipse",
+    }
+    assert pages <= set(loaded)
+    assert loaded["ms1mv3"].forbids_sale and loaded["webface42m"].forbids_sale and loaded["lfw"].forbids_sale
+    assert not loaded["hsface10k"].has_license
+    presets = {path.stem.removesuffix("_r50"): path for path in (ROOT / "configs").glob("*_r50.yaml")}
+    for name in loaded.keys() & presets.keys():
+        data = load_config(presets[name]).data
+        assert (data.num_classes, data.num_images) == (loaded[name].people, loaded[name].images), name
+    assert {
+        "hsface10k",
+        "hsface300k",
+        "digiface1m",
+        "dcface",
+        "arc2face",
+        "ms1mv3",
+    } <= loaded.keys() & presets.keys()
+
+
+def test_a_rendered_dataset_has_a_card(tmp_path):
+    write_dataset(
+        tmp_path / "s",
+        identities=2,
+        images_per_identity=1,
+        eval_identities=2,
+        eval_pairs=20,
+        image_size=32,
+        workers=1,
+    )
+    card = read_card(tmp_path / "s")
+    assert (card.kind, card.people, card.images) == ("synthetic", 2, 2) and not card.forbids_sale

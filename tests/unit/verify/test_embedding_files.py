@@ -1,12 +1,11 @@
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from facetrain.errors import DataError
-from facetrain.verify import identification
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
-from facetrain.verify.identification import top_k
 from tests.support import bombs
 
 
@@ -59,21 +58,6 @@ def test_an_unknown_suffix_is_refused():
         save_embeddings(Path("e.csv"), some())
 
 
-@pytest.mark.parametrize("at_once", [3, 1 << 24])
-def test_top_k_agrees_with_a_full_sort(at_once, monkeypatch):
-    monkeypatch.setattr(identification, "_MAX_SIMILARITIES", at_once)
-    random = np.random.default_rng(0)
-    probe, gallery = (
-        random.normal(size=(9, 5)).astype(np.float32),
-        random.normal(size=(40, 5)).astype(np.float32),
-    )
-    entry, cosine = top_k(probe, gallery, 6)
-    similarity = probe @ gallery.T
-    np.testing.assert_array_equal(entry, np.argsort(-similarity, axis=1)[:, :6])
-    np.testing.assert_allclose(cosine, -np.sort(-similarity, axis=1)[:, :6], rtol=1e-5)
-    assert top_k(probe, gallery[:2], 6)[0].shape == (9, 2)
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"PK\5\6" + bytes(18), b"\x93NUMPY\1\0\1\0 ", bytes(100)],
@@ -105,6 +89,43 @@ def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
     pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="decompresses to .* more than"):
         load_embeddings(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=2_000, size=40_000, name="x"))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_half_precision_needs_half_the_space(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    for dtype in ("float32", "float16"):
+        save_embeddings(tmp_path / f"{dtype}{suffix}", some(600, 64), dtype)
+    half, full = (tmp_path / f"{dtype}{suffix}" for dtype in ("float16", "float32"))
+    assert half.stat().st_size < 0.8 * full.stat().st_size
+    found = load_embeddings(half).embedding
+    assert found.dtype == np.float32 and np.abs(found - some(600, 64).embedding).max() < 1e-3
+
+
+def test_an_npz_file_has_the_arrays_that_numpy_reads(tmp_path):
+    save_embeddings(tmp_path / "e.npz", some())
+    with np.load(tmp_path / "e.npz") as arrays:
+        assert arrays["name"].tolist() == some().name and arrays["label"].tolist() == some().label.tolist()
+        np.testing.assert_array_equal(arrays["embedding"], some().embedding)
+
+
+def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
+    pytest.importorskip("pyarrow")
+    # A row of 100 million numbers in 800 bytes: decoded, it would need 400 MiB, and its levels 400 MiB more.
+    path = bombs._embeddings_parquet(tmp_path / "a.parquet", rows=1, size=100_000_000, name="x")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=r"decompresses to 400,000,000 bytes, more than"):
+        load_embeddings(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_rows_of_different_sizes_are_refused(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"embedding": pa.array([[1.0], [1.0, 2.0, 3.0]]), "name": ["a", "b"], "label": [0, 1]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="of different sizes"):
+        load_embeddings(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("label", [["x", "y"], [0.5, 1.5]])

@@ -1,9 +1,11 @@
 import pickle
+import resource
 
 import pytest
 
 from facetrain.data.dataset import original_name
 from facetrain.data.formats import parquet
+from facetrain.data.formats.parquet import read_row_groups
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
@@ -76,3 +78,34 @@ def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
         assert dataset.read(index) == images[index]
         assert dataset._cache._bytes <= 5 * size
     assert dataset._cache._bytes == sum(rows.nbytes for rows in dataset._cache._groups.values()) > 0
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_one_image_of_many_rows_is_in_memory_once(tmp_path, nested):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    # 20,000 rows of 1 MiB would need 20 GiB; the file has one value and its number 20,000 times.
+    image = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array([bytes(1 << 20)]))
+    column = (
+        image
+        if not nested
+        else pa.StructArray.from_arrays([image, pa.nulls(20_000, pa.string())], ["bytes", "path"])
+    )
+    table = pa.table({"image": column, "label": [0] * 20_000})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False, row_group_size=10**9)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = open_dataset(tmp_path)
+    assert source.num_images == 20_000 and source.read(19_999) == bytes(1 << 20)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    with pytest.raises(DataError, match="decompresses to 20,971,520,000 bytes"):
+        next(read_row_groups(tmp_path / "a.parquet", ["image"]))
+
+
+def test_a_long_identity_name_does_not_lengthen_the_others(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = ["x" * (1 << 20), *(f"person {n % 7}" for n in range(20_000))]
+    table = pa.table({"image": [b"image"] * len(names), "label": names})
+    pq.write_table(table, tmp_path / "a.parquet")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = open_dataset(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    assert source.num_classes == 8 and source.labels[:4].tolist() == [7, 0, 1, 2]

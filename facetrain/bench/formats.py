@@ -1,0 +1,200 @@
+"""Format benchmark: reading, decoding and batching images of each dataset format, beside the JPEG decoder alone.
+
+One thread reads random images of each format and of the list of encoded images in turn, a batch at a time: a busy
+machine slows all of them down by the same share. Times are CPU time.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import struct
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from facetrain.bench.generated_dataset import open_or_generate
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.crc32c import masked_crc32c
+from facetrain.data.formats.image_writers import (
+    LabeledImage,
+    write_lmdb,
+    write_parquet,
+    write_webdataset,
+    write_zip,
+)
+from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import DataError
+
+_BATCH = 128
+Images = list[LabeledImage]
+
+
+def measure_formats(
+    folder: Path | None, *, images: int, rounds: int, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Return, for each format, the CPU time per image in µs and the rate as a share of the decoder's, the medians.
+
+    Formats whose package is not installed are left out.
+
+    Args:
+        folder: dataset whose images are written in each format; generated images of about 8 kB if None.
+        images: number of images.
+        rounds: repetitions; the report has the medians.
+        device: where the batches are needed.
+    """
+    with open_or_generate(folder) as source, tempfile.TemporaryDirectory() as scratch:
+        count = min(images, source.num_images)
+        labels = np.unique(source.labels[:count], return_inverse=True)[1].tolist()
+        chosen = [
+            LabeledImage(f"{labels[n]:06d}/{n:06d}.jpg", labels[n], source.read(n)) for n in range(count)
+        ]
+        datasets = dict(_written(Path(scratch), chosen))
+        order = np.random.default_rng(0).permutation(count)
+        decoder, times = [], {name: list[float]() for name in datasets}
+        shares: dict[str, list[float]] = {name: [] for name in datasets}
+        for _ in range(rounds):
+            spent = dict.fromkeys(["decoder", *datasets], 0.0)
+            for start in range(0, count, _BATCH):
+                part = order[start : start + _BATCH].tolist()
+                spent["decoder"] += _cpu_time(lambda part=part: _decode([chosen[n].data for n in part]))
+                for name, dataset in datasets.items():
+                    spent[name] += _cpu_time(lambda part=part, one=dataset: _batch(one, part, device))
+            decoder.append(spent["decoder"] / count)
+            for name in datasets:
+                times[name].append(spent[name] / count)
+                shares[name].append(spent["decoder"] / spent[name])
+    report = {"cv2.imdecode": {"microseconds": 1e6 * statistics.median(decoder)}}
+    for name in datasets:
+        report[name] = {
+            "microseconds": 1e6 * statistics.median(times[name]),
+            "share_of_decoder": statistics.median(shares[name]),
+        }
+    return report
+
+
+def _cpu_time(action: Callable[[], object]) -> float:
+    since = time.thread_time()
+    action()
+    return time.thread_time() - since
+
+
+def _decode(images: list[bytes]) -> None:
+    for image in images:
+        cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR)
+
+
+def _batch(dataset: FaceDataset, numbers: list[int], device: torch.device) -> torch.Tensor:
+    """Read and decode images into a batch on the device, uint8 (B, height, width, 3)."""
+    images = [decode_rgb(dataset.read(number), location="image") for number in numbers]
+    return torch.from_numpy(np.stack(images)).to(device)
+
+
+def _written(folder: Path, images: Images) -> list[tuple[str, FaceDataset]]:
+    """Write the images in each format, and open the datasets."""
+    datasets = []
+    for name, (file, write) in _WRITERS.items():
+        path = folder / name.replace(" ", "_").replace(",", "") / file
+        path.parent.mkdir()
+        path.mkdir() if not path.suffix else None
+        try:
+            write(path, images)
+            datasets.append((name, open_dataset(path)))
+        except (DataError, ImportError):  # the format's package is not installed
+            continue
+    return datasets
+
+
+def _write_recordio(folder: Path, images: Images) -> None:
+    with RecordWriter(folder / "train.rec") as writer:
+        for key, image in enumerate(images):
+            writer.write(key, RecordHeader.of_image(image.label, key), image.data)
+
+
+def _write_deflated(path: Path, images: Images) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for image in images:
+            archive.writestr(str(image.name), image.data)
+
+
+def _write_tar_gz(folder: Path, images: Images) -> None:
+    write_webdataset(folder, images, [])
+    with (
+        tarfile.open(folder / "000000.tar") as plain,
+        tarfile.open(folder / "000000.tar.gz", "w:gz", compresslevel=1) as packed,
+    ):
+        for member in plain:
+            packed.addfile(member, plain.extractfile(member))
+    (folder / "000000.tar").unlink()
+
+
+def _write_tfrecord(folder: Path, images: Images) -> None:
+    with (folder / "a-00000.tfrecord").open("wb") as file:
+        for image in images:
+            # tf.train.Example: features { feature { "image" : bytes_list, "label" : int64_list } }.
+            data = _field(1, _feature("image", 1, _field(1, image.data)))
+            label = _field(1, _feature("label", 3, _field(1, _varint(image.label))))
+            message = _field(1, data + label)
+            length = struct.pack("<Q", len(message))
+            file.write(length + struct.pack("<I", masked_crc32c(length)))
+            file.write(message + struct.pack("<I", masked_crc32c(message)))
+
+
+def _feature(name: str, kind: int, values: bytes) -> bytes:
+    return _field(1, name.encode()) + _field(2, _field(kind, values))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    groups = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([group | 128 for group in groups[:-1]] + groups[-1:])
+
+
+def _write_compressed_parquet(folder: Path, images: Images) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pa.table({"image": [image.data for image in images], "label": [image.label for image in images]})
+    pyarrow.parquet.write_table(table, folder / "a.parquet", compression="snappy", row_group_size=100)
+
+
+def _write_saved(folder: Path, images: Images) -> None:
+    """Write what `Dataset.save_to_disk` of Hugging Face's `datasets` writes."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        "image": [{"bytes": image.data, "path": image.name} for image in images],
+        "label": [image.label for image in images],
+    }
+    table, name = pa.table(columns), "data-00000-of-00001.arrow"
+    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, max_chunksize=1000)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}), encoding="utf-8")
+
+
+_WRITERS: dict[str, tuple[str, Callable[[Path, Images], None]]] = {
+    "recordio": ("recordio", _write_recordio),
+    "zip, stored": ("a.zip", lambda path, images: write_zip(path, images, [])),
+    "zip, deflated": ("a.zip", _write_deflated),
+    "lmdb": ("a.lmdb", lambda path, images: write_lmdb(path, images, sorted({str(i.label) for i in images}))),
+    "tfrecord": ("shards", _write_tfrecord),
+    "webdataset": ("shards", lambda path, images: write_webdataset(path, images, [])),
+    "tar.gz": ("shards", _write_tar_gz),
+    "parquet, plain": ("shards", lambda path, images: write_parquet(path, images, [])),
+    "parquet, snappy": ("shards", _write_compressed_parquet),
+    "saved hugging face": ("saved", _write_saved),
+}
+"""Name of the file or folder of each format, and its writer."""
