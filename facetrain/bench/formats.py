@@ -67,9 +67,9 @@ def measure_formats(
             spent = dict.fromkeys(["decoder", *datasets], 0.0)
             for start in range(0, count, _BATCH):
                 part = order[start : start + _BATCH].tolist()
-                spent["decoder"] += _cpu_time(lambda part=part: _decode([chosen[n].data for n in part]))
+                spent["decoder"] += _cpu_time(_decode, [chosen[n].data for n in part])
                 for name, dataset in datasets.items():
-                    spent[name] += _cpu_time(lambda part=part, one=dataset: _batch(one, part, device))
+                    spent[name] += _cpu_time(_batch, dataset, part, device)
             decoder.append(spent["decoder"] / count)
             for name in datasets:
                 times[name].append(spent[name] / count)
@@ -83,9 +83,9 @@ def measure_formats(
     return report
 
 
-def _cpu_time(action: Callable[[], object]) -> float:
+def _cpu_time(action: Callable[..., object], *arguments: object) -> float:
     since = time.thread_time()
-    action()
+    action(*arguments)
     return time.thread_time() - since
 
 

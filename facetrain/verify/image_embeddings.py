@@ -29,7 +29,7 @@ from facetrain.verify.embedding_files import Embeddings
 from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.partial_embeddings import PartialEmbeddings, embedding_key
 
-CHUNK = 1 << 16
+_CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
 T = TypeVar("T")
 

@@ -32,8 +32,8 @@ from facetrain.verify.stored_embeddings import StoredEmbeddings
 _FACTS, _INDEX, _LISTS = "facts.json", "index.faiss", "lists.ivfdata"
 _VERSION = 1
 _TRAINING_ROWS_PER_LIST = 64
-_SHARD_ROWS = 1 << 20
-"""Rows whose lists are in memory at once while an index is built: 1 GiB of embeddings of size 512."""
+_SHARD_ROWS = 1 << 18
+"""Rows whose lists are in memory at once while an index is built: 256 MiB of embeddings of size 512."""
 _PROBES_AT_ONCE = 1024
 _SAMPLED_ROWS = 1024
 
@@ -79,7 +79,7 @@ def build_ivf(
 ) -> None:
     """Write an index of a gallery to a new folder.
 
-    Needs memory for 64 training rows per list and for the lists of a million rows, and twice the gallery in float16 on
+    Needs memory for 64 training rows per list and for the lists of 262,144 rows, and twice the gallery in float16 on
     the disk.
 
     Raises:
@@ -194,7 +194,7 @@ def _training_rows(gallery: StoredEmbeddings, nlist: int, seed: int) -> np.ndarr
 def _write_shards(
     faiss: Any, empty: Any, gallery: StoredEmbeddings, folder: Path, progress: ProgressCallback
 ) -> Iterator[Path]:
-    """Write an index with the rows of each million, and yield the files."""
+    """Write indexes with 262,144 rows each, and yield the files."""
     index, rows = faiss.clone_index(empty), 0
     for start, row_nD in gallery.blocks():
         numbers = np.arange(start, start + len(row_nD))

@@ -55,7 +55,8 @@ class StoredEmbeddings:
     def of(cls, embeddings: Embeddings, path: Path) -> StoredEmbeddings:
         """Return embeddings in memory in this form."""
         rows = embeddings.embedding
-        return cls(path, *rows.shape, embeddings.name, embeddings.label, lambda start, stop: rows[start:stop])
+        count, size = rows.shape
+        return cls(path, count, size, embeddings.name, embeddings.label, lambda start, stop: rows[start:stop])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Return the rows from `start` to `stop` as they are stored, float32 (n, D).
@@ -131,7 +132,8 @@ def _open_npz(path: Path) -> StoredEmbeddings:
         )
     if label.dtype.kind not in "iu" or name.dtype.kind != "U":
         raise DataError(f"{path}: the names must be texts, and the labels whole numbers (−1 for none)")
-    return StoredEmbeddings(path, *embedding.shape, name, label, embedding.rows)
+    count, size = embedding.shape
+    return StoredEmbeddings(path, count, size, name, label, embedding.rows)
 
 
 class _ArrayInFile(Sequence[Any]):
@@ -180,7 +182,7 @@ def _open_parquet(path: Path) -> StoredEmbeddings:
         require_fitting(path, name_bytes)
         names.append(name.cast(pa.large_string()))
         labels.append(label_n)
-        file.write(np.ascontiguousarray(embedding_nD))
+        file.write(np.ascontiguousarray(embedding_nD).tobytes())
         dtype = embedding_nD.dtype
     if not count:
         raise DataError(f"{path}: has no embeddings; embed at least one image")

@@ -21,7 +21,7 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9,
 _INTEGERS = (4, 5, 6)
 # Fields of parquet.thrift.
 _ROW_GROUPS, _COLUMNS, _COLUMN_METADATA = 4, 1, 3
-_PATH, _CHUNK_BYTES, _DATA_OFFSET, _DICTIONARY_OFFSET = 3, 7, 9, 11
+_PATH, _CHUNK_VALUES, _CHUNK_BYTES, _DATA_OFFSET, _DICTIONARY_OFFSET = 3, 5, 7, 9, 11
 _PAGE_BYTES, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
 
 
@@ -35,12 +35,15 @@ def count_values(path: Path, column: str) -> int:
     file = PositionalFile(path)
     footer = _read_footer(file)
     count = 0
-    for group in _items(footer, _ROW_GROUPS):
-        for chunk in _items(group, _COLUMNS):
+    for group in _structs(footer, _ROW_GROUPS):
+        for chunk in _structs(group, _COLUMNS):
             metadata = chunk.get(_COLUMN_METADATA)
             if not isinstance(metadata, dict):
                 raise ValueError("a column without metadata")
-            if _items(metadata, _PATH)[:1] == [column.encode()]:
+            if metadata.get(_CHUNK_VALUES) == 0:  # pyarrow then reads no page
+                continue
+            path_in_schema = metadata.get(_PATH)
+            if isinstance(path_in_schema, list) and path_in_schema[:1] == [column.encode()]:
                 count += _count_in_chunk(file, metadata)
     return count
 
@@ -83,9 +86,11 @@ def _integer(struct: dict[int, Any], field: int) -> int:
     return value
 
 
-def _items(struct: dict[int, Any], field: int) -> list[Any]:
+def _structs(struct: dict[int, Any], field: int) -> list[dict[int, Any]]:
     value = struct.get(field)
-    return value if isinstance(value, list) else []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError(f"field {field} of the metadata is no list of structures")
+    return value
 
 
 class _Reader:
