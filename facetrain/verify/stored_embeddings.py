@@ -9,20 +9,22 @@ shrinks.
 
 from __future__ import annotations
 
+import os
 import struct
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from facetrain.data.formats.arrow_columns import decoded_bytes, import_pyarrow
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, os_errors_as
 from facetrain.verify.embedding_files import (
     COLUMNS,
     Embeddings,
@@ -170,7 +172,7 @@ class _ArrayInFile(Sequence[Any]):
 def _open_parquet(path: Path) -> StoredEmbeddings:
     pa = import_pyarrow(path)
     labels, names, name_bytes, count, size = [], [], 0, 0, 0
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the result
+    rows = _TemporaryRows()
     for embedding_nD, name, label_n in parquet_batches(path):
         if size not in (0, embedding_nD.shape[1]):
             raise DataError(
@@ -182,18 +184,14 @@ def _open_parquet(path: Path) -> StoredEmbeddings:
         require_fitting(path, name_bytes)
         names.append(name.cast(pa.large_string()))
         labels.append(label_n)
-        file.write(np.ascontiguousarray(embedding_nD).tobytes())
-        dtype = embedding_nD.dtype
+        rows.append(embedding_nD)
     if not count:
         raise DataError(f"{path}: has no embeddings; embed at least one image")
-    file.flush()
     label = np.concatenate(labels)
     name = pa.chunked_array(names)
     if label.dtype.kind not in "iu" or name.null_count:
         raise DataError(f"{path}: the names must be texts, and the labels whole numbers (−1 for none)")
-    return StoredEmbeddings(
-        path, count, size, _ArrowTexts(name), label, _TemporaryRows(file, size, dtype).read
-    )
+    return StoredEmbeddings(path, count, size, _ArrowTexts(name), label, rows.read)
 
 
 class _ArrowTexts(Sequence[str]):
@@ -214,11 +212,28 @@ class _ArrowTexts(Sequence[str]):
 class _TemporaryRows:
     """Rows in an unnamed file, which disappears with this object."""
 
-    def __init__(self, file: BinaryIO, size: int, dtype: np.dtype[Any]) -> None:
-        self._file, self._size, self._dtype = file, size, dtype
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+        self._dtype: np.dtype[Any] = np.dtype(np.float32)
+        self._size, self._end = 0, 0
+
+    def append(self, row_nD: np.ndarray) -> None:
+        """Write rows of the same type and size as those before.
+
+        Raises:
+            DataError: the disk is full.
+        """
+        self._dtype, self._size = row_nD.dtype, row_nD.shape[1]
+        data = memoryview(np.ascontiguousarray(row_nD).tobytes())
+        with os_errors_as(DataError, Path(tempfile.gettempdir()), "free some space, or set TMPDIR"):
+            while data:  # a write may end early
+                written = os.pwrite(self._file, data, self._end)
+                data, self._end = data[written:], self._end + written
 
     def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the rows from `start` to `stop`."""
         row_bytes = self._size * self._dtype.itemsize
-        self._file.seek(start * row_bytes)
-        data = self._file.read((stop - start) * row_bytes)
+        data = os.pread(self._file, (stop - start) * row_bytes, start * row_bytes)
         return np.frombuffer(data, self._dtype).reshape(-1, self._size)
