@@ -153,3 +153,32 @@ def test_a_spill_buffer_larger_than_the_disk_is_refused_before_anything_is_writt
     assert array.shape == (3, 5) and array.dtype == np.float32 and not array.any()
     with pytest.raises(DataError, match="cannot reserve .* bytes for the embeddings .* TMPDIR"):
         spill_buffer((1 << 40, 1 << 20), np.float32)
+
+
+def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_path, monkeypatch):
+    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
+    network = build_backbone("iresnet", **options)
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
+    monkeypatch.setattr(image_embeddings, "_CHUNK", 3)
+    reports = []
+
+    def embed(progress):
+        return image_embeddings.embed_input(
+            tmp_path / "m.safetensors",
+            tmp_path / "data",
+            device="cpu",
+            progress=progress,
+            output=tmp_path / "g.npz",
+        ).embedding
+
+    def interrupt(done, count):
+        if done > 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embed(interrupt)
+    resumed = embed(lambda done, count: reports.append(done))
+    assert reports == [6, 7]
+    again = image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "data", device="cpu")
+    np.testing.assert_allclose(resumed, again.embedding, atol=1e-6)
