@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from facetrain.cli.evaluation_options import Model
-from facetrain.cli.outputs import require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_writable, write_text
 from facetrain.models.export.formats import FORMATS, ExportOptions
 
 if TYPE_CHECKING:
@@ -113,7 +113,11 @@ def export(
     if model_card:
         # With the results of the file: quantization changes them.
         _write_card(model_card, opened, output.name, results)
-    typer.echo(json.dumps(report) if as_json else "\n".join(_format_report(report)))
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    for line in _format_report(report):
+        echo_line(line)
 
 
 def _check_options(

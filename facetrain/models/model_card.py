@@ -6,14 +6,17 @@ contain the answers. The other answers are left to the publisher.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from facetrain.files import printable
 from facetrain.models.model_file import EmbeddingModel
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
 _RATES = ("accuracy", "eer", "tar@", "rank", "tpir@")
 """Prefixes of the metrics that are shares from 0 to 1."""
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def model_card(model: EmbeddingModel, name: str, *, results: Mapping[str, Any]) -> str:
@@ -26,7 +29,7 @@ def model_card(model: EmbeddingModel, name: str, *, results: Mapping[str, Any]) 
     """
     config = model.metadata.get("config")
     lines = [
-        f"# {name}\n",
+        f"# {escape_markdown(name)}\n",
         *_network(model),
         *_training(config if isinstance(config, Mapping) else {}),
         *_datasets(model.metadata.get("datasets")),
@@ -43,9 +46,10 @@ def _network(model: EmbeddingModel) -> Iterator[str]:
         f"Maps an image of a face to an embedding of {model.embedding_size} numbers. "
         "Embeddings of one person have similar directions.\n"
     )
-    yield f"- network: {model.description}"
-    yield f"- input: {size} × {size} pixels, {given['channels']}, aligned by five landmarks as ArcFace's images are"
-    yield f"- normalization: (x − {given['mean']}) / {given['scale']} for pixels x from 0 to 255"
+    channels, mean, scale = (escape_markdown(given[key]) for key in ("channels", "mean", "scale"))
+    yield f"- network: {escape_markdown(model.description)}"
+    yield f"- input: {size} × {size} pixels, {channels}, aligned by five landmarks as ArcFace's images are"
+    yield f"- normalization: (x − {mean}) / {scale} for pixels x from 0 to 255"
     yield "- comparison: cosine similarity"
     yield f"- license and intended use: {_TO_FILL_IN}\n"
 
@@ -57,7 +61,7 @@ def _training(config: Mapping[str, Any]) -> Iterator[str]:
         return
     for section in ("data", "model", "head", "optim", "train"):
         for key, value in _settings(config.get(section, {}), section):
-            yield f"- `{key}`: {value}"
+            yield f"- `{_in_code(key)}`: {escape_markdown(value)}"
     yield ""
 
 
@@ -69,10 +73,10 @@ def _datasets(cards: Any) -> Iterator[str]:
         return
     yield "## Data\n"
     for card in known:
-        yield f"- {card.get('name')}"
+        yield f"- {escape_markdown(card.get('name'))}"
         for key in ("origin", "license", "consent", "kind", "people", "images", "digest"):
             value = card.get(key)
-            yield f"  - {key}: {_TO_FILL_IN if value in (None, 'unknown') else value}"
+            yield f"  - {key}: {_TO_FILL_IN if value in (None, 'unknown') else escape_markdown(value)}"
     yield ""
 
 
@@ -99,12 +103,13 @@ def _results(results: Mapping[str, Any]) -> Iterator[str]:
             if is_rate or (metric == "auc" and value is not None):
                 span = found["intervals"].get(metric)
                 interval = f"{_format(metric, span[0])} to {_format(metric, span[1])}" if span else "–"
-                yield f"| {name} | {metric} | {_format(metric, value)} | {interval} |"
+                yield f"| {escape_markdown(name)} | {escape_markdown(metric)} | {_format(metric, value)} | {interval} |"
     yield ""
     for name, found in results.items():
         for group in found["groups"]:
             rates = ", ".join(f"{rate} {_format(rate, group[rate])}" for rate in ("fmr", "fnmr"))
-            yield f"- {name}, {group['column']} = {group['value']}: {rates}"
+            cells = (escape_markdown(cell) for cell in (name, group["column"], group["value"]))
+            yield "- {}, {} = {}: {}".format(*cells, rates)
 
 
 def _limits(results: Mapping[str, Any]) -> Iterator[str]:
@@ -113,7 +118,7 @@ def _limits(results: Mapping[str, Any]) -> Iterator[str]:
     yield "- Images that are not aligned, or smaller than the input, give worse embeddings."
     for name, found in results.items():
         for metric, requirement in found["needs"].items():
-            yield f"- {name} is too small for {metric}: it {requirement}."
+            yield f"- {escape_markdown(name)} is too small for {escape_markdown(metric)}: it {requirement}."
     if not any(found["groups"] for found in results.values()):
         yield "- Error rates by sex, age or skin tone were not measured (`facetrain eval --slices`); they may differ."
     yield "- Embeddings are biometric data: in many places the law requires consent to store or compare them."
@@ -124,3 +129,17 @@ def _format(metric: str, value: float | None) -> str:
         return "–"
     # The AUC is close to 1, and needs more digits.
     return f"{value:.5f}" if metric == "auc" else f"{value:.3%}"
+
+
+def escape_markdown(value: object) -> str:
+    """Return a value as text that Markdown shows as it is, on one line: without markup, tags and control characters.
+
+    Names of files, datasets and groups come from other people.
+    """
+    # Underscores within words are no markup, and names are full of them.
+    return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", printable(str(value)).translate(_HTML))
+
+
+def _in_code(text: object) -> str:
+    """Return a text for a span of code, which it cannot end."""
+    return printable(str(text)).replace("`", "'")

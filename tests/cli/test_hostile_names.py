@@ -5,12 +5,16 @@ import re
 import numpy as np
 import pytest
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
+from facetrain.cli.bench.options import print_report
 from facetrain.errors import FacetrainError
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.embedding_files import Embeddings, save_embeddings
 from tests.support.datasets import encoded_image
 
 NAME = "ann\x1b[2J\x1b]0;title\x07\nforged: line\u202e<script>alert(1)</script>"
+NARROW = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f\x9b\u202a-\u202e\u2066-\u2069]|^forged", re.M)
 
 
@@ -31,6 +35,13 @@ def files(tmp_path_factory):
     save_embeddings(
         folder / "a.npz", Embeddings(unit, [f"{NAME}{n}" for n in range(4)], np.array([0, 0, 1, 1]))
     )
+    described = describe_backbone("iresnet", **NARROW) | {
+        "origin": NAME,
+        "config": {"data": {"train": NAME, NAME: 1}},
+        "datasets": [{"name": NAME, "license": NAME}],
+    }
+    network = build_backbone("iresnet", **NARROW)
+    save_model(folder / f"{name}.safetensors", network.state_dict(), described)
     run = folder / "runs" / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("data: {train: none}\neval: {targets: []}\n")
@@ -51,6 +62,8 @@ def files(tmp_path_factory):
         ["search", "a.npz", "a.npz"],
         ["runs", "runs"],
         ["report", "runs/NAME"],
+        ["export", "NAME.safetensors", "--format", "safetensors", "--output", "NAME.copy"],
+        ["plan", "--config", "runs/NAME/config.yaml", "--gpus", "1", "--gpu", "a100"],
     ],
     ids=lambda arguments: " ".join(arguments[:3]),
 )
@@ -94,3 +107,9 @@ def test_pages_escape_names_in_markup(files):
         text = one.read_text()
         assert "<script" not in text and "&lt;script" in text
         assert "\x1b" not in text
+
+
+def test_a_benchmark_prints_no_control_character_of_a_name(capsys):
+    print_report({NAME: {"model": NAME}, "data": NAME}, as_json=False)
+    text = capsys.readouterr().out
+    assert not FORBIDDEN.search(text) and text.count("forged") == 3

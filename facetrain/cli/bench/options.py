@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
@@ -38,7 +39,11 @@ def require_known(option: str, names: Iterable[str], known: Collection[str]) -> 
 
 def print_report(report: dict[str, Any], *, as_json: bool) -> None:
     """Print a report as JSON, or as lines of names and values, nested ones indented."""
-    typer.echo(json.dumps(report, indent=1) if as_json else "\n".join(_lines(report, "")))
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+        return
+    for line in _lines(report, ""):
+        echo_line(line)
 
 
 def _lines(report: dict[str, Any], indent: str) -> list[str]:

@@ -1,6 +1,9 @@
+import re
 from types import SimpleNamespace
 
-from facetrain.models.model_card import model_card
+from facetrain.models.model_card import escape_markdown, model_card
+
+HOSTILE = "ann\x1b[2J\nforged: line\u202e<script>alert(1)</script>|`*x* [a](b) _c_"
 
 
 def card_of(datasets):
@@ -22,3 +25,36 @@ def test_the_model_card_lists_origin_and_license_of_all_datasets():
 
 def test_without_dataset_cards_the_publisher_states_origin_and_terms():
     assert "Origin and terms of the data, and consent of the people: _to be filled in" in card_of([])
+
+
+def test_names_in_a_card_are_neither_markup_nor_control_characters():
+    model = SimpleNamespace(
+        metadata={
+            "config": {"data": {"train": HOSTILE, HOSTILE: 1}},
+            "datasets": [{"name": HOSTILE, "license": HOSTILE}],
+        },
+        preprocessing={"channels": HOSTILE, "mean": 127.5, "scale": 127.5},
+        image_size=112,
+        embedding_size=512,
+        description=HOSTILE,
+    )
+    results = {
+        HOSTILE: {
+            "accuracy": 0.5,
+            "intervals": {},
+            "needs": {HOSTILE: "needs pairs"},
+            "groups": [{"column": HOSTILE, "value": HOSTILE, "fmr": 0.1, "fnmr": 0.1}],
+        }
+    }
+    text = model_card(model, HOSTILE, results=results)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e]|^forged", text, re.MULTILINE)
+    assert text.count("forged") >= 11
+    row = next(line for line in text.splitlines() if line.startswith("| ann"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+    outside_code = re.sub(r"- `data[^`]*`", "", text)
+    assert not re.search(r"(?<!\\)(`|\[a|\*x|<)", outside_code)
+
+
+def test_ordinary_names_are_shown_as_they_are():
+    for name in ("data/some_faces", "r50, 43,590,976 parameters", "tar@1e-06", "CC BY-NC 4.0", "Zoë (2026)"):
+        assert escape_markdown(name) == name
