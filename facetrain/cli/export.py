@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,14 @@ from facetrain.models.export.formats import FORMATS, ExportOptions
 
 if TYPE_CHECKING:
     from facetrain.models.model_file import EmbeddingModel
+
+_USUAL_COSINE = 0.98
+_USUAL_LOSS = 0.003
+"""Loss of accuracy (3 in 1,000 pairs) that is not worth advice."""
+_ADVICE = (
+    "give some hundred images like those that the network will get with --calibrate, "
+    "or keep float32 without --int8"
+)
 
 
 class Int8(StrEnum):
@@ -50,15 +59,16 @@ def export(
     int8: Annotated[
         Int8 | None,
         typer.Option(
-            help="onnx: quantize to 8 bits. dynamic: the weights of linear layers; static: convolutions and linear "
-            "layers, weights and activations. Off by default."
+            help="onnx: quantize to 8 bits. static: convolutions and linear layers, weights and activations; dynamic: "
+            "linear layers only. Off by default."
         ),
     ] = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
             metavar="INPUT",
-            help="Images from which --int8 static finds the ranges of activations: a folder, a .rec or a .bin.",
+            help="Images from which --int8 finds the ranges of activations, and on which it compares the file with the "
+            "model: a folder, a .rec or a .bin; by default 256 drawn faces.",
         ),
     ] = None,
     calibrate_images: Annotated[
@@ -107,6 +117,8 @@ def export(
     report: dict[str, Any] = {"output": str(output), "description": opened.description}
     if exported.difference is not None:
         report["difference"] = exported.difference
+    if exported.similarity is not None:
+        report["cosine"] = asdict(exported.similarity)
     if results and exported.model is not None:
         model_results, results = results, _evaluate(exported.model, target, sets)
         report["accuracy"] = _compare_accuracy(model_results, results)
@@ -140,10 +152,8 @@ def _check_options(
             )
     if int8 and (from_pixels or unit):
         raise UsageError("--int8 cannot be combined with --from-pixels and --unit; remove one of them")
-    if int8 is Int8.static and calibrate is None:
-        raise UsageError("--int8 static needs images; give --calibrate INPUT")
-    if int8 is not Int8.static and calibrate is not None:
-        raise UsageError("--calibrate is used by --int8 static only; add it or remove --calibrate")
+    if int8 is None and calibrate is not None:
+        raise UsageError("--calibrate is used by --int8 only; add it or remove --calibrate")
 
 
 def _read_evenly(input: Path, count: int) -> list[bytes]:
@@ -183,9 +193,25 @@ def _format_report(report: dict[str, Any]) -> list[str]:
     if "difference" in report:
         difference = f"; the file differs by at most {report['difference']:.1e} of an embedding's size"
     lines = [f"{report['output']}: {report['description']}{difference}"]
+    if "cosine" in report:
+        cosine = report["cosine"]
+        lines.append(
+            f"cosine with the embeddings of the model: {cosine['mean']:.4f} on average, "
+            f"{cosine['lowest']:.4f} at least, on {cosine['images']} images"
+        )
     for name, accuracy in report.get("accuracy", {}).items():
         change = accuracy["file"] - accuracy["model"]
         lines.append(
             f"{name}: accuracy of the file {accuracy['file']:.3%}, of the model {accuracy['model']:.3%} ({change:+.3%})"
         )
+    if _lost_much(report):
+        lines.append(f"The file loses more than usual; {_ADVICE}.")
     return lines
+
+
+def _lost_much(report: dict[str, Any]) -> bool:
+    """Return whether a quantized file is worse than those of facetrain's backbones usually are."""
+    if "cosine" not in report:
+        return False
+    losses = [accuracy["model"] - accuracy["file"] for accuracy in report.get("accuracy", {}).values()]
+    return report["cosine"]["mean"] < _USUAL_COSINE or any(loss > _USUAL_LOSS for loss in losses)

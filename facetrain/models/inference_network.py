@@ -119,19 +119,20 @@ class FoldedNetwork(nn.Module):
             x, *others = (values[source] for source in step.layer.sources)
             # An input of a sum that nothing else needs can hold the result.
             in_place = step.layer.sources[0] in step.freed and step.layer.sources[0] != IMAGE
-            values[step.value] = _run(step.layer, x, others, in_place=in_place)
+            values[step.value] = run_layer(step.layer, x, others, in_place=in_place)
             for source in step.freed:
                 del values[source]
         return values[self._output].float()
 
 
-def _run(layer: Layer, x: Tensor, others: list[Tensor], *, in_place: bool) -> Tensor:
+def run_layer(layer: Layer, x: Tensor, others: list[Tensor], *, in_place: bool = False) -> Tensor:
+    """Return the value of a folded layer; `others` are the further terms of a sum, which `in_place` writes into `x`."""
     weights, options = layer.weights, layer.options
     match layer.kind:
         case "conv":
             return F.conv2d(x, weights["weight"], weights["bias"], **options)
         case "linear":
-            return F.linear(x.flatten(1).float(), weights["weight"], weights["bias"])
+            return F.linear(x.flatten(1).to(weights["weight"].dtype), weights["weight"], weights["bias"])
         case "norm":
             statistics = weights["mean"], weights["variance"]
             return F.batch_norm(x, *statistics, weights["weight"], weights["bias"], eps=options["eps"])
@@ -230,11 +231,21 @@ def _typed(layer: Layer, dtype: torch.dtype) -> Layer:
 
 
 def _fold(network: nn.Module, dtype: torch.dtype) -> FoldedNetwork:
+    graph = layers_with_statistics(network)
+    return FoldedNetwork(graph, takes_pixels=isinstance(network, MxnetNetwork), dtype=dtype)
+
+
+def layers_with_statistics(network: nn.Module) -> LayerGraph:
+    """Return the layers of a network, with the running statistics of its batch norms.
+
+    Raises:
+        ModelError: it is not an IResNet, a MobileFaceNet or a network of MXNet, or has layers of another kind.
+    """
     if isinstance(network, MxnetNetwork):
-        return FoldedNetwork(network.layers(), takes_pixels=True, dtype=dtype)
+        return network.layers()
     if not isinstance(network, IResNet | MobileFaceNet):
         raise ModelError(f"{type(network).__name__}: is not folded")
-    return FoldedNetwork(_with_statistics(network), takes_pixels=False, dtype=dtype)
+    return _with_statistics(network)
 
 
 def _with_statistics(network: IResNet | MobileFaceNet) -> LayerGraph:

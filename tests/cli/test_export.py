@@ -35,8 +35,12 @@ def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, 
         "--target", "faces", "--data-dir", tmp_path, "--json", "--model-card", tmp_path / "card.md",
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout)["accuracy"]["faces"]
-    assert abs(found["file"] - found["model"]) <= 0.2
+    report = json.loads(process.stdout)
+    found, cosine = report["accuracy"]["faces"], report["cosine"]
+    assert abs(found["file"] - found["model"]) <= 0.1
+    assert 0.98 < cosine["lowest"] <= cosine["mean"] <= 1 and cosine["images"] == (
+        4 if int8 == "static" else 51
+    )
     card = (tmp_path / "card.md").read_text()
     assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {found['file']:.3%} |" in card
     assert "- `data.train`: data/some_faces" in card
@@ -67,9 +71,8 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
     for options, message in (
         ("safetensors --int8 dynamic", "--format onnx"),
         ("torch_export --unit", "--format torch_export has no option --unit; use --format onnx"),
-        ("onnx --int8 static", "give --calibrate INPUT"),
         ("onnx --int8 dynamic --unit", "cannot be combined"),
-        ("onnx --int8 dynamic --calibrate faces.bin", "--int8 static only"),
+        ("onnx --calibrate faces.bin", "--calibrate is used by --int8 only"),
     ):
         refused = refusal(*to, "--format", *options.split())
         assert message in str(refused) and refused.exit_code == 2

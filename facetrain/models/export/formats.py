@@ -28,7 +28,16 @@ class ExportOptions:
     int8: str | None = None
     """`dynamic` or `static`: quantize to 8 bits."""
     calibration: Sequence[bytes] = ()
-    """Encoded images from which `int8="static"` finds the ranges of activations."""
+    """Encoded images from which `int8="static"` finds the ranges of activations; drawn faces if there are none."""
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Cosines of the embeddings of a file with those of the network, on images that did not change the file."""
+
+    mean: float
+    lowest: float
+    images: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class Exported:
     model: Path | EmbeddingModel | None
     """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy; None if the file
     has the same weights as the network."""
+    similarity: Similarity | None = None
+    """For a file that must differ from the network, because it computes in int8."""
 
 
 Exporter = Callable[["EmbeddingModel", Path, ExportOptions], Exported]

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from facetrain.models.export.checks import (
     require_torch_network,
 )
 from facetrain.models.export.formats import Exported, ExportOptions
-from facetrain.models.export.quantize import quantize_dynamic, quantize_static
+from facetrain.models.export.int8 import export_int8
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
@@ -52,26 +51,17 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     the image's sides. The output is `embedding`: float32 (N, D), of unit length with `unit`. The metadata
     of the file describe the input and have the description of the model file.
 
-    With `int8` the file is not compared with the network, from which it must differ.
+    With `int8` the result has the cosines of the embeddings with those of the network, see `int8.export_int8`.
 
     Raises:
         ModelError: the model was opened from an ONNX file.
         ImageError: a calibration image cannot be decoded.
-        RunError: the file cannot be written, or its embeddings differ.
+        RunError: the file cannot be written, or its embeddings differ too much.
     """
     if not options.int8:
         return Exported(_write_float32(model, path, options), path)
-    with (
-        tempfile.TemporaryDirectory(prefix=".int8.", dir=path.parent) as folder,
-        new_file(path, RunError) as output,
-    ):
-        float32 = Path(folder, "float32.onnx")
-        _write_float32(model, float32, options)
-        if options.int8 == "static":
-            quantize_static(float32, output, model, options.calibration)
-        else:
-            quantize_dynamic(float32, output)
-    return Exported(None, path)
+    require_torch_network(model)
+    return export_int8(model, path, options, lambda float32: _write_float32(model, float32, options))
 
 
 def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> float:

@@ -1,22 +1,17 @@
-"""Quantization of an ONNX file to 8 bits with onnxruntime."""
+"""Quantization of an ONNX file to 8 bits with onnxruntime, for networks of every kind."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.models.model_file import EmbeddingModel
-from facetrain.models.onnx_network import LANDMARKS_INPUT
+from facetrain.models.int8.onnx_file import without_advice
 
-_BATCH_SIZE = 16
+Inputs = Mapping[str, np.ndarray]
+"""Inputs of a network, by their name in the ONNX file."""
 
 
 def quantize_dynamic(float32: Path, output: Path) -> None:
@@ -27,7 +22,7 @@ def quantize_dynamic(float32: Path, output: Path) -> None:
     import onnx
     from onnxruntime import quantization
 
-    with _without_preprocessing_advice():
+    with without_advice():
         quantization.quantize_dynamic(
             _load(onnx, float32),
             output,
@@ -36,29 +31,26 @@ def quantize_dynamic(float32: Path, output: Path) -> None:
         )
 
 
-def quantize_static(float32: Path, output: Path, model: EmbeddingModel, images: Sequence[bytes]) -> None:
+def quantize_static(float32: Path, output: Path, batches: Iterable[Inputs]) -> None:
     """Write an ONNX file whose convolutions and linear layers compute in int8.
 
     Format QDQ: one scale per output channel for weights (int8), one scale per tensor for activations
-    (uint8), from their minimum and maximum over the images.
+    (uint8), from their minimum and maximum over the images. For networks that `int8.quantize` does not know; it loses
+    less accuracy.
 
     Args:
         float32: The ONNX file to quantize.
         output: The file to write.
-        model: The network from which `float32` was written.
-        images: Encoded images for calibration.
-
-    Raises:
-        ImageError: an image cannot be decoded.
+        batches: Inputs for calibration.
     """
     import onnx
     from onnxruntime import quantization
 
-    with _without_preprocessing_advice():
+    with without_advice():
         quantization.quantize_static(
             _load(onnx, float32),
             output,
-            _CalibrationReader(model, images),
+            _CalibrationReader(batches),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["Conv", "Gemm", "MatMul"],
             per_channel=True,
@@ -76,45 +68,17 @@ def _load(onnx: Any, path: Path) -> Any:
 
 
 class _CalibrationReader:
-    """onnxruntime's CalibrationDataReader over encoded images."""
+    """onnxruntime's CalibrationDataReader over batches of inputs."""
 
-    def __init__(self, model: EmbeddingModel, images: Sequence[bytes]) -> None:
-        self._batches = _batches(model, images)
+    def __init__(self, batches: Iterable[Inputs]) -> None:
+        self._batches = iter(batches)
 
     def __iter__(self) -> _CalibrationReader:
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Inputs:
         return next(self._batches)
 
-    def get_next(self) -> dict[str, Any] | None:
+    def get_next(self) -> Inputs | None:
         """Return the next inputs, or None at the end."""
         return next(self._batches, None)
-
-
-def _batches(model: EmbeddingModel, images: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(images), _BATCH_SIZE):
-        decoded = [
-            resize_square(decode_rgb(images[n], location=f"calibration image {n}"), model.image_size)
-            for n in range(start, min(start + _BATCH_SIZE, len(images)))
-        ]
-        image = model.prepare(torch.from_numpy(np.stack(decoded)))
-        inputs = {"image": np.ascontiguousarray(image.numpy())}
-        if model.takes_landmarks:
-            shape = (len(decoded), *NORMALIZED_TEMPLATE.shape)
-            inputs[LANDMARKS_INPUT] = np.array(np.broadcast_to(NORMALIZED_TEMPLATE, shape))
-        yield inputs
-
-
-@contextmanager
-def _without_preprocessing_advice() -> Iterator[None]:
-    """Suppress onnxruntime's warning that recommends another tool, which the user cannot run here."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "pre-processing before quantization" not in record.getMessage()
-
-    logging.getLogger().addFilter(is_other)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeFilter(is_other)

@@ -1,0 +1,1 @@
+"""Quantization of convolutional networks to 8 bits, for onnxruntime."""

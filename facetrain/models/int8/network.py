@@ -1,0 +1,141 @@
+"""Simulation of an int8 network in torch: float32 numbers, rounded where onnxruntime rounds them to 8 bits.
+
+Convolutions and linear layers take activations of 8 bits without sign, with one scale for the whole value, and weights
+of 8 bits with sign, with one scale for each output channel. A convolution rounds its output to 8 bits too: onnxruntime
+computes it in integers only between two rounded values. Other layers compute in float32.
+"""
+
+# B images   C channels   H, W height and width   D embedding
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from facetrain.models.inference_network import run_layer
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
+
+ACTIVATION_LEVELS = 255
+"""Largest rounded activation (uint8)."""
+WEIGHT_LEVELS = 127
+"""Largest rounded weight; −128 is not used, so that the zero point is 0."""
+MAXIMUM = "maximum"
+"""Kind of a layer max(x, weight · x), see `maxima`."""
+Observer = Callable[[str, Tensor], None]
+"""Called with the name of each value and the value, before it is rounded."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Interval of an activation that 8 bits represent; it contains 0."""
+
+    low: float
+    high: float
+
+    @property
+    def scale(self) -> float:
+        """Distance of two neighboring levels."""
+        # onnxruntime computes it in float64, and stores float32.
+        scale = (self.high - self.low) / ACTIVATION_LEVELS
+        return float(torch.tensor(scale, dtype=torch.float32)) if scale > 0 else 1.0
+
+    @property
+    def zero_point(self) -> int:
+        """Level of 0."""
+        step = (self.high - self.low) / ACTIVATION_LEVELS
+        return round(-self.low / step) if step > 0 else 0
+
+    def round(self, x: Tensor) -> Tensor:
+        """Return the nearest representable values; the gradient is that of clamping to the range."""
+        return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, 0, ACTIVATION_LEVELS)
+
+
+@dataclass(frozen=True)
+class Int8Network:
+    """Layers of a network with folded batch norms, and the ranges of the activations that are rounded."""
+
+    graph: LayerGraph
+    """Layers as `fold_norms` gives them; weights in the type in which they compute."""
+    takes_pixels: bool
+    """Whether the images are pixels from 0 to 255; otherwise they are normalized."""
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    """By the name of the value."""
+    float_layers: frozenset[str] = frozenset()
+    """Convolutions and linear layers that compute in float32."""
+
+    def int8_layers(self) -> dict[str, Layer]:
+        """Return the convolutions and linear layers that compute in int8."""
+        return {
+            name: layer
+            for name, layer in self.graph.layers.items()
+            if layer.kind in ("conv", "linear") and name not in self.float_layers
+        }
+
+    def rounded_values(self) -> list[str]:
+        """Return the names of the values that are rounded to 8 bits."""
+        names: dict[str, None] = {}
+        for name, layer in self.int8_layers().items():
+            names[layer.sources[0]] = None
+            if layer.kind == "conv":
+                names[name] = None
+        return list(names)
+
+    def with_layers(self, layers: Mapping[str, Layer]) -> Int8Network:
+        """Return the network with other weights in some of its layers."""
+        return replace(self, graph=replace(self.graph, layers=dict(self.graph.layers) | dict(layers)))
+
+    def embed(self, image_BCHW: Tensor, *, rounds: bool = True, observe: Observer | None = None) -> Tensor:
+        """Map prepared images (B, 3, H, W) to embeddings (B, D); without `rounds`, as the float network does."""
+        for name, value in self.values(image_BCHW, rounds=rounds):
+            if observe:
+                observe(name, value)
+        return value
+
+    def values(self, image_BCHW: Tensor, *, rounds: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the value of the image and of each layer; a value is rounded after it was yielded.
+
+        The last value is the embedding.
+        """
+        int8 = self.int8_layers() if rounds else {}
+        last_use = {source: name for name, layer in self.graph.layers.items() for source in layer.sources}
+        image = self._normalized(image_BCHW)
+        yield IMAGE, image
+        values = {IMAGE: image}
+        for name, layer in self.graph.layers.items():
+            x, *others = (values[source] for source in layer.sources)
+            if name in int8:
+                x = self.ranges[layer.sources[0]].round(x)
+                layer = replace(
+                    layer, weights=layer.weights | {"weight": round_weight(layer.weights["weight"])}
+                )
+            y = torch.maximum(x, x * _slope(layer)) if layer.kind == MAXIMUM else run_layer(layer, x, others)
+            yield name, y
+            values[name] = self.ranges[name].round(y) if name in int8 and layer.kind == "conv" else y
+            for source in layer.sources:
+                if last_use[source] == name:
+                    values.pop(source, None)
+
+    def _normalized(self, image_BCHW: Tensor) -> Tensor:
+        if not self.takes_pixels:
+            return image_BCHW
+        return (image_BCHW - 127.5) * (self.graph.input_scale / 127.5)
+
+
+def _slope(layer: Layer) -> Tensor:
+    return layer.weights["weight"].view(-1, 1, 1)
+
+
+def weight_scales(weight: Tensor) -> Tensor:
+    """Return the scale of each output channel (C,): its largest weight is the last level."""
+    scale_C = weight.detach().flatten(1).abs().amax(1) / WEIGHT_LEVELS
+    return torch.where(scale_C > torch.finfo(torch.float32).tiny, scale_C, 1.0).float()
+
+
+def round_weight(weight: Tensor) -> Tensor:
+    """Return the nearest weights that 8 bits represent; the gradient is that of the identity."""
+    scale_C = weight_scales(weight)
+    zero_C = torch.zeros(len(scale_C), dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(weight, scale_C, zero_C, 0, -WEIGHT_LEVELS, WEIGHT_LEVELS)

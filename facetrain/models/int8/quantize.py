@@ -1,0 +1,66 @@
+"""Steps from a network to its int8 form: maxima, equalization, ranges, bias correction."""
+
+# B images   H, W height and width
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.errors import ModelError
+from facetrain.models.inference_network import fold_norms, layers_with_statistics
+from facetrain.models.int8.bias_correction import correct_biases
+from facetrain.models.int8.equalization import channel_ranges, equalize
+from facetrain.models.int8.maxima import replace_prelus
+from facetrain.models.int8.network import Int8Network
+from facetrain.models.int8.ranges import find_ranges
+from facetrain.models.mxnet_network import MxnetNetwork
+
+_BATCH_SIZE = 16
+_BIAS_IMAGES = 64
+"""Images for the bias correction, which keeps the values of all of them in memory."""
+
+
+def folded_network(network: nn.Module) -> Int8Network | None:
+    """Return a network with folded batch norms and PReLUs as maxima, without ranges.
+
+    None for a network that is not an IResNet, a MobileFaceNet or a network of MXNet with their kinds of layers.
+    """
+    try:
+        graph = layers_with_statistics(network)
+        layers, output = fold_norms(graph)
+    except ModelError:
+        return None
+    floats = {
+        name: replace(layer, weights={key: tensor.float() for key, tensor in layer.weights.items()})
+        for name, layer in layers.items()
+    }
+    folded = Int8Network(
+        replace(graph, layers=floats, output=output), takes_pixels=isinstance(network, MxnetNetwork)
+    )
+    return replace_prelus(folded)
+
+
+def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:
+    """Return a network with equalized weights, ranges and corrected biases.
+
+    Args:
+        network: The network of `folded_network`.
+        image_BCHW: Prepared images for calibration.
+    """
+    batches = image_BCHW.split(_BATCH_SIZE)
+    equalized = equalize(network, channel_ranges(network, batches))
+    return correct_biases(find_ranges(equalized, batches), spread(image_BCHW, _BIAS_IMAGES))
+
+
+def embed(network: Int8Network, image_BCHW: Tensor, *, rounds: bool) -> Tensor:
+    """Map prepared images to embeddings, some images at a time."""
+    with torch.no_grad():
+        return torch.cat([network.embed(batch, rounds=rounds) for batch in image_BCHW.split(_BATCH_SIZE)])
+
+
+def spread(image_BCHW: Tensor, count: int) -> Tensor:
+    """Return up to `count` of the images, evenly spaced."""
+    return image_BCHW[:: -(-len(image_BCHW) // count)]

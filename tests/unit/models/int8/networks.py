@@ -1,0 +1,44 @@
+"""Small networks with random weights, folded for quantization."""
+
+from dataclasses import replace
+
+import torch
+
+from facetrain.backbone.mobilefacenet import MobileFaceNet
+from facetrain.backbone.zoo import build_backbone
+from facetrain.models.inference_network import fold_norms, layers_with_statistics
+from facetrain.models.int8.network import Int8Network
+from tests.support.mxnet_files import randomize
+
+SIZE = 32
+IRESNET = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": SIZE}
+
+
+def backbone(name):
+    """Return a small IResNet or MobileFaceNet whose PReLUs have slopes below and above 1."""
+    torch.manual_seed(0)
+    network = (
+        MobileFaceNet((1, 1, 1, 1), 1, embedding_size=16, image_size=SIZE)
+        if name == "mobilefacenet"
+        else build_backbone("iresnet", **IRESNET)
+    )
+    randomize(network)
+    for module in network.modules():
+        if isinstance(module, torch.nn.PReLU):
+            torch.nn.init.uniform_(module.weight, -0.5, 2.0)
+    return network.eval()
+
+
+def folded(name, dtype=torch.float32):
+    """Return the layers of `backbone` with folded batch norms and without ranges."""
+    graph = layers_with_statistics(backbone(name))
+    layers, output = fold_norms(graph)
+    typed = {
+        key: replace(layer, weights={w: tensor.to(dtype) for w, tensor in layer.weights.items()})
+        for key, layer in layers.items()
+    }
+    return Int8Network(replace(graph, layers=typed, output=output), takes_pixels=False)
+
+
+def images(count=8, dtype=torch.float32):
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1), dtype=dtype)
