@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
@@ -52,15 +51,9 @@ def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:
     """
     batches = image_BCHW.split(_BATCH_SIZE)
     equalized = equalize(network, channel_ranges(network, batches))
-    return correct_biases(find_ranges(equalized, batches), spread(image_BCHW, _BIAS_IMAGES))
+    return correct_biases(find_ranges(equalized, batches), _spread(image_BCHW, _BIAS_IMAGES))
 
 
-def embed(network: Int8Network, image_BCHW: Tensor, *, rounds: bool) -> Tensor:
-    """Map prepared images to embeddings, some images at a time."""
-    with torch.no_grad():
-        return torch.cat([network.embed(batch, rounds=rounds) for batch in image_BCHW.split(_BATCH_SIZE)])
-
-
-def spread(image_BCHW: Tensor, count: int) -> Tensor:
+def _spread(image_BCHW: Tensor, count: int) -> Tensor:
     """Return up to `count` of the images, evenly spaced."""
     return image_BCHW[:: -(-len(image_BCHW) // count)]

@@ -10,7 +10,7 @@ from facetrain.models.int8.bias_correction import correct_biases
 from facetrain.models.int8.equalization import channel_ranges, equalize, pairs
 from facetrain.models.int8.maxima import replace_prelus
 from facetrain.models.int8.network import MAXIMUM, Int8Network, Range
-from facetrain.models.int8.quantize import embed, quantize
+from facetrain.models.int8.quantize import quantize
 from facetrain.models.int8.ranges import find_ranges
 from facetrain.models.layer_graph import Layer, LayerGraph
 from tests.unit.models.int8.networks import folded, images
@@ -89,5 +89,5 @@ def test_a_range_leaves_out_a_single_large_number_if_the_error_becomes_smaller()
 def test_quantized_embeddings_point_where_those_of_the_float_network_do():
     network, image = replace_prelus(folded("mobilefacenet")), images(40)
     quantized = quantize(network, image[:32])
-    exact, rounded = embed(network, image[32:], rounds=False), embed(quantized, image[32:], rounds=True)
+    exact, rounded = network.embed(image[32:], rounds=False), quantized.embed(image[32:])
     assert float(F.cosine_similarity(exact, rounded).min()) > 0.98
