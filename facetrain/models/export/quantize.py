@@ -46,13 +46,15 @@ def quantize_static(float32: Path, output: Path, batches: Iterable[Inputs]) -> N
     import onnx
     from onnxruntime import quantization
 
+    proto = _load(onnx, float32)
     with without_advice():
         quantization.quantize_static(
-            _load(onnx, float32),
+            proto,
             output,
             _CalibrationReader(batches),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+            nodes_to_exclude=_batched_products(proto),
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
             activation_type=quantization.QuantType.QUInt8,
@@ -65,6 +67,15 @@ def _load(onnx: Any, path: Path) -> Any:
     # fail on these. It infers the shapes again.
     del proto.graph.value_info[:]
     return proto
+
+
+def _batched_products(proto: Any) -> list[str]:
+    """Return the names of products with a weight of three or more dimensions.
+
+    onnxruntime writes one scale per channel for these too, but cannot run the file. KP-RPE has such a weight.
+    """
+    batched = {weight.name for weight in proto.graph.initializer if len(weight.dims) > 2}
+    return [node.name for node in proto.graph.node if node.op_type == "MatMul" and batched & set(node.input)]
 
 
 class _CalibrationReader:

@@ -159,7 +159,8 @@ def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_
 
 def test_an_int8_file_is_calibrated_with_the_landmarks_of_aligned_faces(opened, tmp_path):
     path = tmp_path / "int8.onnx"
-    export_onnx(opened, path, ExportOptions(int8="static", calibration=IMAGES))
+    exported = export_onnx(opened, path, ExportOptions(int8="static", calibration=IMAGES))
+    assert exported.similarity.mean > 0.98
     assert open_model(path, CPU).takes_landmarks
 
 
