@@ -13,7 +13,7 @@ from torch import Tensor
 from facetrain.models.int8.network import Int8Network, Range
 
 _NUMBERS_PER_IMAGE = 192
-"""Numbers of a value that are taken from each image, for the search; its smallest and largest number are added."""
+"""Numbers of a value that are taken from each image, for the search."""
 _SHARES = [n / 40 for n in range(40, 11, -1)]
 """Ends of the range that are tried, as shares of the smallest and the largest number."""
 
@@ -32,23 +32,35 @@ def find_ranges(network: Int8Network, batches: Iterable[Tensor], *, clips: bool 
     generator = torch.Generator().manual_seed(0)
 
     def observe(name: str, value: Tensor) -> None:
-        if name not in rounded:
-            return
-        value_BN = value.flatten(1)
-        chosen = torch.randint(
-            value_BN.shape[1], (min(_NUMBERS_PER_IMAGE, value_BN.shape[1]),), generator=generator
-        )
-        ends_B2 = torch.stack([value_BN.amin(1), value_BN.amax(1)], 1)
-        samples[name].append(torch.cat([value_BN[:, chosen].flatten(), ends_B2.flatten()]))
+        if name in rounded:
+            samples[name].append(_sample(value.flatten(1), generator))
 
     with torch.no_grad():
         for image_BCHW in batches:
             network.embed(image_BCHW, rounds=False, observe=observe)
-    found = {name: torch.cat(parts) for name, parts in samples.items()}
-    return replace(network, ranges={name: _range_of(x_N, clips=clips) for name, x_N in found.items()})
+    found = {name: torch.cat(parts, 1) for name, parts in samples.items()}
+    return replace(
+        network, ranges={name: _range_of(*both_2N, clips=clips) for name, both_2N in found.items()}
+    )
 
 
-def _range_of(x_N: Tensor, *, clips: bool) -> Range:
+def _sample(value_BN: Tensor, generator: torch.Generator) -> Tensor:
+    """Return some numbers of each image and its two ends, with the count of numbers that each represents, (2, N).
+
+    Each end counts once. With the weight of a random number, the ends would be 1 % of the sample instead of 2 numbers
+    of thousands, and no range would leave them out.
+    """
+    images, size = value_BN.shape
+    count = min(_NUMBERS_PER_IMAGE, size)
+    chosen_BN = value_BN[:, torch.randint(size, (count,), generator=generator)]
+    ends_B2 = torch.stack([value_BN.amin(1), value_BN.amax(1)], 1)
+    x_N = torch.cat([chosen_BN.flatten(), ends_B2.flatten()])
+    weight_N = torch.ones_like(x_N)
+    weight_N[: images * count] = size / count
+    return torch.stack([x_N, weight_N])
+
+
+def _range_of(x_N: Tensor, weight_N: Tensor, *, clips: bool) -> Range:
     low, high = min(float(x_N.min()), 0.0), max(float(x_N.max()), 0.0)
     best = Range(low, high)
     if not clips:
@@ -56,5 +68,5 @@ def _range_of(x_N: Tensor, *, clips: bool) -> Range:
     # One end after the other, twice: the best place of one depends a little on the other.
     for end, furthest in 2 * (("low", low), ("high", high)):
         tried = [replace(best, **{end: furthest * share}) for share in _SHARES]
-        best = min(tried, key=lambda one: float((one.round(x_N) - x_N).square().mean()))
+        best = min(tried, key=lambda one: float((one.round(x_N) - x_N).square() @ weight_N))
     return best

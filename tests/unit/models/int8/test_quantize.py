@@ -68,26 +68,43 @@ def test_bias_correction_removes_a_planted_shift():
     torch.testing.assert_close(corrected.graph.layers["out"].weights["bias"], torch.full((2,), 0.05))
 
 
-def test_bias_correction_gives_each_layer_the_mean_of_the_float_network():
-    network, image = folded("mobilefacenet"), images()
-    corrected = correct_biases(find_ranges(network, [image]), image)
+def largest_shift(network, other, image):
+    """Return the largest error of the mean of a channel, as a share of the largest number of its layer."""
     exact = dict(network.values(image, rounds=False))
-    for name, value in corrected.values(image, rounds=True):
-        if name in corrected.int8_layers():
-            difference = (value - exact[name]).transpose(0, 1).flatten(1).mean(1)
-            assert float(difference.abs().max()) < 1e-4 * float(exact[name].abs().max()), name
+    errors = [
+        (value - exact[name]).transpose(0, 1).flatten(1).mean(1).abs().max() / exact[name].abs().max()
+        for name, value in other.values(image, rounds=True)
+        if name in other.int8_layers()
+    ]
+    return float(torch.stack(errors).max())
 
 
-def test_a_range_leaves_out_a_single_large_number_if_the_error_becomes_smaller():
-    image = torch.rand(1, 1, 100, 100, generator=torch.Generator().manual_seed(0))
+def test_bias_correction_gives_each_layer_the_mean_of_the_float_network():
+    # In float32, a number in the middle of two levels can round to the other one in the second pass. It moves the mean
+    # of a channel of 32 numbers by 1e-4. In float64 none does.
+    network, image = folded("mobilefacenet", torch.float64), images(dtype=torch.float64)
+    rounded = find_ranges(network, [image])
+    assert largest_shift(network, rounded, image) > 1e-2
+    assert largest_shift(network, correct_biases(rounded, image), image) < 1e-12
+
+
+@pytest.mark.parametrize(("size", "lowest", "highest"), [(1000, 0.9, 1.6), (100, 2.9, 3.0)])
+def test_a_range_leaves_out_a_large_number_only_if_the_squared_error_becomes_smaller(size, lowest, highest):
+    # A range up to h moves the number 3 by 3 - h, and each of size² numbers by (h / 255)² / 12 on average (squared).
+    # The best h is 1.3 for a million numbers and 2.96 for ten thousand.
+    image = torch.rand(1, 1, size, size, generator=torch.Generator().manual_seed(0))
     image[0, 0, 0, 0] = 3.0
     network = one_convolution(torch.ones(1, 1, 1, 1), torch.zeros(1))
     whole, clipped = (find_ranges(network, [image], clips=clips).ranges["image"] for clips in (False, True))
-    assert whole.high == 3.0 and 0.9 < clipped.high < 2.0
+    assert whole.high == 3.0 and lowest <= clipped.high <= highest
 
 
 def test_quantized_embeddings_point_where_those_of_the_float_network_do():
-    network, image = replace_prelus(folded("mobilefacenet")), images(40)
-    quantized = quantize(network, image[:32])
-    exact, rounded = network.embed(image[32:], rounds=False), quantized.embed(image[32:])
-    assert float(F.cosine_similarity(exact, rounded).min()) > 0.98
+    network, image = replace_prelus(folded("mobilefacenet")), images(64)
+    calibration, others = image[:32], image[32:]
+    exact = network.embed(others, rounds=False)
+    lost, lost_by_minmax = (
+        float(1 - F.cosine_similarity(exact, one.embed(others)).mean())
+        for one in (quantize(network, calibration), find_ranges(network, [calibration], clips=False))
+    )
+    assert lost < 0.02 and lost < 0.9 * lost_by_minmax
