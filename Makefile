@@ -10,6 +10,7 @@ WORKERS ?= 2
 SECONDS ?= 60
 MINUTES ?= 60
 REAL ?= ../shared/real
+LARGE ?=
 
 .PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces docs lock clean
 
@@ -44,8 +45,8 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; add those with a ne
 	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
-interop: $(READY)  ## exchange files with MXNet 1.9.1, which is installed into build/interop
-	VENV=$(VENV) ./scripts/interop
+interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in build/interop*; LARGE=1 adds TFLite and ExecuTorch (1 GB)
+	VENV=$(VENV) LARGE=$(LARGE) ./scripts/interop
 
 long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
 	$(BIN)/pytest -m long

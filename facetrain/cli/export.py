@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from facetrain.cli.evaluation_options import Model
+from facetrain.cli.export_options import (
+    AsJson,
+    Average,
+    Batch,
+    Calibrate,
+    CalibrateImages,
+    Compare,
+    DataDir,
+    Format,
+    FromPixels,
+    ModelCard,
+    Opset,
+    Output,
+    Quantization,
+    Targets,
+    Unit,
+)
 from facetrain.cli.outputs import echo_line, require_writable, write_text
-from facetrain.models.export.formats import FORMATS, ExportOptions
+from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from facetrain.models.export.formats import Exported
     from facetrain.models.model_file import EmbeddingModel
 
 _USUAL_COSINE = 0.98
@@ -24,80 +44,27 @@ _ADVICE = (
     "give some hundred images like those that the network will get with --calibrate, "
     "or keep float32 without --int8"
 )
-
-
-class Int8(StrEnum):
-    """Kinds of quantization to 8 bits."""
-
-    dynamic = "dynamic"
-    static = "static"
-
-
-def _parse_format(name: str) -> str:
-    if name not in FORMATS:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(FORMATS)}.")
-    return name
+_NUM_COMPARED = 100
+"""Largest number of images to take from `--compare`."""
 
 
 def export(
     model: Model,
-    format: Annotated[
-        str,
-        typer.Option(parser=_parse_format, metavar=f"[{'|'.join(FORMATS)}]", help="Format of the file."),
-    ],
-    output: Annotated[Path, typer.Option(help="File to write.")],
-    from_pixels: Annotated[
-        bool,
-        typer.Option(
-            help="onnx: take uint8 RGB images (N, H, W, 3) and normalize them inside the network; "
-            "by default the input is float32 (N, 3, H, W)."
-        ),
-    ] = False,
-    unit: Annotated[
-        bool, typer.Option(help="onnx: divide the embeddings by their length; off by default.")
-    ] = False,
-    int8: Annotated[
-        Int8 | None,
-        typer.Option(
-            help="onnx: quantize to 8 bits. static: convolutions and linear layers, weights and activations; dynamic: "
-            "linear layers only. Off by default."
-        ),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="INPUT",
-            help="Images from which --int8 finds the ranges of activations, and on which it compares the file with the "
-            "model: a folder, a .rec or a .bin; by default 256 drawn faces.",
-        ),
-    ] = None,
-    calibrate_images: Annotated[
-        int, typer.Option(min=1, help="Number of images to take from --calibrate, evenly spaced.")
-    ] = 256,
-    average: Annotated[
-        bool,
-        typer.Option(
-            "--ema",
-            help="Take the moving average of the weights (optim.ema) of a run folder or a checkpoint.",
-        ),
-    ] = False,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SET",
-            help="Verification set on which both the model and the file are evaluated; may be repeated.",
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the verification sets; by default the one in the config of the run."),
-    ] = None,
-    model_card: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a model card, in Markdown.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    format: Format,
+    output: Output,
+    from_pixels: FromPixels = False,
+    unit: Unit = False,
+    opset: Opset = None,
+    batch: Batch = None,
+    int8: Quantization = None,
+    calibrate: Calibrate = None,
+    calibrate_images: CalibrateImages = 256,
+    compare: Compare = None,
+    average: Average = False,
+    target: Targets = None,
+    data_dir: DataDir = None,
+    model_card: ModelCard = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
     import torch
@@ -105,26 +72,27 @@ def export(
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.models.model_file import open_model
 
-    _check_options(format, int8, calibrate, from_pixels=from_pixels, unit=unit)
-    require_writable(output, model_card)
-    exporter = FORMATS[format].load()
+    given: dict[str, Any] = {"from_pixels": from_pixels, "unit": unit, "opset": opset, "batch": batch}
+    _check_options(format, given | {"int8": int8, "calibration": calibrate, "faces": compare})
+    row = FORMATS[format]
+    _check_output(format, row, output)
+    require_writable(*row.files(output), model_card)
+    exporter = row.load()
     opened = open_model(model, torch.device("cpu"), average=average)
     sets = data_dir or eval_dir_of_run(model)
     results = _evaluate(opened, target, sets)
     images = [] if calibrate is None else _read_evenly(calibrate, calibrate_images)
-    options = ExportOptions(from_pixels=from_pixels, unit=unit, int8=int8, calibration=images)
+    is_compared = "faces" in row.options and not int8
+    faces = _faces(compare, opened.image_size) if is_compared else None
+    options = ExportOptions(**given, int8=int8, calibration=images, faces=faces)
     exported = exporter(opened, output, options)
-    report: dict[str, Any] = {"output": str(output), "description": opened.description}
-    if exported.difference is not None:
-        report["difference"] = exported.difference
-    if exported.similarity is not None:
-        report["cosine"] = asdict(exported.similarity)
+    report = _report(row.files(output), opened, exported)
     if results and exported.model is not None:
         model_results, results = results, _evaluate(exported.model, target, sets)
         report["accuracy"] = _compare_accuracy(model_results, results)
     if model_card:
         # With the results of the file: quantization changes them.
-        _write_card(model_card, opened, output.name, results)
+        _write_card(model_card, opened, output.name, results, options, report)
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -132,28 +100,47 @@ def export(
         echo_line(line)
 
 
-def _check_options(
-    format: str, int8: Int8 | None, calibrate: Path | None, *, from_pixels: bool, unit: bool
-) -> None:
+_FLAGS = {"calibration": "--calibrate", "faces": "--compare"}
+"""Options of the command line whose names are not those of the fields of `ExportOptions`."""
+
+
+def _check_options(format: str, given: Mapping[str, Any]) -> None:
     """Refuse options that the format does not support, and options that exclude each other.
+
+    Args:
+        format: Name of the format.
+        given: Values of the command line, by field of `ExportOptions`.
 
     Raises:
         UsageError: there are such options.
     """
     from facetrain.errors import UsageError
 
-    given = {"from_pixels": from_pixels, "unit": unit, "int8": int8, "calibration": calibrate}
-    flags = {"from_pixels": "--from-pixels", "unit": "--unit", "int8": "--int8", "calibration": "--calibrate"}
     for option, value in given.items():
         if value and option not in FORMATS[format].options:
             supported = " or ".join(name for name, row in FORMATS.items() if option in row.options)
-            raise UsageError(
-                f"--format {format} has no option {flags[option]}; use --format {supported} with it"
-            )
-    if int8 and (from_pixels or unit):
-        raise UsageError("--int8 cannot be combined with --from-pixels and --unit; remove one of them")
-    if int8 is None and calibrate is not None:
+            flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
+            raise UsageError(f"--format {format} has no option {flag}; use --format {supported} with it")
+    if given["int8"] and any(given[option] for option in ("from_pixels", "unit", "opset", "batch", "faces")):
+        raise UsageError(
+            "--int8 cannot be combined with --from-pixels, --unit, --opset, --batch and --compare; remove one of them"
+        )
+    if given["int8"] is None and given["calibration"] is not None:
         raise UsageError("--calibrate is used by --int8 only; add it or remove --calibrate")
+
+
+def _check_output(name: str, row: ExportFormat, output: Path) -> None:
+    """Refuse a file name that the programs for this format do not open.
+
+    Raises:
+        UsageError: the name has another suffix.
+    """
+    from facetrain.errors import UsageError
+
+    if not output.name.endswith(row.suffix):
+        raise UsageError(
+            f"--output {output}: the name of a file for {name} ends with {row.suffix}; add or change the suffix"
+        )
 
 
 def _read_evenly(input: Path, count: int) -> list[bytes]:
@@ -163,6 +150,23 @@ def _read_evenly(input: Path, count: int) -> list[bytes]:
     images, _, _ = read_input(input)
     step = max(len(images) / count, 1)
     return [images[int(n * step)] for n in range(min(count, len(images)))]
+
+
+def _faces(compare: Path | None, size: int) -> Tensor:
+    """Return the images on which file and network are compared, uint8 (N, size, size, 3).
+
+    Raises:
+        UsageError: the input has no images.
+    """
+    from facetrain.errors import UsageError
+    from facetrain.models.export.faces import decode_faces, drawn_faces
+
+    if compare is None:
+        return drawn_faces(size)
+    images = _read_evenly(compare, _NUM_COMPARED)
+    if not images:
+        raise UsageError(f"--compare {compare}: has no images; give another input or leave it out")
+    return decode_faces(images, size)
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
@@ -182,18 +186,49 @@ def _compare_accuracy(model: dict[str, Any], file: dict[str, Any]) -> dict[str, 
     }
 
 
-def _write_card(path: Path, opened: EmbeddingModel, name: str, results: dict[str, Any]) -> None:
+def _report(files: list[Path], opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
+    """Return the result of an export as JSON."""
+    return {
+        "output": str(files[0]),
+        "description": opened.description,
+        "bytes": sum(file.stat().st_size for file in files),
+        **({} if exported.comparison is None else asdict(exported.comparison)),
+        **({} if exported.similarity is None else {"cosine": asdict(exported.similarity)}),
+    }
+
+
+def _write_card(
+    path: Path,
+    opened: EmbeddingModel,
+    name: str,
+    results: dict[str, Any],
+    options: ExportOptions,
+    report: dict[str, Any],
+) -> None:
     from facetrain.models.model_card import model_card
 
-    write_text(path, model_card(opened, name, results=results))
+    size = opened.image_size
+    image = (
+        f"uint8 (N, {size}, {size}, 3), pixels from 0 to 255; it normalizes them itself"
+        if options.from_pixels
+        else f"float32 (N, 3, {size}, {size}), normalized before"
+    )
+    landmarks = "; landmarks, float32 (N, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""
+    file = {
+        "input of the file": image + landmarks,
+        "embeddings": "of length 1" if options.unit else "of any length; the cosine similarity divides by it",
+        "size": _size(report),
+    }
+    if "difference" in report:
+        file |= {"difference from the network": _difference(report), "speed": _speed(report)}
+    write_text(path, model_card(opened, name, results=results, file=file))
 
 
 def _format_report(report: dict[str, Any]) -> list[str]:
-    difference = ""
-    if "difference" in report:
-        difference = f"; the file differs by at most {report['difference']:.1e} of an embedding's size"
+    difference = f"; the file differs by {_difference(report)}" if "difference" in report else ""
     lines = [f"{report['output']}: {report['description']}{difference}"]
-    if "cosine" in report:
+    lines.append(f"{_size(report)}; {_speed(report)}" if "difference" in report else _size(report))
+    if _is_quantized(report):
         cosine = report["cosine"]
         lines.append(
             f"cosine with the embeddings of the model: {cosine['mean']:.4f} on average, "
@@ -209,9 +244,34 @@ def _format_report(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _is_quantized(report: dict[str, Any]) -> bool:
+    """Return whether the file computes in int8: its embeddings are compared by their directions only."""
+    return "cosine" in report and "difference" not in report
+
+
 def _lost_much(report: dict[str, Any]) -> bool:
     """Return whether a quantized file is worse than those of facetrain's backbones usually are."""
-    if "cosine" not in report:
+    if not _is_quantized(report):
         return False
     losses = [accuracy["model"] - accuracy["file"] for accuracy in report.get("accuracy", {}).values()]
     return report["cosine"]["mean"] < _USUAL_COSINE or any(loss > _USUAL_LOSS for loss in losses)
+
+
+def _difference(report: dict[str, Any]) -> str:
+    return (
+        f"at most {report['difference']:.1e} of an embedding's size (smallest cosine {report['cosine']['lowest']:.6f}, "
+        f"{report['cosine']['images']} images)"
+    )
+
+
+def _size(report: dict[str, Any]) -> str:
+    return f"{report['bytes'] / 1e6:.2f} MB"
+
+
+def _speed(report: dict[str, Any]) -> str:
+    images = "1 image" if report["batch"] == 1 else f"{report['batch']} images"
+    threads = "1 thread" if report["threads"] == 1 else f"{report['threads']} threads"
+    return (
+        f"{report['milliseconds']:.1f} ms for {images} in {report['runtime']}, "
+        f"{report['torch_milliseconds']:.1f} ms in torch ({threads})"
+    )

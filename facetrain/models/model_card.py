@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from facetrain.files import printable
@@ -16,21 +17,25 @@ from facetrain.models.model_file import EmbeddingModel
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
 _RATES = ("accuracy", "eer", "tar@", "rank", "tpir@")
 """Prefixes of the metrics that are shares from 0 to 1."""
+_NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
-def model_card(model: EmbeddingModel, name: str, *, results: Mapping[str, Any]) -> str:
+def model_card(
+    model: EmbeddingModel, name: str, *, results: Mapping[str, Any], file: Mapping[str, str] = _NO_FACTS
+) -> str:
     """Return the card as Markdown.
 
     Args:
         model: The network.
         name: Title of the card.
         results: JSON of the evaluation of each verification set, by the name of the set.
+        file: Facts about the exported file, by their names.
     """
     config = model.metadata.get("config")
     lines = [
         f"# {escape_markdown(name)}\n",
-        *_network(model),
+        *_network(model, file),
         *_training(config if isinstance(config, Mapping) else {}),
         *_datasets(model.metadata.get("datasets")),
         *_results(results),
@@ -39,7 +44,7 @@ def model_card(model: EmbeddingModel, name: str, *, results: Mapping[str, Any]) 
     return "\n".join(lines) + "\n"
 
 
-def _network(model: EmbeddingModel) -> Iterator[str]:
+def _network(model: EmbeddingModel, file: Mapping[str, str]) -> Iterator[str]:
     given = model.preprocessing
     size = model.image_size
     yield (
@@ -50,6 +55,8 @@ def _network(model: EmbeddingModel) -> Iterator[str]:
     yield f"- network: {escape_markdown(model.description)}"
     yield f"- input: {size} × {size} pixels, {channels}, aligned by five landmarks as ArcFace's images are"
     yield f"- normalization: (x − {mean}) / {scale} for pixels x from 0 to 255"
+    for name, fact in file.items():
+        yield f"- {name}: {fact}"
     yield "- comparison: cosine similarity"
     yield f"- license and intended use: {_TO_FILL_IN}\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class OnnxNetwork(nn.Module):
         # A free size is a name or None in the shape.
         height = shape[1 if self.from_pixels else 2] if len(shape) == 4 else None
         self.image_size = height if isinstance(height, int) else _DEFAULT_IMAGE_SIZE
+        self._batch = shape[0] if len(shape) == 4 and isinstance(shape[0], int) else None
         width = embedding.shape[-1] if embedding.shape else None
         self.embedding_size = width if isinstance(width, int) else 0
         self.metadata = _json_metadata(session)
@@ -49,12 +51,38 @@ class OnnxNetwork(nn.Module):
         A graph that takes landmarks gets those of aligned faces if there are none.
         """
         image = image_BCHW.permute(0, 2, 3, 1) if self.from_pixels else image_BCHW
-        feed = {self._input_name: np.ascontiguousarray(image.cpu().numpy())}
+        inputs = [np.ascontiguousarray(image.cpu().numpy())]
         if self.takes_landmarks:
             points = NORMALIZED_TEMPLATE if landmarks_B52 is None else landmarks_B52.cpu().numpy()
-            feed[LANDMARKS_INPUT] = np.array(np.broadcast_to(points, (len(image_BCHW), 5, 2)), np.float32)
-        (embedding, *_) = self._session.run(None, feed)
+            inputs.append(np.array(np.broadcast_to(points, (len(image_BCHW), 5, 2)), np.float32))
+        embedding = run_in_batches(self._run, inputs, self._batch)
         return torch.from_numpy(embedding).to(image_BCHW.device)
+
+    def _run(self, *inputs: np.ndarray) -> np.ndarray:
+        names = self._input_name, LANDMARKS_INPUT
+        embedding: np.ndarray
+        (embedding, *_) = self._session.run(None, dict(zip(names, inputs, strict=False)))
+        return embedding
+
+
+def run_in_batches(
+    run: Callable[..., np.ndarray], inputs: Sequence[np.ndarray], batch: int | None
+) -> np.ndarray:
+    """Return the embeddings (N, D) of inputs (N, …) from a program that takes `batch` of each, or None for any number.
+
+    The last ones are repeated to fill the last batch.
+    """
+    count = len(inputs[0])
+    if batch is None or count == 0:
+        return run(*inputs)
+    missing = -count % batch
+    filled = [
+        np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) if missing else array
+        for array in inputs
+    ]
+    starts = range(0, count, batch)
+    embeddings = [run(*(array[start : start + batch] for array in filled)) for start in starts]
+    return np.concatenate(embeddings)[:count]
 
 
 def open_onnx(path: Path) -> OnnxNetwork:

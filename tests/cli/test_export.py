@@ -66,6 +66,26 @@ def test_a_torch_export_program_reports_its_difference_and_accuracy(model, tmp_p
     assert found["accuracy"]["faces"]["file"] == found["accuracy"]["faces"]["model"]
 
 
+def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(model, tmp_path):
+    process = facetrain(
+        "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--batch", 2, "--from-pixels",
+        "--compare", tmp_path / "faces.bin", "--model-card", tmp_path / "card.md",
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    first, second = process.stdout.splitlines()
+    assert "differs by at most" in first and "40 images)" in first
+    size = (tmp_path / "m.onnx").stat().st_size / 1e6
+    assert second.startswith(f"{size:.2f} MB; ") and " ms for 2 images in onnxruntime " in second
+    assert " ms in torch (1 thread)" in second
+    card = (tmp_path / "card.md").read_text()
+    assert "- input of the file: uint8 (N, 32, 32, 3)" in card and f"- size: {size:.2f} MB" in card
+    (tmp_path / "none").mkdir()
+    refused = refusal(
+        "export", model, "--format", "onnx", "--output", tmp_path / "n.onnx", "--compare", tmp_path / "none"
+    )
+    assert "neither train.rec nor images" in str(refused) and not (tmp_path / "n.onnx").exists()
+
+
 def test_options_that_exclude_each_other_are_refused(model, tmp_path):
     to = ["export", model, "--output", tmp_path / "m"]
     for options, message in (
@@ -73,6 +93,9 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
         ("torch_export --unit", "--format torch_export has no option --unit; use --format onnx"),
         ("onnx --int8 dynamic --unit", "cannot be combined"),
         ("onnx --calibrate faces.bin", "--calibrate is used by --int8 only"),
+        ("onnx --int8 dynamic --batch 2", "cannot be combined"),
+        ("onnx --int8 static --opset 18", "cannot be combined"),
+        ("safetensors --opset 18", "--format safetensors has no option --opset; use --format onnx"),
     ):
         refused = refusal(*to, "--format", *options.split())
         assert message in str(refused) and refused.exit_code == 2

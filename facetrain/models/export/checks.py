@@ -1,22 +1,35 @@
-"""Checks that the export formats share: the kind of network before, the embeddings of the file after."""
+"""Checks that the export formats share: the kind of network before, the embeddings and the speed of the file after."""
 
 # N images   H, W height and width   D embedding size
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError, RunError
+from facetrain.models.export.deployed import Deployed, example_pixels, inputs_of_file
+from facetrain.models.export.formats import Comparison, ExportOptions, Similarity
+from facetrain.models.export.runtime import Runtime
+from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import OnnxNetwork
 
 TOLERANCE = 1e-3
-"""Largest difference that `compare_embeddings` accepts. Other kernels round differently: 1e-6 to 1e-5 is usual."""
-NUM_IMAGES = 5
-"""Images for the comparison; not the number with which the network is traced, to test the free batch size."""
+"""Largest difference that `compare` accepts. Other kernels round differently: 1e-6 to 1e-5 is usual."""
+_NUM_EXAMPLES = 5
+"""Random images for the comparison if no faces are given."""
+_CHUNK = 16
+"""Images that are compared at a time; not the number with which a network is traced, to test the free batch size."""
+_ROUNDS = 10
+_MAX_SECONDS = 3.0
+"""Limits of the measurement of the speed."""
 
 
 def require_torch_network(model: EmbeddingModel) -> None:
@@ -29,30 +42,83 @@ def require_torch_network(model: EmbeddingModel) -> None:
         raise ModelError(f"{model.description}: cannot be exported; give the model that it was exported from")
 
 
-def example_pixels(model: EmbeddingModel, count: int) -> Tensor:
-    """Return random uint8 images (N, H, W, 3) of the size that a model takes, the same at every call."""
-    shape = (count, model.image_size, model.image_size, 3)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
-    """Return the further inputs of a model: random landmarks (N, 5, 2), the same at every call, if it takes them."""
-    if not model.takes_landmarks:
-        return ()
-    return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
-
-
-def compare_embeddings(path: Path, found_ND: Tensor, expected_ND: Tensor) -> float:
-    """Return the largest difference, as a share of the largest number in the expected embeddings.
+def require_no_landmarks(model: EmbeddingModel, format: str) -> None:
+    """Refuse a network that takes landmarks, for a format in which such a file is not tested.
 
     Raises:
-        RunError: it is more than `TOLERANCE`, or not a number.
+        ModelError: the network takes landmarks.
     """
+    if model.takes_landmarks:
+        raise ModelError(
+            f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
+        )
+
+
+def compare(
+    path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions, tolerance: float = TOLERANCE
+) -> Comparison:
+    """Compare a file with the network, on `options.faces` or else on random images.
+
+    Args:
+        path: The final path of the file, for the message.
+        runtime: The file, opened.
+        model: The network.
+        options: The options with which the file was written.
+        tolerance: Largest difference to accept.
+
+    Raises:
+        RunError: the embeddings differ by more than `tolerance`, or are not numbers.
+    """
+    faces = example_pixels(model, _NUM_EXAMPLES) if options.faces is None else options.faces
+    deployed = Deployed(model, options).eval()
+    expected, found = [], []
+    for pixels in faces.split(_CHUNK):
+        inputs = inputs_of_file(model, options, pixels)
+        with torch.no_grad():
+            expected.append(deployed(*inputs))
+        found.append(torch.from_numpy(runtime.embed(*(tensor.numpy() for tensor in inputs))))
+    expected_ND, found_ND = torch.cat(expected), torch.cat(found)
     difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
     # "not <" instead of ">=": the comparison with NaN is false.
-    if not difference < TOLERANCE:
+    if not difference < tolerance:
         raise RunError(
             f"{path}: not written: its embeddings differ from those of the network by {difference:.2g} of their size, "
-            f"more than {TOLERANCE:g}; try another version of torch or onnxruntime"
+            f"more than {tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
         )
-    return difference
+    cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)
+    cosine = Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))
+    batch = runtime.batch or 1
+    milliseconds, torch_milliseconds = _measure(runtime, model, options, batch)
+    return Comparison(
+        difference, cosine, runtime.name, milliseconds, torch_milliseconds, batch,
+        torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _measure(
+    runtime: Runtime, model: EmbeddingModel, options: ExportOptions, batch: int
+) -> tuple[float, float]:
+    """Return the median milliseconds per call with `batch` images of the file and of the network, measured in turns."""
+    network = Deployed(model, options, network=inference_network(model.network, torch.device("cpu"))).eval()
+    inputs = inputs_of_file(model, options, example_pixels(model, batch))
+    arrays = [tensor.numpy() for tensor in inputs]
+
+    def run_file() -> np.ndarray:
+        return runtime.embed(*arrays)
+
+    @torch.no_grad()
+    def run_network() -> Tensor:
+        return network(*inputs)
+
+    variants: tuple[Callable[[], object], ...] = (run_file, run_network)
+    seconds: tuple[list[float], ...] = ([], [])
+    for run in variants:  # the first run allocates memory and chooses kernels
+        run()
+    end = time.perf_counter() + _MAX_SECONDS
+    while not seconds[1] or (len(seconds[1]) < _ROUNDS and time.perf_counter() < end):
+        for run, taken in zip(variants, seconds, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    of_file, of_network = (1000 * statistics.median(taken) for taken in seconds)
+    return of_file, of_network

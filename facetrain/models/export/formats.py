@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from facetrain.errors import ModelError, missing_package
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from facetrain.models.model_file import EmbeddingModel
 
 
@@ -29,11 +31,17 @@ class ExportOptions:
     """`dynamic` or `static`: quantize to 8 bits."""
     calibration: Sequence[bytes] = ()
     """Encoded images from which `int8="static"` finds the ranges of activations; drawn faces if there are none."""
+    opset: int | None = None
+    """Version of ONNX's operators; None for the exporter's default."""
+    batch: int | None = None
+    """Fixed number of images per call; None for any number, or for one if the format has no free size."""
+    faces: Tensor | None = None
+    """Images on which the file is compared with the network, uint8 (N, H, W, 3); None for a few random ones."""
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosines of the embeddings of a file with those of the network, on images that did not change the file."""
+    """Cosines of the embeddings of a file with those of the network, on images that a quantization did not use."""
 
     mean: float
     lowest: float
@@ -41,17 +49,41 @@ class Similarity:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """The embeddings and the speed of a file beside those of the network."""
+
+    difference: float
+    """Largest difference of a number, as a share of the largest number in the network's embeddings."""
+    cosine: Similarity
+    """Cosines of the file's embeddings with those of the network."""
+    runtime: str
+    """Program that ran the file, and its version."""
+    milliseconds: float
+    """Median time of one call for one image, or for a fixed batch."""
+    torch_milliseconds: float
+    """The same for the network in torch, in the form that `facetrain embed` runs."""
+    batch: int
+    """Images of such a call."""
+    threads: int
+    """Threads of torch, which runtimes that can be set use too."""
+
+
+@dataclass(frozen=True)
 class Exported:
     """Result of an export."""
 
-    difference: float | None
-    """Largest difference between the embeddings of file and network, as a share of the largest number in
-    an embedding; None for a format that is not compared."""
+    comparison: Comparison | None
+    """Embeddings and speed of the file beside the network's; None for a file that is not compared."""
     model: Path | EmbeddingModel | None
     """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy; None if the file
     has the same weights as the network."""
     similarity: Similarity | None = None
     """For a file that must differ from the network, because it computes in int8."""
+
+    @property
+    def difference(self) -> float | None:
+        """Largest difference of the embeddings; see `Comparison.difference`."""
+        return None if self.comparison is None else self.comparison.difference
 
 
 Exporter = Callable[["EmbeddingModel", Path, ExportOptions], Exported]
@@ -72,6 +104,14 @@ class ExportFormat:
     """Optional packages that the exporter imports."""
     extra: str = ""
     """Extra of pyproject.toml that installs these packages."""
+    suffix: str = ""
+    """End that the name of the file must have."""
+    second_suffix: str = ""
+    """Suffix of a second file beside it, which replaces the last one of its name; empty if there is none."""
+
+    def files(self, path: Path) -> list[Path]:
+        """Return the files that an export to `path` writes."""
+        return [path, path.with_suffix(self.second_suffix)] if self.second_suffix else [path]
 
     def load(self) -> Exporter:
         """Import the exporter and its packages.
@@ -93,10 +133,44 @@ FORMATS: dict[str, ExportFormat] = {
     "onnx": ExportFormat(
         "onnx",
         "export_onnx",
-        frozenset({"from_pixels", "unit", "int8", "calibration"}),
+        frozenset({"from_pixels", "unit", "int8", "calibration", "opset", "batch", "faces"}),
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
         extra="onnx",
     ),
-    "torch_export": ExportFormat("torch_formats", "export_program"),
+    "torch_export": ExportFormat("torch_formats", "export_program", frozenset({"faces"})),
+    "openvino": ExportFormat(
+        "openvino",
+        "export_openvino",
+        frozenset({"from_pixels", "unit", "batch", "faces"}),
+        packages=("onnx", "onnxscript", "openvino"),
+        extra="openvino",
+        suffix=".xml",
+        second_suffix=".bin",
+    ),
+    "ncnn": ExportFormat(
+        "ncnn",
+        "export_ncnn",
+        frozenset({"faces"}),
+        packages=("onnx", "onnxscript", "ncnn", "pnnx"),
+        extra="ncnn",
+        suffix=".ncnn.param",
+        second_suffix=".bin",
+    ),
+    "tflite": ExportFormat(
+        "tflite",
+        "export_tflite",
+        frozenset({"from_pixels", "unit", "batch", "faces"}),
+        packages=("litert_torch", "ai_edge_litert"),
+        extra="tflite",
+        suffix=".tflite",
+    ),
+    "executorch": ExportFormat(
+        "executorch",
+        "export_executorch",
+        frozenset({"from_pixels", "unit", "batch", "faces"}),
+        packages=("executorch.runtime", "executorch.exir"),
+        extra="executorch",
+        suffix=".pte",
+    ),
 }
 """All export formats."""

@@ -10,19 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, new_file
-from facetrain.models.export.checks import (
-    NUM_IMAGES,
-    compare_embeddings,
-    example_landmarks,
-    example_pixels,
-    require_torch_network,
-)
+from facetrain.models.export.checks import compare, require_torch_network
+from facetrain.models.export.deployed import example_landmarks
 from facetrain.models.export.formats import Exported, ExportOptions
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel, save_model
 
 
@@ -58,7 +55,6 @@ def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) ->
     program = torch.export.export(
         model.network.eval().cpu(), example, dynamic_shapes=({0: batch},) * len(example)
     )
-    inputs = (model.prepare(example_pixels(model, NUM_IMAGES)), *example_landmarks(model, NUM_IMAGES))
     with new_file(path, RunError, suffix=".pt2") as scratch:
         try:
             torch.export.save(program, scratch)
@@ -71,9 +67,14 @@ def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) ->
             written = replace(
                 model, network=_Program(torch.export.load(scratch), takes_landmarks=model.takes_landmarks)
             )
-        with torch.no_grad():
-            difference = compare_embeddings(path, written.network(*inputs), model.network(*inputs))
-    return Exported(difference, written)
+
+        @torch.no_grad()
+        def run(*inputs: np.ndarray) -> np.ndarray:
+            return written.network(*map(torch.from_numpy, inputs)).numpy()
+
+        runtime = Runtime(f"torch.export {torch.version.__version__}", run)
+        comparison = compare(path, runtime, model, options)
+    return Exported(comparison, written)
 
 
 def export_safetensors(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
@@ -90,4 +91,4 @@ def export_safetensors(model: EmbeddingModel, path: Path, options: ExportOptions
             "use --format onnx or torch_export"
         )
     save_model(path, model.network.state_dict(), model.metadata)
-    return Exported(difference=None, model=None)
+    return Exported(comparison=None, model=None)

@@ -1,5 +1,7 @@
 """Networks with KP-RPE in evaluation and export: every path gives the embeddings of the network with its landmarks."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,9 @@ from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.distributed.world import join
-from facetrain.errors import DataError
+from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
-from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.export.torch_formats import export_program
 from facetrain.models.inference_network import inference_network
@@ -142,9 +144,10 @@ def test_the_landmarks_of_ijb_are_aligned_with_its_faces():
     np.testing.assert_allclose(AlignedLandmarks(turned[None])[0], NORMALIZED_TEMPLATE, atol=1e-6)
 
 
-def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path):
+@pytest.mark.parametrize("batch", [None, 5])
+def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path, batch):
     path = tmp_path / "model.onnx"
-    exported = export_onnx(opened, path, ExportOptions())
+    exported = export_onnx(opened, path, ExportOptions(batch=batch))
     assert exported.difference < 1e-4
     written = open_model(path, CPU)
     assert written.takes_landmarks
@@ -167,3 +170,14 @@ def test_an_int8_file_is_calibrated_with_the_landmarks_of_aligned_faces(opened, 
 def test_a_program_takes_landmarks_after_the_images(opened, tmp_path):
     exported = export_program(opened, tmp_path / "model.pt2", ExportOptions())
     assert exported.difference < 1e-4 and exported.model.takes_landmarks
+
+
+@pytest.mark.parametrize("name", ["ncnn", "tflite", "executorch"])
+def test_a_format_that_is_not_tested_with_landmarks_refuses_the_network(opened, tmp_path, name):
+    row = FORMATS[name]
+    exporter = getattr(import_module(f"facetrain.models.export.{row.module}"), row.function)
+    with pytest.raises(
+        ModelError, match=f"takes landmarks and cannot be exported to {name}; use --format onnx"
+    ):
+        exporter(opened, tmp_path / f"m{row.suffix}", ExportOptions())
+    assert list(tmp_path.iterdir()) == []

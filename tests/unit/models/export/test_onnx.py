@@ -49,6 +49,33 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
         export_onnx(again, tmp_path / "n.onnx", ExportOptions())
 
 
+@pytest.mark.parametrize("batch", [None, 4])
+def test_the_opset_and_a_fixed_batch_are_written_and_the_file_opens_again(model, tmp_path, batch):
+    import onnx
+
+    pixels = faces(6)
+    comparison = export_onnx(
+        model, tmp_path / "m.onnx", ExportOptions(opset=20, batch=batch, faces=pixels)
+    ).comparison
+    assert comparison.cosine.images == 6 and comparison.batch == (batch or 1)
+    assert comparison.cosine.lowest > 0.99999 and comparison.runtime.startswith("onnxruntime ")
+    assert comparison.milliseconds > 0 and comparison.torch_milliseconds > 0
+    written = onnx.load(tmp_path / "m.onnx")
+    assert [entry.version for entry in written.opset_import if entry.domain == ""] == [20]
+    assert written.graph.input[0].type.tensor_type.shape.dim[0].dim_value == (batch or 0)
+    again = open_model(tmp_path / "m.onnx", CPU)
+    for count in (1, 4, 6):
+        np.testing.assert_allclose(
+            embedded(again, pixels[:count]), embedded(model, pixels[:count]), atol=1e-4
+        )
+
+
+def test_an_opset_that_torch_cannot_write_is_refused(model, tmp_path):
+    with pytest.raises(ModelError, match=r"writes it with opset \d+, not 99|opset"):
+        export_onnx(model, tmp_path / "m.onnx", ExportOptions(opset=99))
+    assert list(tmp_path.iterdir()) == []
+
+
 class Brightness(torch.nn.Module):
     def forward(self, image_BCHW):
         return image_BCHW.flatten(1)[:, :16] / 255

@@ -1,0 +1,62 @@
+"""Export to TensorFlow Lite's format by litert-torch, compared with the network in LiteRT on the CPU."""
+
+# N images   H, W height and width   D embedding size
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from facetrain.errors import RunError
+from facetrain.files import new_file
+from facetrain.models.export.checks import compare, require_no_landmarks, require_torch_network
+from facetrain.models.export.deployed import Deployed, example_pixels, inputs_of_file
+from facetrain.models.export.formats import Exported, ExportOptions
+from facetrain.models.export.runtime import Runtime, runtime_model
+from facetrain.models.model_file import EmbeddingModel
+
+
+def export_tflite(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+    """Write a .tflite file for one image per call, or for `batch` images.
+
+    Input and output are those of `export_onnx`. The file has no metadata; the normalization is in the model card.
+
+    Raises:
+        ModelError: the model was opened from an ONNX file, or takes landmarks.
+        RunError: the file cannot be written, or its embeddings differ.
+    """
+    require_torch_network(model)
+    require_no_landmarks(model, "tflite")
+    import litert_torch
+
+    batch = options.batch or 1
+    example = inputs_of_file(model, options, example_pixels(model, batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jax and torch warn of what litert-torch calls
+        written = litert_torch.convert(Deployed(model, options).eval().cpu(), example)
+    with new_file(path, RunError, suffix=".tflite") as scratch:
+        written.export(str(scratch))
+        runtime = _open(scratch, batch)
+        comparison = compare(path, runtime, model, options)
+    return Exported(comparison, runtime_model(model, runtime, options))
+
+
+def _open(path: Path, batch: int) -> Runtime:
+    from ai_edge_litert.interpreter import Interpreter
+
+    # From memory: the interpreter maps a file, whose temporary name disappears.
+    interpreter = Interpreter(model_content=path.read_bytes(), num_threads=torch.get_num_threads())
+    interpreter.allocate_tensors()
+    (image,), (embedding,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def run(images: np.ndarray) -> np.ndarray:
+        interpreter.set_tensor(image["index"], images)
+        interpreter.invoke()
+        found: np.ndarray = interpreter.get_tensor(embedding["index"])
+        return found
+
+    return Runtime(f"ai-edge-litert {version('ai-edge-litert')}", run, batch)
