@@ -64,10 +64,12 @@ def measure_label_cleaning(
             "use a smaller --people or a larger dataset"
         )
     unchanged = find_label_faults(found.embedding, found.label)
-    yield {"faults_unchanged": len(unchanged.faults), "threshold": unchanged.threshold}
+    yield {"faults_unchanged": len(unchanged.faults), "eer": unchanged.separation.eer}
     for seed in range(seeds):
         planted = plant_errors(found.label, seed, wrong=wrong, people=people)
-        yield score_cleaning(planted, find_label_faults(found.embedding, planted.label_N), found.label)
+        yield score_cleaning(
+            planted, find_label_faults(found.embedding, planted.label_N, merge=True), found.label
+        )
 
 
 def plant_errors(person_N: np.ndarray, seed: int, *, wrong: int, people: int) -> PlantedErrors:

@@ -13,12 +13,12 @@ from facetrain.config.loading import load_config, plain_config
 from facetrain.config.presets import presets
 from facetrain.errors import ConfigError, RunError, UsageError
 from facetrain.files import os_errors_as, parse_json, read_regular_text, write_atomically
+from facetrain.html_page import data_table, details_table, escape, html_page, svg
 from facetrain.run.curves import PANELS, draw_curves
 from facetrain.run.list_runs import best_accuracies, is_run, read_metrics
 from facetrain.run.run_state import RunState, read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.mlflow import flatten
-from facetrain.verify.html import data_table, details_table, escape, html_page, svg
 
 _MAX_LINES = 100
 """Skipped images, warnings and loss spikes that the page lists of each kind."""

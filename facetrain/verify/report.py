@@ -15,12 +15,12 @@ import numpy as np
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.files import os_errors_as
+from facetrain.html_page import details_table, escape, html_page, row, svg
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import result_figures
 from facetrain.verify.formatting import format_counts, format_interval, format_number, headline
 from facetrain.verify.group_summary import GroupSummary
-from facetrain.verify.html import details_table, escape, html_page, row, svg
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Group, HardPair, Result

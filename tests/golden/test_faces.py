@@ -71,14 +71,16 @@ def test_clean_finds_wrong_labels_and_writes_a_dataset_without_them(people, mode
         (tmp_path / "data" / "03" / image.name).unlink()
     copied(people[20][:4], tmp_path / "data" / "09")  # two people, one identity
     report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
-    output = output_of("clean", model, tmp_path / "data", "--output", cleaned, "--report", report)
+    output = output_of(
+        "clean", model, tmp_path / "data", "--output", cleaned, "--report", report, "--merge", "--yes"
+    )
     assert f"{cleaned}: " in output
-    faults = json.loads(report.read_text())["faults"]
+    faults = json.loads(report.read_text())["decisions"]
     kinds = {kind: [one for one in faults if one["kind"] == kind] for kind in KINDS}
     assert [one["identity"] for one in kinds["mixed_identity"]] == [9]
     assert [(one["identity"], one["other"]) for one in kinds["duplicate_identity"]] == [(3, 16)]
     assert [(one["identity"], one["other"]) for one in kinds["mislabeled_image"]] == [(5, 0)]
-    assert kinds["mislabeled_image"][0]["name"].endswith(f"05/{people[0][0].name}")
+    assert kinds["mislabeled_image"][0]["names"][0].endswith(f"05/{people[0][0].name}")
     source, before = open_dataset(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
     assert source.num_classes == 17  # the 16 people, and the second person of identity 9
     names = [before[source.read(number)].name.rpartition("_")[0] for number in range(source.num_images)]

@@ -4,21 +4,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from facetrain.counter_rng import key_of
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import permute
+from facetrain.data.tools.fault_calibration import (
+    PRECISION,
+    FaultThreshold,
+    Separation,
+    calibrate_mislabeled,
+    calibrate_threshold,
+    separate,
+)
+from facetrain.data.tools.identity_groups import find_duplicate_identities, find_mixed_identities
 from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.similarity import (
-    IdentityCenters,
-    best_threshold,
     check_labeled,
     compute_centers,
     leave_one_out_similarity,
     nearest_other_center,
+    nearest_own_image,
     similarity_to_center,
 )
 from facetrain.errors import DataError
@@ -33,18 +43,21 @@ FAULT_KINDS = {
     MIXED_IDENTITY: "identities with images of two people",
     DUPLICATE_IDENTITY: "pairs of identities that show one person",
     MISLABELED_IMAGE: "images of another identity",
-    OUTLIER_IMAGE: "images that match no identity",
+    OUTLIER_IMAGE: "images that do not show their identity, and not clearly another one",
 }
-_ROUNDS = 3
-_KMEANS_ROUNDS = 10
-_MAX_SEED_CANDIDATES = 4096
-"""Images of one identity, evenly spaced, among which the seeds of 2-means are searched: the search is quadratic."""
-_MAX_CENTER_THRESHOLD = 0.95
+_LOOKALIKES = 0.1
+"""Share of the trusted images that are as similar to another identity as an image that may belong to it."""
+_NEAREST_WEIGHT = 0.7
+"""Similarity to a center that one similar image of the identity is worth: single images are more similar by chance."""
+_LEAST_GENUINE = 0.05
+"""Share of the images that are less similar to their identity than a moved image must be to its new one."""
+_LEAST_LEAD = 0.1
+"""Lead in similarity of a moved image's new identity over all others, divided by the median lead of correct labels."""
 
 
 @dataclass(frozen=True)
 class LabelFault:
-    """Disagreement of a label and the embeddings."""
+    """Disagreement of a label and the embeddings, and the decision on it."""
 
     kind: str
     """A key of `FAULT_KINDS`."""
@@ -55,213 +68,252 @@ class LabelFault:
     image: int
     """Number of the mislabeled or outlier image; for a mixed identity, one image of the smaller group; else −1."""
     similarity: float
+    """Cosine of two identities or groups, of a mislabeled image and `other`, or of an outlier and its identity."""
+    images: tuple[int, ...] = ()
+    """Images of the smaller group of a mixed identity, or the mislabeled or outlier image."""
+    target: int = -1
+    """Label that `images` get, −1 to leave them out; for a duplicate identity, the label that both get."""
 
 
 @dataclass(frozen=True)
 class CleanReport:
     """Label faults of a dataset, and its corrected labels."""
 
-    threshold: float
-    """Cosine of an image and an identity's center from which they show the same identity."""
+    separation: Separation
     faults: list[LabelFault]
     label_N: np.ndarray
     """Corrected labels, int64; −1 for images to leave out."""
-    confusion: float = 0.0
-    """Model's own error on this dataset: share of the images that are closer to another identity than to their own."""
+    thresholds: dict[str, FaultThreshold] = field(default_factory=dict)
 
     @property
-    def cut_images(self) -> int:
-        """Number of images that are left out or moved to another identity."""
-        return sum(fault.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE) for fault in self.faults)
-
-    def cut_identities(self, label_N: np.ndarray) -> int:
-        """Return how many identities of `label_N`, (N,), have no images of their own afterwards."""
-        kept = self.label_N >= 0
-        left = min(len(np.unique(self.label_N[kept])), len(np.unique(label_N[kept])))
-        return len(np.unique(label_N)) - left
+    def expected_false(self) -> float:
+        """Expected number of wrong decisions, without those on duplicate identities, for which no estimate holds."""
+        return sum(one.expected_false for kind, one in self.thresholds.items() if kind != DUPLICATE_IDENTITY)
 
 
 def find_label_faults(
-    embedding_ND: np.ndarray, label_N: np.ndarray, *, threshold: float | None = None
+    embedding_ND: np.ndarray, label_N: np.ndarray, *, precision: float = PRECISION, merge: bool = False
 ) -> CleanReport:
     """Compare each image with the centers of all identities, and each center with the other centers.
 
-    First, identities whose images form two dissimilar groups are split. Then identities with similar centers are
-    merged. Last, images that are not similar to their identity get the label of the most similar one, or −1 if no
-    identity is similar. Centers are recomputed without the wrong images after each round of the last step.
+    First, identities whose images form two groups of different people are split. Then identities that show one person
+    are reported, and merged with `merge`. Last, images that do not show their identity get the label of the one that
+    they show, or −1. Each threshold is calibrated on the dataset, see `calibrate_threshold` and `calibrate_mislabeled`.
+    If the model cannot tell the identities apart, nothing is reported.
 
     Args:
         embedding_ND: unit rows, float32.
         label_N: labels from 0, int64.
-        threshold: cosine of an image and a center from which they show the same identity; `default_threshold` if None.
+        precision: share of true faults among the reported ones to aim at.
+        merge: whether the corrected labels merge duplicate identities. The threshold for these assumes that all pairs
+            of people are equally easy to separate, so that it merges people whom the model confuses.
 
     Raises:
         DataError: the images have no labels.
     """
     check_labeled(label_N)
     label = label_N.astype(np.int64)
-    num_classes = int(label.max()) + 1
-    centers = compute_centers(embedding_ND, label, num_classes)
-    genuine_N = leave_one_out_similarity(embedding_ND, label, centers)
-    _, impostor_N = nearest_other_center(embedding_ND, label, centers.unit_KD)
-    if threshold is None:
-        threshold = best_threshold(genuine_N, impostor_N)
-    several_N = np.isfinite(genuine_N)
-    confusion = float((impostor_N > genuine_N)[several_N].mean()) if several_N.any() else 0.0
-    label, mixed = _split_mixed_identities(embedding_ND, label, threshold)
-    label, duplicates = _merge_duplicate_identities(embedding_ND, label, num_classes, threshold)
-    before, (label, images) = label, _reassign_images(embedding_ND, label, threshold)
-    images = [_with_identities_of(label_N, before, fault) for fault in images]
-    return CleanReport(threshold, mixed + duplicates + images, label, confusion)
+    genuine_N, separation = measure_separation(embedding_ND, label)
+    if separation.useless:
+        return CleanReport(separation, [], label)
+    # Images far from their identity would spoil the centers of other images; the last step decides on them.
+    clear_N = ~(genuine_N < separation.threshold)
+    same_person = separation.threshold
+    mixed, split_threshold = find_mixed_identities(
+        embedding_ND, np.where(clear_N, label, -1), same_person, precision
+    )
+    faults = []
+    for number, one in enumerate(mixed):
+        target = int(label_N.max()) + 1 + number
+        label[one.rows] = target
+        rows = tuple(one.rows.tolist())
+        faults.append(LabelFault(MIXED_IDENTITY, one.identity, -1, rows[0], one.similarity, rows, target))
+    same, same_threshold = find_duplicate_identities(
+        embedding_ND, np.where(clear_N, label, -1), same_person, precision
+    )
+    for pair in same:
+        faults.append(LabelFault(DUPLICATE_IDENTITY, pair.one, pair.other, -1, pair.similarity, (), pair.one))
+    label = apply_faults(label_N, applied_by_default(faults, merge=merge))
+    images, image_thresholds, separation = _find_wrong_images(
+        embedding_ND, label, {(pair.one, pair.other) for pair in same}, separation, precision
+    )
+    faults += [_in_dataset(one, label_N, label) for one in images]
+    thresholds = {MIXED_IDENTITY: split_threshold, DUPLICATE_IDENTITY: same_threshold} | image_thresholds
+    corrected = apply_faults(label_N, applied_by_default(faults, merge=merge))
+    return CleanReport(separation, faults, corrected, thresholds)
 
 
-def _with_identities_of(label_N: np.ndarray, split_N: np.ndarray, fault: LabelFault) -> LabelFault:
-    """Return a fault with the identities of the dataset: splitting and merging gave new numbers to groups."""
-    other = fault.other
-    if other >= 0:
-        # The identity that most images of the group have in the dataset.
-        other = int(np.bincount(label_N[split_N == other]).argmax())
-    return replace(fault, identity=int(label_N[fault.image]), other=other)
+def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:
+    """Return the faults to apply: all with `merge`, otherwise all but duplicate identities."""
+    return [one for one in faults if merge or one.kind != DUPLICATE_IDENTITY]
+
+
+def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> tuple[np.ndarray, Separation]:
+    """Return each image's similarity to the other images of its identity, (N,), and the error of the model.
+
+    NaN where an identity has one image. The error compares with one random other identity per image.
+    """
+    count = int(label_N.max()) + 1
+    centers = compute_centers(embedding_ND, label_N, count)
+    genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers)
+    impostor_N = similarity_to_center(embedding_ND, _other_labels(label_N), centers.unit_KD)
+    return genuine_N, separate(genuine_N, impostor_N)
+
+
+def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:
+    """Return the labels after the decisions on faults: first groups, then single images, last merged identities."""
+    label = label_N.astype(np.int64)
+    for one in faults:
+        if one.kind == MIXED_IDENTITY:
+            label[list(one.images)] = one.target
+    for one in faults:
+        if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE):
+            label[list(one.images)] = one.target
+    root_K = np.arange(max(int(label.max()), int(label_N.max())) + 1)
+    for one in faults:
+        if one.kind == DUPLICATE_IDENTITY:
+            root, leaf = sorted((_root(root_K, one.identity), _root(root_K, one.other)))
+            root_K[leaf] = root
+    # A root has a smaller number than the identities that were merged with it, so one ascending pass finds the roots.
+    for identity in range(len(root_K)):
+        root_K[identity] = root_K[root_K[identity]]
+    return np.where(label >= 0, root_K[label], -1)
 
 
 def write_cleaned(
     folder: Path,
-    report: CleanReport,
+    label_N: np.ndarray,
     output: Path,
     *,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> WrittenDataset:
-    """Write the dataset of `folder` with the corrected labels of a report, renumbered without gaps.
+    """Write the dataset of `folder` with corrected labels, renumbered without gaps; −1 leaves an image out.
 
     Raises:
         DataError: no image is left, or the output cannot be written.
     """
     source = open_dataset(folder)
-    numbers = np.flatnonzero(report.label_N >= 0)
+    numbers = np.flatnonzero(label_N >= 0)
     if not len(numbers):
-        raise DataError(f"{folder}: no image matches its identity; check that the model fits this dataset")
+        raise DataError(f"{folder}: no image is left; check the report, and that the model fits this dataset")
     with new_folder(output) as scratch:
         digest = ImageDigest()
-        written = write_images(source, numbers, report.label_N[numbers], scratch, workers, progress, digest)
+        written = write_images(source, numbers, label_N[numbers], scratch, workers, progress, digest)
         carry_cards([folder], output, scratch, written, digest)
     return WrittenDataset(str(output), *written)
 
 
-def _split_mixed_identities(
-    embedding_ND: np.ndarray, label: np.ndarray, threshold: float
-) -> tuple[np.ndarray, list[LabelFault]]:
-    """Give a new label to the smaller group of each identity that consists of two dissimilar groups."""
-    faults, label = [], label.copy()
-    order = np.argsort(label, kind="stable")
-    _, starts = np.unique(label[order], return_index=True)
-    new_label = int(label.max()) + 1
-    for rows in np.split(order, starts[1:]):
-        if len(rows) < 4:  # two groups of at least two images: a single image is an outlier, not a person
-            continue
-        in_second, cosine = _two_means(embedding_ND[rows])
-        if min(in_second.sum(), (~in_second).sum()) < 2 or cosine >= threshold:
-            continue
-        smaller = rows[in_second if in_second.sum() * 2 <= len(rows) else ~in_second]
-        faults.append(LabelFault(MIXED_IDENTITY, int(label[rows[0]]), -1, int(smaller[0]), cosine))
-        label[smaller] = new_label
-        new_label += 1
-    return label, faults
-
-
-def _two_means(embedding_ND: np.ndarray) -> tuple[np.ndarray, float]:
-    """Split rows by spherical 2-means, seeded with the two least similar rows.
-
-    Returns membership in the second group, bool (N,), and the cosine of the two group centers.
-    """
-    candidates = embedding_ND[:: -(-len(embedding_ND) // _MAX_SEED_CANDIDATES)]
-    similar = candidates @ candidates.T
-    seeds = np.unravel_index(similar.argmin(), similar.shape)
-    center = candidates[list(seeds)]
-    in_second = np.zeros(len(embedding_ND), bool)
-    for _ in range(_KMEANS_ROUNDS):
-        now = embedding_ND @ center[1] > embedding_ND @ center[0]
-        if not now.any() or now.all():
-            return np.zeros(len(now), bool), 1.0
-        center = np.stack([embedding_ND[~now].sum(0), embedding_ND[now].sum(0)])
-        center /= np.maximum(np.linalg.norm(center, axis=1, keepdims=True), 1e-12)
-        if (now == in_second).all():
-            break
-        in_second = now
-    return in_second, float(center[0] @ center[1])
-
-
-def _merge_duplicate_identities(
-    embedding_ND: np.ndarray, label: np.ndarray, num_classes: int, threshold: float
-) -> tuple[np.ndarray, list[LabelFault]]:
-    """Give identities with similar centers the smallest of their labels."""
-    centers = compute_centers(embedding_ND, label, int(label.max()) + 1)
-    # Averaging removes the noise of single images: two centers of one person have a larger cosine than an image and
-    # a center, by the inverse of the mean embedding's length.
-    center_threshold = min(threshold / max(centers.mean_length, 1e-6), _MAX_CENTER_THRESHOLD)
-    parent = np.arange(len(centers.count_K))
-    faults = []
-    for cosine, one, other in _similar_centers(centers, center_threshold):
-        root, leaf = sorted((_root(parent, one), _root(parent, other)))
-        parent[leaf] = root
-        if max(one, other) < num_classes:  # the groups of mixed identities are reported already
-            faults.append(LabelFault(DUPLICATE_IDENTITY, one, other, -1, cosine))
-    # A parent has a smaller number than its children, so one ascending pass finds the roots.
-    for identity in range(len(parent)):
-        parent[identity] = parent[parent[identity]]
-    return parent[label], faults
-
-
-def _similar_centers(centers: IdentityCenters, threshold: float) -> list[tuple[float, int, int]]:
-    """Return (cosine, one, other) for identities and their nearest other one, at or above the threshold, best first."""
-    present = np.flatnonzero(centers.count_K)
-    unit = centers.unit_KD[present]
-    other, cosine = (
-        nearest_other_center(unit, np.arange(len(present)), unit)
-        if len(present) > 1
-        else (present[:0], present[:0])
-    )
-    # A set: two identities that are each other's nearest one are one pair.
-    found = {
-        (float(cosine[row]), int(present[min(row, mate)]), int(present[max(row, mate)]))
-        for row, mate in enumerate(other.tolist())
-        if cosine[row] >= threshold
-    }
-    return sorted(found, reverse=True)
-
-
-def _root(parent: np.ndarray, identity: int) -> int:
-    while parent[identity] != identity:
-        identity = int(parent[identity])
+def _root(root_K: np.ndarray, identity: int) -> int:
+    while root_K[identity] != identity:
+        identity = int(root_K[identity])
     return identity
 
 
-def _reassign_images(
-    embedding_ND: np.ndarray, label: np.ndarray, threshold: float
-) -> tuple[np.ndarray, list[LabelFault]]:
-    """Give images that are not similar to their identity the label of the most similar one, or −1."""
-    count = int(label.max()) + 1
-    wrong = np.zeros(len(label), bool)
-    for _ in range(_ROUNDS):
-        centers = compute_centers(embedding_ND, np.where(wrong, -1, label), count)
-        before = wrong
-        # A wrong image is not part of its identity's center, so nothing is to be left out for it.
-        genuine = np.where(
-            before,
-            similarity_to_center(embedding_ND, label, centers.unit_KD),
-            leave_one_out_similarity(embedding_ND, label, centers),
-        )
-        nearest, cosine = nearest_other_center(embedding_ND, label, centers.unit_KD)
-        alone = np.isnan(genuine) | (centers.count_K[label] == 0)
-        wrong = ~alone & (genuine < threshold)
-        if (wrong == before).all():
-            break
-    mislabeled = wrong & (cosine >= threshold)
-    faults = [
-        LabelFault(MISLABELED_IMAGE, int(label[row]), int(nearest[row]), int(row), float(cosine[row]))
-        for row in np.flatnonzero(mislabeled)
-    ] + [
-        LabelFault(OUTLIER_IMAGE, int(label[row]), -1, int(row), float(genuine[row]))
-        for row in np.flatnonzero(wrong & ~mislabeled)
-    ]
-    return np.where(mislabeled, nearest, np.where(wrong, -1, label)), faults
+def _other_labels(label_N: np.ndarray) -> np.ndarray:
+    """Return a random other identity for each image, of those with images: (N,), −1 if there is none."""
+    present, rank_N = np.unique(label_N, return_inverse=True)
+    if len(present) < 2:
+        return np.full(len(label_N), -1)
+    shift_N = 1 + permute(np.arange(len(label_N)), len(label_N), key_of(0)) % (len(present) - 1)
+    return present[(rank_N + shift_N) % len(present)]
+
+
+def _find_wrong_images(
+    embedding_ND: np.ndarray,
+    label_N: np.ndarray,
+    same: set[tuple[int, int]],
+    before: Separation,
+    precision: float,
+) -> tuple[list[LabelFault], dict[str, FaultThreshold], Separation]:
+    """Return images that do not show their identity, the calibrations, and the error of the model without them.
+
+    An image shows its identity if it is similar to the center of the other images, or very similar to one of them:
+    the center does not represent all images of a person with several looks or with few correct labels. An image may be
+    as similar to the other identity of a pair in `same`, smaller number first.
+    """
+    centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
+    genuine_N = np.fmax(
+        leave_one_out_similarity(embedding_ND, label_N, centers),
+        _NEAREST_WEIGHT * nearest_own_image(embedding_ND, label_N),
+    )
+    nearest_N, impostor_N = nearest_other_center(embedding_ND, label_N, centers.unit_KD)
+    wrong_N, thresholds = _judge_images(
+        genuine_N,
+        impostor_N,
+        # Each image under the label of a random other identity: a planted fault.
+        similarity_to_center(embedding_ND, _other_labels(label_N), centers.unit_KD),
+        before.threshold,
+        precision,
+    )
+    kept_N = ~wrong_N & np.isfinite(genuine_N)
+    least = float(np.quantile(genuine_N[kept_N], _LEAST_GENUINE)) if kept_N.any() else 1.0
+    lead = _LEAST_LEAD * float(np.median((genuine_N - impostor_N)[kept_N])) if kept_N.any() else 0.0
+    for row in np.flatnonzero(wrong_N).tolist():
+        pair = sorted((int(label_N[row]), int(nearest_N[row])))
+        wrong_N[row] = (pair[0], pair[1]) not in same
+    wrong = np.flatnonzero(wrong_N)
+    _, second = nearest_other_center(embedding_ND[wrong], nearest_N[wrong], centers.unit_KD)
+    faults = []
+    for row, next_best in zip(wrong.tolist(), second.tolist(), strict=True):
+        moved = impostor_N[row] >= max(least, next_best + lead)
+        kind, cosine = (MISLABELED_IMAGE, impostor_N[row]) if moved else (OUTLIER_IMAGE, genuine_N[row])
+        other = int(nearest_N[row]) if moved else -1
+        faults.append(LabelFault(kind, int(label_N[row]), other, row, float(cosine), (row,), other))
+    faults.sort(key=lambda one: one.kind)
+    _, separation = (
+        measure_separation(embedding_ND[~wrong_N], label_N[~wrong_N]) if len(faults) else (0, before)
+    )
+    return faults, thresholds, separation
+
+
+def _judge_images(
+    genuine_N: np.ndarray, impostor_N: np.ndarray, planted_N: np.ndarray, floor: float, precision: float
+) -> tuple[np.ndarray, dict[str, FaultThreshold]]:
+    """Return whether each image is wrong, bool (N,), and the calibrations.
+
+    Args:
+        genuine_N: similarity to the image's identity; NaN is never wrong.
+        impostor_N: similarity to the nearest other identity.
+        planted_N: similarity to a random other identity.
+        floor: least similarity of two images of one person.
+        precision: share of true faults to aim at.
+    """
+    known = np.isfinite(genuine_N)
+    if not known.any():
+        return np.zeros(len(genuine_N), bool), {}
+    inside = np.maximum(np.fmax(impostor_N, genuine_N), floor) - planted_N
+    moved = calibrate_mislabeled(genuine_N, impostor_N, planted_N, lowest=floor, precision=precision)
+    wrong_N = known & (impostor_N >= floor) & (impostor_N - genuine_N >= moved.threshold)
+    # Images that are not similar to another identity are left out if they are too far from their own one.
+    trusted = known & (genuine_N >= np.median(genuine_N[known]))
+    strange_N = known & ~wrong_N & (impostor_N < np.quantile(impostor_N[trusted], 1 - _LOOKALIKES))
+    score_N = np.maximum(impostor_N, floor) - genuine_N
+    outside = np.maximum(impostor_N, floor) - planted_N
+    left_out = calibrate_threshold(
+        score_N[strange_N],
+        [inside[known], outside[known]],
+        lowest=0.0,
+        null_N=score_N[known],
+        trials=int(known.sum()),
+        precision=precision,
+    )
+    wrong_N |= strange_N & (score_N >= left_out.threshold)
+    return wrong_N, {MISLABELED_IMAGE: moved, OUTLIER_IMAGE: left_out}
+
+
+def _in_dataset(fault: LabelFault, label_N: np.ndarray, corrected_N: np.ndarray) -> LabelFault:
+    """Return a fault of an image with the identities of the dataset: splitting and merging changed the labels."""
+    other = fault.other
+    if other > int(label_N.max()):
+        # The identity that the group of a mixed identity has in the dataset.
+        other = int(np.bincount(label_N[corrected_N == other]).argmax())
+    return LabelFault(
+        fault.kind,
+        int(label_N[fault.image]),
+        other,
+        fault.image,
+        fault.similarity,
+        fault.images,
+        fault.target,
+    )

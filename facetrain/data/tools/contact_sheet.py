@@ -1,10 +1,12 @@
-"""Contact sheets as PNG: identities, the images of one identity, label faults, augmented images, pairs of images."""
+"""Contact sheets as PNG or HTML: identities, images of one identity, label faults, augmented images, pairs."""
 
 # R rows   S side in pixels   C channels
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +15,14 @@ import cv2
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, identity_name
+from facetrain.data.dataset import FaceDataset, identity_name, image_name
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.data.tools.inspect import image_numbers
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as
+from facetrain.html_page import escape, html_page
 
 if TYPE_CHECKING:
     from facetrain.data.augment import Augment
@@ -30,6 +33,7 @@ LABEL_HEIGHT = 16
 """Pixels of the line of text above a row of images."""
 _SHOWN_MEMBERS = 3
 """Images of an identity that a row of `write_fault_sheet` shows."""
+_HTML_SUFFIXES = (".html", ".htm")
 _FONT, _FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.4
 
 
@@ -68,28 +72,46 @@ def write_identity_sheet(
 
 
 def write_fault_sheet(
-    folder: Path, faults: Sequence[LabelFault], output: Path, *, rows: int = 40, size: int = 112
-) -> None:
-    """Write one row per label fault, for a decision by eye: the image, images of its identity, of the other identity.
+    folder: Path, faults: Sequence[LabelFault], output: Path, *, rows: int = 100, size: int = 112
+) -> list[Path]:
+    """Write one row per label fault, for a decision by eye: the images, images of its identity, of the other identity.
+
+    The rows have the numbers of the decisions in the report. There is one page per `rows` faults: `output`, and
+    further files with _2, _3, … after its name. The suffix .html gives pages with all names as text; others a PNG.
+
+    Returns the files.
 
     Raises:
-        DataError: an image cannot be decoded, or the PNG cannot be written.
+        DataError: an image cannot be decoded, or a file cannot be written.
     """
     source = open_dataset(folder)
-    grid, labels = [], []
-    for fault in faults[:rows]:
-        title = identity_title(source, fault.identity)
-        text = f"{fault.kind}: {title}" + (
-            f" | {identity_title(source, fault.other)}" if fault.other >= 0 else ""
-        )
-        shown = [fault.image] if fault.image >= 0 else []
-        for identity in (fault.identity, fault.other):
-            if identity >= 0:
-                members = np.flatnonzero(source.labels == identity)
-                shown += [number for number in members.tolist() if number != fault.image][:_SHOWN_MEMBERS]
-        labels.append(f"{text}, cosine {fault.similarity:.3f}")
-        grid.append([_read(source, number, size) for number in shown])
-    _write_grid(grid or [[]], output, size, labels or ["no faults"], min_columns=1 + 2 * _SHOWN_MEMBERS)
+    order = np.argsort(source.labels, kind="stable")
+    first = np.searchsorted(source.labels[order], np.arange(source.num_classes + 1))
+    written = []
+    for start in range(0, max(len(faults), 1), rows):
+        grid, labels = [], []
+        for number, fault in enumerate(faults[start : start + rows], start + 1):
+            shown = list(fault.images[:_SHOWN_MEMBERS])
+            for identity in (fault.identity, fault.other):
+                if identity >= 0:
+                    members = order[first[identity] : first[identity + 1]].tolist()
+                    shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
+            labels.append(f"{number}. {_fault_title(source, fault)}")
+            grid.append([_read(source, image, size) for image in shown])
+        page = output if not start else output.with_stem(f"{output.stem}_{start // rows + 1}")
+        _write_grid(grid or [[]], page, size, labels or ["no faults"], min_columns=1 + 2 * _SHOWN_MEMBERS)
+        written.append(page)
+    return written
+
+
+def _fault_title(source: FaceDataset, fault: LabelFault) -> str:
+    title = f"{fault.kind}: {identity_title(source, fault.identity)}"
+    if fault.other >= 0:
+        title += f" | {identity_title(source, fault.other)}"
+    if fault.images:
+        more = "" if len(fault.images) == 1 else f" and {len(fault.images) - 1:,} more"
+        title += f", image {image_name(source, fault.images[0])}{more}"
+    return f"{title}, cosine {fault.similarity:.3f}"
 
 
 def identity_title(source: FaceDataset, identity: int) -> str:
@@ -132,6 +154,7 @@ def write_pair_sheet(
     read_right: Callable[[int], bytes],
     output: Path,
     *,
+    labels: Sequence[str] = (),
     columns: int = 4,
     size: int = 112,
 ) -> None:
@@ -141,21 +164,34 @@ def write_pair_sheet(
         pairs: numbers of the left and the right images.
         read_left: returns an encoded left image by its number.
         read_right: returns an encoded right image by its number.
-        output: the PNG to write.
-        columns: pairs per row.
+        output: the PNG or HTML page to write.
+        labels: a line of text per pair; each pair then has its own row.
+        columns: pairs per row, without labels.
         size: pixels a side of each image.
 
     Raises:
-        DataError: an image cannot be decoded, or the PNG cannot be written.
+        DataError: an image cannot be decoded, or the file cannot be written.
     """
+
+    def decode(data: bytes, number: int) -> np.ndarray:
+        return resize_square(decode_rgb(data, location=f"{output}: pair {number}"), size)
+
+    decoded = [
+        (decode(read_left(left), number), decode(read_right(right), number))
+        for number, (left, right) in enumerate(pairs)
+    ]
+    if labels or output.suffix.lower() in _HTML_SUFFIXES:
+        names = labels or [str(number) for number in range(1, len(pairs) + 1)]
+        rows_of_images: list[Sequence[np.ndarray]] = [*decoded] or [[]]
+        _write_grid(rows_of_images, output, size, names or ["no pairs"], min_columns=7)
+        return
     gap = size // 8
     rows = -(-len(pairs) // columns)
     sheet = np.full((max(rows, 1) * (size + gap), columns * (2 * size + gap), 3), 255, np.uint8)
-    for number, (left, right) in enumerate(pairs):
+    for number, (left_image, right_image) in enumerate(decoded):
         top, start = number // columns * (size + gap), number % columns * (2 * size + gap)
-        for column, data in ((start, read_left(left)), (start + size, read_right(right))):
-            image = decode_rgb(data, location=f"{output}: pair {number}")
-            sheet[top : top + size, column : column + size] = resize_square(image, size)
+        for column, image in ((start, left_image), (start + size, right_image)):
+            sheet[top : top + size, column : column + size] = image
     _write_png(sheet, output)
 
 
@@ -172,6 +208,9 @@ def _write_grid(
     min_columns: int = 1,
 ) -> None:
     """Write rows of images, (size, size, 3) each, with a line of text above each row if there are labels."""
+    if output.suffix.lower() in _HTML_SUFFIXES:
+        _write_html(rows, output, labels)
+        return
     top_label = LABEL_HEIGHT if labels else 0
     height, width = top_label + size, max(min_columns, *map(len, rows), 1) * size
     sheet = np.full((len(rows) * height, width, 3), 255, np.uint8)
@@ -184,16 +223,37 @@ def _write_grid(
     _write_png(sheet, output)
 
 
+def _write_html(rows: Sequence[Sequence[np.ndarray]], output: Path, labels: Sequence[str]) -> None:
+    """Write a self-contained page with the rows of images, each under its line of text."""
+    body = []
+    for number, row in enumerate(rows):
+        images = (b64encode(cv2.imencode(".jpg", image[:, :, ::-1])[1].tobytes()).decode() for image in row)
+        shown = "".join(
+            f'<figure><img alt="" src="data:image/jpeg;base64,{image}"></figure>' for image in images
+        )
+        text = f"<p>{escape(labels[number])}</p>" if labels and labels[number] else ""
+        body.append(f'{text}<div class="pairs">{shown}</div>')
+    with os_errors_as(DataError, output):
+        output.write_text(html_page(output.stem, body), encoding="utf-8")
+
+
 def _write_text(line: np.ndarray, text: str) -> None:
     """Write black text into a line of a sheet, (LABEL_HEIGHT, W, 3), in place."""
-    # OpenCV's vector fonts have ASCII only: é becomes e, and other characters a question mark.
-    plain = unicodedata.normalize("NFKD", text)
-    plain = "".join(char for char in plain if not unicodedata.combining(char))
-    plain = plain.encode("ascii", "replace").decode()
+    plain = _ascii(text)
     scale = _FONT_SCALE
     width = cv2.getTextSize(plain, _FONT, scale, 1)[0][0] + 8
     scale *= min(1.0, line.shape[1] / width)
     cv2.putText(line, plain, (4, LABEL_HEIGHT - 4), _FONT, scale, (0, 0, 0), 1, cv2.LINE_AA)
+
+
+def _ascii(text: str) -> str:
+    """Return a text for OpenCV's vector fonts, which have ASCII only: é becomes e.
+
+    Letters without an ASCII form become three dots: the numbers beside names identify them, and .html shows them.
+    """
+    plain = unicodedata.normalize("NFKD", text)
+    plain = "".join(char for char in plain if not unicodedata.combining(char))
+    return re.sub(r"[^\x00-\x7f]+", "...", plain)
 
 
 def _write_png(image: np.ndarray, output: Path) -> None:

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.data.tools.similarity import (
-    check_labeled,
-    compute_centers,
-    default_threshold,
-    nearest_other_center,
+from facetrain.data.tools.clean import measure_separation
+from facetrain.data.tools.fault_calibration import (
+    PRECISION,
+    FaultThreshold,
+    Separation,
+    calibrate_threshold,
 )
+from facetrain.data.tools.similarity import check_labeled, compute_centers, nearest_other_center
+
+_LEAST_SIMILAR = 0.25
+"""Share of the training images that are less similar to their identity than a test image must be to it."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +36,68 @@ class OverlappingIdentity:
     """Number of test images whose most similar identity is this one, at or above the threshold."""
 
 
+@dataclass(frozen=True)
+class OverlapReport:
+    """Training identities that a test set also has."""
+
+    separation: Separation
+    found: list[OverlappingIdentity]
+    """Most similar first."""
+    threshold: FaultThreshold
+
+
 def find_overlap(
-    embedding_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, *, threshold: float | None = None
-) -> tuple[float, list[OverlappingIdentity]]:
-    """Return the threshold, and the training identities that the test set also has, most similar first.
+    embedding_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, *, precision: float = PRECISION
+) -> OverlapReport:
+    """Return the training identities that the test set also has; none if the model cannot tell identities apart.
+
+    The score of an identity is the largest cosine of its center and a test image. Scores of people outside the
+    training set are taken from the training images and the centers of other identities, scores of people in it from
+    the training images and the other images of their identity, see `calibrate_threshold`.
 
     Args:
         embedding_ND: unit rows of the training images, float32.
         label_N: training labels from 0, int64.
         test_MD: unit rows of the test images, float32.
-        threshold: cosine of an image and an identity's center from which they show the same identity;
-            `default_threshold` of the training images if None.
+        precision: share of true identities among the reported ones to aim at.
 
     Raises:
         DataError: the training images have no labels.
     """
     check_labeled(label_N)
-    centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
-    if threshold is None:
-        threshold = default_threshold(embedding_ND, label_N, centers)
-    identity, cosine = nearest_other_center(test_MD, np.full(len(test_MD), -1), centers.unit_KD)
-    matched = cosine >= threshold
+    genuine_N, separation = measure_separation(embedding_ND, label_N)
+    nothing = OverlapReport(separation, [], FaultThreshold(np.inf, 0, 0.0, 0.0))
+    if separation.useless:
+        return nothing
+    clear_N = ~(genuine_N < separation.threshold)
+    count = int(label_N.max()) + 1
+    unit_KD = compute_centers(embedding_ND, np.where(clear_N, label_N, -1), count).unit_KD
+    _, impostor_N = nearest_other_center(embedding_ND, label_N, unit_KD)
+    identity_M, cosine_M = nearest_other_center(test_MD, np.full(len(test_MD), -1), unit_KD)
+    best_K = np.full(count, -np.inf)
+    np.maximum.at(best_K, identity_M, cosine_M)
+    kept = genuine_N[clear_N & np.isfinite(genuine_N)]
+    least = float(np.quantile(kept, _LEAST_SIMILAR)) if len(kept) else 1.0
+    threshold = calibrate_threshold(
+        best_K,
+        [genuine_N],
+        # Images of people whom the model confuses are similar, but not as similar as most images of one person.
+        lowest=max(separation.threshold, least),
+        # Images under a wrong label are similar to their person, which is another identity here.
+        null_N=impostor_N[clear_N],
+        trials=int(np.isfinite(best_K).sum()),
+        precision=precision,
+        largest_share=1.0,
+    )
+    matched_M = cosine_M >= threshold.threshold
+    order_M = np.flatnonzero(matched_M)[np.argsort(identity_M[matched_M], kind="stable")]
+    order_N = np.argsort(label_N, kind="stable")
+    first_K = np.searchsorted(label_N[order_N], np.arange(count + 1))
     found = []
-    for number in np.unique(identity[matched]).tolist():
-        test_images = np.flatnonzero(matched & (identity == number))
-        test_image = int(test_images[cosine[test_images].argmax()])
-        images = np.flatnonzero(label_N == number)
+    for rows in np.split(order_M, np.flatnonzero(np.diff(identity_M[order_M])) + 1) if len(order_M) else ():
+        number = int(identity_M[rows[0]])
+        test_image = int(rows[cosine_M[rows].argmax()])
+        images = order_N[first_K[number] : first_K[number + 1]]
         image = int(images[(embedding_ND[images] @ test_MD[test_image]).argmax()])
-        found.append(
-            OverlappingIdentity(number, float(cosine[test_image]), image, test_image, len(test_images))
-        )
-    return threshold, sorted(found, key=lambda one: -one.similarity)
+        found.append(OverlappingIdentity(number, float(cosine_M[test_image]), image, test_image, len(rows)))
+    return OverlapReport(separation, sorted(found, key=lambda one: -one.similarity), threshold)

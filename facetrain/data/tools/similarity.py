@@ -76,6 +76,21 @@ def similarity_to_center(embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD:
     return cosine
 
 
+def nearest_own_image(embedding_ND: np.ndarray, label_N: np.ndarray) -> np.ndarray:
+    """Return each image's similarity to the most similar other image of its identity: (N,), NaN if there is none."""
+    cosine = np.full(len(embedding_ND), np.nan, np.float32)
+    order = np.argsort(label_N, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(label_N[order])) + 1):
+        if len(rows) < 2:
+            continue
+        embedding = embedding_ND[rows]
+        for block in _blocks(len(rows), len(rows)):
+            similar = embedding[block] @ embedding.T
+            similar[np.arange(len(similar)), np.arange(len(rows))[block]] = -2  # below every cosine
+            cosine[rows[block]] = similar.max(1)
+    return cosine
+
+
 def nearest_other_center(
     embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -91,30 +106,6 @@ def nearest_other_center(
         identity[block] = similar.argmax(1)
         cosine[block] = similar.max(1)
     return identity, cosine
-
-
-def best_threshold(genuine_N: np.ndarray, impostor_N: np.ndarray) -> float:
-    """Return the similarity threshold with the largest TAR − FAR (Youden's index, Cancer 3:32, 1950).
-
-    Args:
-        genuine_N: similarities of images and their identities; NaN is ignored.
-        impostor_N: similarities of images and other identities.
-    """
-    grid = np.arange(0.05, 0.96, 0.005)
-    genuine, impostor = np.sort(genuine_N[np.isfinite(genuine_N)]), np.sort(impostor_N)
-    accept_rate = 1 - np.searchsorted(genuine, grid) / max(len(genuine), 1)
-    reject_rate = np.searchsorted(impostor, grid) / len(impostor)
-    index = accept_rate + reject_rate
-    # The maximum is often a plateau; its middle leaves the same margin on both sides.
-    best = np.flatnonzero(index >= index.max() - 1e-9)
-    return float(grid[best[len(best) // 2]])
-
-
-def default_threshold(embedding_ND: np.ndarray, label_N: np.ndarray, centers: IdentityCenters) -> float:
-    """Return the best threshold between images' similarities to their identity and to the nearest other one."""
-    genuine = leave_one_out_similarity(embedding_ND, label_N, centers)
-    _, impostor = nearest_other_center(embedding_ND, label_N, centers.unit_KD)
-    return best_threshold(genuine, impostor)
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:

@@ -17,7 +17,7 @@ from facetrain.data.tools import pack as pack_tool
 from facetrain.data.tools import rewrite
 from facetrain.data.tools import unpack as unpack_tool
 from facetrain.data.tools.check import check
-from facetrain.data.tools.clean import CleanReport, write_cleaned
+from facetrain.data.tools.clean import write_cleaned
 from facetrain.data.tools.convert import convert
 from facetrain.doctor.check_result import FAILURE, OK, WARNING
 from facetrain.doctor.dataset import check_licenses
@@ -104,7 +104,7 @@ def test_every_tool_that_writes_a_dataset_carries_origin_and_license(tmp_path):
     rewrite.split(source, tmp_path / "split", validation=0.34)
     unpack_tool.unpack(source, tmp_path / "unpacked")
     check(source, repair=tmp_path / "repaired")
-    write_cleaned(source, CleanReport(0.3, [], np.array([0, 0, 0, 0, -1, 1])), tmp_path / "cleaned")
+    write_cleaned(source, np.array([0, 0, 0, 0, -1, 1]), tmp_path / "cleaned")
     expected = {"subset": (2, 4), "shuffled": (3, 6), "split/train": (2, 4), "split/validation": (1, 2),
                 "unpacked": (3, 6), "repaired": (3, 6), "cleaned": (2, 5)}  # fmt: skip
     for name, size in expected.items():

@@ -6,7 +6,7 @@ import pytest
 from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.clean import CleanReport, write_cleaned
+from facetrain.data.tools.clean import write_cleaned
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.rewrite import merge, shuffle, split, subset
 from facetrain.data.tools.unpack import unpack
@@ -77,8 +77,7 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
 
 def test_a_cleaned_identity_has_the_name_of_most_of_its_images(photos, tmp_path):
     pack(photos, tmp_path / "data")
-    report = CleanReport(0.5, [], np.array([-1, 2, 1, 2, 2, 2]))
-    write_cleaned(tmp_path / "data", report, tmp_path / "out")
+    write_cleaned(tmp_path / "data", np.array([-1, 2, 1, 2, 2, 2]), tmp_path / "out")
     assert names_of(tmp_path / "out") == [
         ("Bö", "Ann Lee/a, b.png"), ("Ann Lee", "Ann Lee/c.png"),
         ("Bö", "Bö/1.png"), ("Bö", 'Bö/the "best".png'), ("Bö", "Bö/z.png"),

@@ -7,6 +7,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean import LabelFault
 from facetrain.data.tools.contact_sheet import (
     LABEL_HEIGHT,
+    _ascii,
     write_augmented_sheet,
     write_fault_sheet,
     write_identities_sheet,
@@ -64,7 +65,10 @@ def test_a_pair_sheet_shows_the_two_images_of_each_pair_side_by_side(tmp_path):
 
 
 def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
-    faults = [LabelFault("mislabeled_image", 0, 2, 1, 0.5), LabelFault("duplicate_identity", 0, 1, -1, 0.7)]
+    faults = [
+        LabelFault("mislabeled_image", 0, 2, 1, 0.5, (1,), 2),
+        LabelFault("duplicate_identity", 0, 1, -1, 0.7),
+    ]
     write_fault_sheet(dataset, faults, tmp_path / "faults.png")
     shown, source = read_png(tmp_path / "faults.png"), open_dataset(dataset)
     expected = [[1, 0, 2, 4, 5], [0, 1, 2, 3]]
@@ -75,3 +79,37 @@ def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(datase
             assert (shown[top : top + 112, column * 112 : (column + 1) * 112] == image).all()
     write_fault_sheet(dataset, [], tmp_path / "none.png")
     assert read_png(tmp_path / "none.png").shape[0] == LABEL_HEIGHT + 112
+
+
+def test_a_sheet_has_every_fault_on_numbered_pages(dataset, tmp_path):
+    faults = [LabelFault("outlier_image", 0, -1, 1, 0.5, (1,), -1)] * 5
+    pages = write_fault_sheet(dataset, faults, tmp_path / "faults.html", rows=2)
+    assert [page.name for page in pages] == ["faults.html", "faults_2.html", "faults_3.html"]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert all(
+        f"{number}. outlier_image: identity 0 (ann), image ann/ann_0002.jpg" in text for number in range(1, 6)
+    )
+    assert text.count("<img ") == 5 * 3, "the image, and the two other images of its identity"
+    pages = write_fault_sheet(dataset, faults, tmp_path / "faults.png", rows=2)
+    assert [read_png(page).shape[0] for page in pages] == [2 * (LABEL_HEIGHT + 112)] * 2 + [
+        LABEL_HEIGHT + 112
+    ]
+
+
+def test_names_in_any_script_are_in_html_and_escaped(dataset, tmp_path):
+    (dataset / "ann").rename(dataset / "安娜 <b>")
+    write_identities_sheet(dataset, tmp_path / "sheet.html")
+    text = (tmp_path / "sheet.html").read_text(encoding="utf-8")
+    assert "(安娜 &lt;b&gt;): 3 images" in text and "<b>" not in text
+    write_identities_sheet(dataset, tmp_path / "sheet.png")
+    assert read_png(tmp_path / "sheet.png").shape[0] == 3 * (LABEL_HEIGHT + 112)
+    assert _ascii("identity 7 (安娜 Zoë)") == "identity 7 (... Zoe)"
+
+
+def test_labeled_pairs_have_a_row_each(tmp_path):
+    pairs, labels = [(0, 1), (2, 3)], ["1. ann | x", "2. bob | y"]
+    write_pair_sheet(pairs, encoded_image, encoded_image, tmp_path / "pairs.png", labels=labels, size=16)
+    assert read_png(tmp_path / "pairs.png").shape[0] == 2 * (LABEL_HEIGHT + 16)
+    write_pair_sheet(pairs, encoded_image, encoded_image, tmp_path / "pairs.html", labels=labels, size=16)
+    text = (tmp_path / "pairs.html").read_text(encoding="utf-8")
+    assert all(label in text for label in labels) and text.count("<img ") == 4

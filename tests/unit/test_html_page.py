@@ -6,7 +6,7 @@ from base64 import b64encode
 
 from matplotlib.figure import Figure
 
-from facetrain.verify.html import data_table, details_table, html_page, svg
+from facetrain.html_page import data_table, details_table, html_page, svg
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 

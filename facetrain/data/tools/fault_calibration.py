@@ -1,0 +1,257 @@
+"""Thresholds for label faults, calibrated on the dataset by planting faults in its embeddings."""
+
+# N scores of a dataset   P scores of planted faults   B bins
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+PRECISION = 0.95
+"""Share of true faults among the reported ones that a threshold aims at."""
+WEAK_EER, USELESS_EER = 0.05, 0.2
+"""Equal error rates from which a model is weak for a dataset, and from which it cannot tell its identities apart."""
+TAIL = 0.4
+"""Share of the scores that the tail of the correct labels is fitted to; more faults than these are not expected."""
+_LINEAR = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+_QUADRATIC = (0.0, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7)
+"""Shapes of the tail in units of its initial rate: an exponential one has 1 and 0, a normal one 0.26 and 0.54."""
+_MIN_SCORES = 20
+_SCORE_STEP = 0.01
+_LARGEST_CHANCE = 0.5
+"""Largest chance of a false report that an unreported image counts with; without it, one image could decide."""
+_BINS = 32
+_EM_ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Error of a model on a dataset, between an image's identity and another identity."""
+
+    eer: float
+    """Share of images below `threshold` to the center of their identity, and above it to that of another one."""
+    threshold: float
+    """Cosine of an image and a center with equal shares of both errors."""
+
+    @property
+    def useless(self) -> bool:
+        """Whether the model cannot tell the identities of the dataset apart."""
+        return not self.eer < USELESS_EER
+
+    def sentence(self) -> str:
+        """Return the error and what follows from it."""
+        line = f"this model separates the identities of this dataset with an EER of {self.eer:.2%}"
+        if self.useless:
+            return (
+                f"{line}: it cannot tell them apart, or most labels are wrong; do not trust the faults, and use a "
+                "stronger model"
+            )
+        if self.eer >= WEAK_EER:
+            return (
+                f"{line}: it is weak for this dataset, so only few faults are certain enough to be reported"
+            )
+        return f"{line}: one error in {round(1 / self.eer):,} comparisons" if self.eer > 0 else line
+
+
+@dataclass(frozen=True)
+class FaultThreshold:
+    """Score from which a fault is reported, with the number of false reports to expect."""
+
+    threshold: float
+    """Infinity if no threshold reaches the precision."""
+    reported: int
+    expected_false: float
+    """Expected number of correct labels among the reported ones."""
+    recall: float
+    """Share of the planted faults at or above the threshold."""
+
+
+def separate(genuine_N: np.ndarray, impostor_N: np.ndarray) -> Separation:
+    """Return the equal error rate and its threshold; an EER of 1 if there is nothing to compare.
+
+    Args:
+        genuine_N: similarities of images and their identities; NaN is ignored.
+        impostor_N: similarities of images and random other identities; NaN is ignored.
+    """
+    genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
+    if not len(genuine) or not len(impostor):
+        return Separation(1.0, 1.0)
+    grid = np.linspace(-1, 1, 2001)
+    rejected = np.searchsorted(genuine, grid) / len(genuine)
+    accepted = 1 - np.searchsorted(impostor, grid) / len(impostor)
+    # The larger error is smallest where they cross. The middle of a plateau has the same margin on both sides.
+    error = np.maximum(rejected, accepted)
+    best = np.flatnonzero(error <= error.min() + 1e-12)
+    middle = best[len(best) // 2]
+    return Separation(float((rejected[middle] + accepted[middle]) / 2), float(grid[middle]))
+
+
+def calibrate_threshold(
+    score_N: np.ndarray,
+    planted: Sequence[np.ndarray],
+    *,
+    lowest: float,
+    null_N: np.ndarray | None = None,
+    trials: int | None = None,
+    precision: float = PRECISION,
+    largest_share: float = 0.25,
+) -> FaultThreshold:
+    """Return the lowest threshold whose reports are expected to be true with a precision.
+
+    The logarithm of the density of correct labels is taken to be a falling parabola above the 60 % quantile, as for an
+    exponential or a normal tail. The tail starts with the density that the scores have there, and its shape is fitted
+    together with the planted scores, so that true faults do not count as tail. The expected number of correct
+    labels above the threshold, divided by the number of all scores above it, is at most 1 − `precision` (Benjamini and
+    Hochberg, J. R. Statist. Soc. B 57, 1995). A model that cannot separate planted faults from the other scores thus
+    reports nothing.
+
+    Args:
+        score_N: a score per decision, larger for faults; NaN is ignored.
+        planted: scores of planted faults, one array per kind.
+        lowest: threshold below which nothing is reported.
+        null_N: scores to fit the tail to; `score_N` if None.
+        trials: number of decisions that can be false; the number of scores if None.
+        precision: share of true faults among the reported ones.
+        largest_share: reported scores, at most, divided by the number of null scores: with more faults, labels and
+            model disagree in general.
+    """
+    score = np.sort(score_N[np.isfinite(score_N)])
+    null = score if null_N is None else np.sort(null_N[np.isfinite(null_N)])
+    known = [scores[np.isfinite(scores)] for scores in planted]
+    known = [scores for scores in known if len(scores)]
+    if len(null) < _MIN_SCORES or not len(score) or not known:
+        return FaultThreshold(np.inf, 0, 0.0, 0.0)
+    tail = _fit_tail(null, float(np.quantile(null, 1 - TAIL)), known)
+    candidates = np.unique(score[score >= max(tail.start, lowest)])
+    reported = len(score) - np.searchsorted(score, candidates)
+    false = tail.above(candidates) * (len(score) if trials is None else trials) / len(null)
+    good = np.flatnonzero((false <= (1 - precision) * reported) & (reported <= largest_share * len(null)))
+    if not len(good):
+        return FaultThreshold(np.inf, 0, 0.0, 0.0)
+    best = good[0]
+    # Halfway to the next lower score: a rounding error of another processor does not change the decisions.
+    below = score[score < candidates[best]]
+    threshold = float(max((candidates[best] + below[-1]) / 2 if len(below) else candidates[best], lowest))
+    found = np.concatenate(known) >= threshold
+    return FaultThreshold(
+        threshold, int(reported[best]), float(min(false[best], reported[best])), float(found.mean())
+    )
+
+
+def calibrate_mislabeled(
+    genuine_N: np.ndarray,
+    impostor_N: np.ndarray,
+    planted_N: np.ndarray,
+    *,
+    lowest: float,
+    precision: float = PRECISION,
+    largest_share: float = 0.25,
+) -> FaultThreshold:
+    """Return the lowest threshold on impostor − genuine whose reports are expected to be true with a precision.
+
+    The similarity of a correctly labeled image to the nearest other identity is taken to be distributed as for the
+    images that are more similar to their identity than the median image, whose labels are almost all correct. Thus a
+    correct label with the similarity g to its identity is reported with a known chance p(g), and each correct label
+    that is not reported represents p / (1 − p) false reports (Horvitz and Thompson, J. Am. Stat. Assoc. 47, 1952).
+    Faults that are not reported are subtracted; the planted faults give their number.
+
+    Args:
+        genuine_N: similarity to the image's identity; images with NaN are ignored.
+        impostor_N: similarity to the nearest other identity.
+        planted_N: similarity to a random other identity, which is a planted fault; images with NaN are ignored.
+        lowest: similarity to another identity below which nothing is reported.
+        precision: share of true faults among the reported ones.
+        largest_share: largest share of the images that is reported.
+    """
+    known = np.isfinite(genuine_N) & np.isfinite(planted_N)
+    genuine, impostor, planted = genuine_N[known], impostor_N[known], planted_N[known]
+    nothing = FaultThreshold(np.inf, 0, 0.0, 0.0)
+    if len(genuine) < _MIN_SCORES:
+        return nothing
+    trusted = np.sort(impostor[genuine >= np.median(genuine)])
+
+    def odds(similarity: np.ndarray, threshold: float) -> float:
+        # Images that are more similar to their identity cannot be reported by mistake.
+        at_risk = similarity[similarity <= trusted[-1] - threshold]
+        below = np.searchsorted(trusted, np.maximum(threshold + at_risk, lowest))
+        chance = np.minimum(1 - below / len(trusted), _LARGEST_CHANCE)
+        return float((chance / (1 - chance)).sum())
+
+    # The true identity of a planted fault is one of the others.
+    others = np.maximum(impostor, genuine)
+    score = np.where(impostor >= lowest, impostor - genuine, -np.inf)
+    planted_score = np.where(others >= lowest, others - planted, -np.inf)
+    for threshold in np.arange(0.0, max(float(score.max()), 0.0), _SCORE_STEP).tolist():
+        reported, found = int((score >= threshold).sum()), float((planted_score >= threshold).mean())
+        false = odds(genuine[score < threshold], threshold)
+        if found:
+            faults = max(reported - false, 0.0) / found
+            false = max(
+                false - faults * odds(planted[planted_score < threshold], threshold) / len(planted), 0.0
+            )
+        if false <= (1 - precision) * reported and reported <= largest_share * len(score):
+            return FaultThreshold(threshold, reported, min(false, reported), found)
+    return nothing
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """Number of correct labels per unit of the score: density · exp(−linear · x − quadratic · x²), x from the start."""
+
+    start: float
+    density: float
+    linear: float
+    quadratic: float
+
+    def above(self, score: np.ndarray) -> np.ndarray:
+        """Return the expected number of correct labels above ascending scores, from `start`."""
+        # Twelve units of the initial rate hold all but 1e-5 of an exponential tail.
+        end = max(float(score[-1]) if len(score) else self.start, self.start) + 12 / max(self.linear, 1e-3)
+        grid = np.linspace(self.start, min(end, self.start + 4), 4096)
+        x = grid - self.start
+        value = self.density * np.exp(-self.linear * x - self.quadratic * x * x)
+        area = np.concatenate([[0.0], np.cumsum((value[1:] + value[:-1]) / 2) * (grid[1] - grid[0])])
+        return np.interp(score, grid, area[-1] - area)
+
+
+def _fit_tail(null: np.ndarray, start: float, planted: list[np.ndarray]) -> _Tail:
+    """Return the tail of correct labels.
+
+    Args:
+        null: sorted scores, most of them of correct labels.
+        start: score where the tail starts.
+        planted: scores of each kind of planted faults.
+    """
+    scores = null[null >= start]
+    end = max(float(scores[-1]), *(float(one.max()) for one in planted)) + 1e-6
+    edges = np.linspace(start, end, _BINS + 1)
+    count_B = np.histogram(scores, edges)[0]
+    # Observed density around the start: from a fifth of a tail below to a fifth above.
+    low, high = np.quantile(null, [1 - 1.2 * TAIL, 1 - 0.8 * TAIL])
+    density = 0.4 * TAIL * len(null) / max(float(high - low), 1e-6)
+    rate = density / len(scores)
+    shapes = np.stack([np.histogram(one, edges)[0] / max(int((one >= start).sum()), 1) for one in planted])
+    best, best_likelihood = _Tail(start, density, rate, 0.0), -np.inf
+    for linear in _LINEAR:
+        for quadratic in _QUADRATIC:
+            tail = _Tail(start, density, linear * rate, quadratic * rate * rate)
+            above = tail.above(edges)
+            if above[0] > 1.02 * len(scores):  # more correct labels than scores
+                continue
+            likelihood = _likelihood(count_B, -np.diff(above), shapes, max(len(scores) - above[0], 0.0))
+            if likelihood > best_likelihood:
+                best, best_likelihood = tail, likelihood
+    return best
+
+
+def _likelihood(count_B: np.ndarray, null_B: np.ndarray, shape_KB: np.ndarray, faults: float) -> float:
+    """Return the log likelihood of bins of tail scores, with `faults` faults divided among the planted kinds by EM."""
+    weight = np.full(len(shape_KB), faults / len(shape_KB))
+    for _ in range(_EM_ROUNDS):
+        expected = null_B + weight @ shape_KB + 1e-9
+        share = (weight[:, None] * shape_KB / expected * count_B).sum(1)
+        weight = share * (faults / max(share.sum(), 1e-12))
+    expected = null_B + weight @ shape_KB + 1e-9
+    return float((count_B * np.log(expected) - expected).sum())

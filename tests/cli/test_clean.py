@@ -1,0 +1,137 @@
+"""`facetrain data clean` and `overlap`: decisions, contact sheets, reports, and what is refused."""
+
+import hashlib
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.cli.app import app
+from facetrain.data.open_dataset import open_dataset
+from facetrain.models.model_file import describe_backbone, save_model
+from tests.support.command import refusal
+
+PEOPLE, EACH, WRONG = 30, 8, 15
+
+
+def run(capsys, *arguments):
+    """Run `facetrain data …` in this process and return what it prints."""
+    with pytest.raises(SystemExit) as ended:
+        app(["data", *map(str, arguments)])
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
+    return printed.out
+
+
+def write_model(path):
+    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 32, "image_size": 32}
+    save_model(
+        path, build_backbone("iresnet", **options).state_dict(), describe_backbone("iresnet", **options)
+    )
+    return path
+
+
+def write_images(folder, noise):
+    """Write identities whose images are one drawing with noise, some of them in another identity's folder."""
+    rng = np.random.default_rng(0)
+    drawing = rng.integers(0, 256, (PEOPLE, 32, 32, 3))
+    for number in range(PEOPLE * EACH):
+        person = number % PEOPLE
+        shown = (person + 7) % PEOPLE if number < WRONG else person
+        image = (drawing[shown] + noise * rng.normal(size=(32, 32, 3))).clip(0, 255).astype(np.uint8)
+        path = folder / f"人 {person}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cv2.imencode(".png", image)[1])
+    return folder
+
+
+def content(folder):
+    """Return a digest of each image, by identity, of a dataset."""
+    source = open_dataset(folder)
+    rows = zip(source.labels.tolist(), map(source.read, range(source.num_images)), strict=True)
+    return [(label, hashlib.sha256(data).hexdigest()) for label, data in rows]
+
+
+def test_a_report_is_written_edited_and_applied(tmp_path, capsys):
+    import torch
+
+    torch.manual_seed(0)
+    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+    before, report = content(data), tmp_path / "report.json"
+    printed = run(
+        capsys, "clean", model, data, "--report", report, "--sheet", tmp_path / "sheet.html",
+        "--output", tmp_path / "out", "--yes",
+    )  # fmt: skip
+    assert "this model separates the identities of this dataset with an EER of" in printed
+    decisions = json.loads(report.read_text(encoding="utf-8"))["decisions"]
+    wrong = {f"人 {number}/{number}.png" for number in range(WRONG)}
+    assert {one["names"][0] for one in decisions} == wrong
+    moved = [one for one in decisions if one["kind"] == "mislabeled_image"]
+    assert moved and all(
+        one["other_name"] == f"人 {(int(one['names'][0].split('/')[1][:-4]) + 7) % PEOPLE}" for one in moved
+    )
+    sheet = (tmp_path / "sheet.html").read_text(encoding="utf-8")
+    assert all(f"{one['number']}. {one['kind']}" in sheet and one["names"][0] in sheet for one in decisions)
+    run(capsys, "clean", data, "--apply", report, "--output", tmp_path / "again", "--yes")
+    assert content(tmp_path / "again") == content(tmp_path / "out") != before
+    edited = json.loads(report.read_text(encoding="utf-8"))
+    for one in edited["decisions"]:
+        one["apply"] = False
+    report.write_text(json.dumps(edited), encoding="utf-8")
+    run(capsys, "clean", data, "--apply", report, "--output", tmp_path / "same")
+    assert sorted(content(tmp_path / "same")) == sorted(before) == sorted(content(data))
+    assert "made of another dataset" in str(refusal("data", "clean", tmp_path / "out", "--apply", report))
+
+
+def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(tmp_path, capsys):
+    import torch
+
+    torch.manual_seed(0)
+    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+    report = tmp_path / "report.json"
+    run(capsys, "clean", model, data, "--report", report)
+    error = refusal("data", "clean", data, "--apply", report, "--output", tmp_path / "out")
+    assert "repeat the command with --yes" in str(error) and not (tmp_path / "out").exists()
+    noise = write_images(tmp_path / "noise", 5000)
+    refused = refusal("data", "clean", model, noise, "--output", tmp_path / "out", "--yes")
+    assert "cannot tell them apart" in str(refused) and not (tmp_path / "out").exists()
+    printed = run(capsys, "clean", model, noise)
+    assert "0 decisions" in printed and "do not trust" in printed
+    listed = refusal("data", "overlap", model, noise, data, "--output", tmp_path / "list.txt")
+    assert "cannot tell them apart" in str(listed) and not (tmp_path / "list.txt").exists()
+
+
+def test_pairs_of_identities_are_merged_only_on_request(tmp_path, capsys):
+    import torch
+
+    torch.manual_seed(0)
+    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+    second = data / "second"
+    second.mkdir()
+    for number in range(WRONG, PEOPLE * EACH):  # half of the images of person 29
+        path = data / "人 29" / f"{number}.png"
+        if number // PEOPLE % 2 and path.exists():
+            path.rename(second / path.name)
+    kept, merged = tmp_path / "kept.json", tmp_path / "merged.json"
+    printed = run(capsys, "clean", model, data, "--report", kept, "--output", tmp_path / "out", "--yes")
+    assert "not merged without --merge" in printed
+    pairs = [one for one in json.loads(kept.read_text())["decisions"] if one["kind"] == "duplicate_identity"]
+    assert [{one["identity_name"], one["other_name"]} for one in pairs] == [{"人 29", "second"}]
+    assert not pairs[0]["apply"] and open_dataset(tmp_path / "out").num_classes == PEOPLE + 1
+    run(capsys, "clean", model, data, "--merge", "--report", merged, "--output", tmp_path / "one", "--yes")
+    assert open_dataset(tmp_path / "one").num_classes == PEOPLE
+    run(capsys, "clean", data, "--apply", merged, "--output", tmp_path / "again", "--yes")
+    assert content(tmp_path / "again") == content(tmp_path / "one")
+
+
+def test_arguments_that_contradict_apply_are_refused(tmp_path):
+    assert "needs a model and a dataset" in str(refusal("data", "clean", tmp_path))
+    report = tmp_path / "report.json"
+    merged = refusal("data", "clean", tmp_path, "--apply", report, "--merge")
+    assert "--merge cannot be combined with --apply" in str(merged)
+    assert "--apply needs no model" in str(refusal("data", "clean", tmp_path, tmp_path, "--apply", report))
+    assert "cannot be combined" in str(
+        refusal("data", "clean", tmp_path, "--apply", report, "--report", report)
+    )

@@ -1,0 +1,102 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.clean import CleanReport, LabelFault, apply_faults
+from facetrain.data.tools.clean_report import describe_report, format_report, read_report
+from facetrain.data.tools.fault_calibration import FaultThreshold, Separation
+from facetrain.errors import DataError
+from tests.support.datasets import write_records
+
+FAULTS = [
+    LabelFault("mixed_identity", 2, -1, 4, 0.1, (4, 5), 4),
+    LabelFault("mislabeled_image", 0, 1, 1, 0.8, (1,), 1),
+    LabelFault("outlier_image", 1, -1, 3, 0.05, (3,), -1),
+    LabelFault("duplicate_identity", 0, 3, -1, 0.9, (), 0),
+]
+LABELS = [0, 0, 1, 1, 2, 2, 2, 3]
+
+
+@pytest.fixture
+def source(tmp_path):
+    return open_dataset(write_records(tmp_path / "data", LABELS))
+
+
+@pytest.fixture
+def path(source, tmp_path):
+    report = CleanReport(
+        Separation(0.01, 0.3), FAULTS, apply_faults(np.array(LABELS), FAULTS),
+        {"mixed_identity": FaultThreshold(np.inf, 0, 0.0, 0.0)},
+    )  # fmt: skip
+    file = tmp_path / "report.json"
+    content = describe_report(source, report, Path("model"), merge=True)
+    file.write_text(format_report(content), encoding="utf-8")
+    return file
+
+
+def edit(path, change):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_report_gives_the_same_decisions_again(source, path):
+    faults = read_report(path, source)
+    assert faults == FAULTS
+    assert apply_faults(source.labels, faults).tolist() == [0, 1, 1, -1, 4, 4, 2, 0]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert sum('"apply": true' in line for line in lines) == len(FAULTS), "one decision per line"
+
+
+def test_decisions_can_be_switched_off_one_by_one(source, path):
+    edit(path, lambda content: content["decisions"][2].update(apply=False))
+    assert apply_faults(source.labels, read_report(path, source)).tolist() == [0, 1, 1, 1, 4, 4, 2, 0]
+    edit(path, lambda content: content.update(decisions=[]))
+    assert (apply_faults(source.labels, read_report(path, source)) == source.labels).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.update(format="x"), "not a report"),
+        (lambda content: content.update(images=9), "another dataset"),
+        (lambda content: content.update(fingerprint="sha256:0"), "another dataset"),
+        (lambda content: content.update(decisions=3), "not a list"),
+        (lambda content: content["decisions"].append(3), "decision 5 in the list: `apply`"),
+        (lambda content: content["decisions"][0].update(apply="no"), "true or false"),
+        (lambda content: content["decisions"][0].update(kind="ugly"), "kind ugly; allowed are"),
+        (lambda content: content["decisions"][0].update(images=[8]), "numbers from 0 to 7"),
+        (lambda content: content["decisions"][1].update(images=[True]), "numbers from 0 to 7"),
+        (lambda content: content["decisions"][0].update(target=-1), "`target` must be a number from 0"),
+        (lambda content: content["decisions"][1].update(target=8), "`target` must be a number from -1 to 7"),
+        (lambda content: content["decisions"][3].update(other=-1), "`other` must be a number from 0"),
+        (lambda content: content["decisions"][3].pop("identity"), "`identity` must be a number"),
+    ],
+)
+def test_a_wrong_report_is_refused_with_its_place(source, path, change, message):
+    edit(path, change)
+    with pytest.raises(DataError, match=message):
+        read_report(path, source)
+
+
+def test_a_report_of_other_labels_and_a_file_that_is_not_json_are_refused(path, tmp_path):
+    other = open_dataset(write_records(tmp_path / "other", [*LABELS[:-1], 2]))
+    with pytest.raises(DataError, match="another dataset"):
+        read_report(path, other)
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="not JSON"):
+        read_report(path, other)
+
+
+def test_pairs_of_identities_are_not_applied_and_have_no_expected_mistakes_by_default(source):
+    thresholds = {
+        kind: FaultThreshold(0.5, 9, 0.25, 0.9) for kind in ("duplicate_identity", "mislabeled_image")
+    }
+    report = CleanReport(Separation(0.01, 0.3), FAULTS, np.array(LABELS), thresholds)
+    content = describe_report(source, report, Path("model"))
+    assert [one["apply"] for one in content["decisions"]] == [True, True, True, False]
+    assert content["expected_false"] == 0.25
+    assert content["thresholds"]["duplicate_identity"] == {"score": 0.5, "expected_false": None}
