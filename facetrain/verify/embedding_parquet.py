@@ -66,7 +66,7 @@ def read_batches(
 
     # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
     with path.open("rb") as file:
-        # As a dictionary: a few bytes per row can stand for names of any length.
+        # As a dictionary: a few bytes per row can encode names of any length.
         parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
         facts = parquet.metadata
         if facts.num_rows > path.stat().st_size:

@@ -179,7 +179,7 @@ def _open_parquet(path: Path) -> StoredEmbeddings:
                 f"{path}: embeddings of sizes {size} and {embedding_nD.shape[1]}; embed all images with one model"
             )
         size, count = embedding_nD.shape[1], count + len(embedding_nD)
-        # Before the names are decoded: one long name may stand for many rows.
+        # Before the names are decoded: one long name may belong to many rows.
         name_bytes += decoded_bytes(name)
         require_fitting(path, name_bytes)
         names.append(name.cast(pa.large_string()))

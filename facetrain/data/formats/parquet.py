@@ -269,7 +269,7 @@ def read_row_groups(path: Path, columns: list[str]) -> Iterator[Any]:
 
 
 def _open(path: Path) -> Any:
-    """Open a file whose texts and images are read as dictionaries: a few bytes per row can stand for long values."""
+    """Open a file whose texts and images are read as dictionaries: a few bytes per row can encode long values."""
     import_pyarrow(path)
     import pyarrow.parquet
 

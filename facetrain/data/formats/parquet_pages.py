@@ -1,6 +1,6 @@
 """Sizes in the headers of a Parquet file's pages, read before anything is decoded.
 
-A page of a few bytes can stand for two billion equal numbers, and pyarrow decodes a row as a whole. The header of the
+A page of a few bytes can encode two billion equal numbers, and pyarrow decodes a row as a whole. The header of the
 page has their number. The metadata at the end of the file may claim another one, and pyarrow ends the process if they
 are damaged. The structures are those of parquet.thrift (Apache Parquet format 2.11), in Thrift's compact protocol.
 """
