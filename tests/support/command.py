@@ -57,10 +57,16 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
 def start(*arguments: object, **variables: str) -> subprocess.Popen:
     """Start `facetrain ARGUMENTS` with additional environment variables, and return the running process.
 
-    Its SIGINT has the default action even if the tests run in the background of a script, which ignores it.
+    SIGINT and SIGHUP have their default actions even if the tests run in the background of a script or under nohup,
+    which ignore them.
     """
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_restore_signals,
     )  # fmt: skip
+
+
+def _restore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

@@ -11,6 +11,7 @@ from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.teacher_centers import follow_teacher
 from facetrain.run.build_head import build_head
+from facetrain.run.step_schedule import schedule_steps
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.heads import head_step, make_head, make_margin
 
@@ -110,7 +111,8 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     config = Config.model_validate({"data": {"train": "unused"}, "train": {"precision": precision}})
     world = World(0, 0, 1, 1, GPU)
     with fake_cuda(monkeypatch, capability) as blocking, products, launches.shapes_only():
-        head = build_head(config, world, 500, tmp_path, update_in_backward=True, steps_per_epoch=10)
+        schedule = schedule_steps(config, 10_000, world.size)
+        head = build_head(config, world, 500, tmp_path, update_in_backward=True, schedule=schedule)
         head.loss_scale = torch.empty((), device=GPU)
         blocking.clear()
         head_step(head, 0, monkeypatch)
