@@ -17,7 +17,7 @@ from facetrain.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from facetrain.data.tools.clean import CleanReport
+    from facetrain.data.tools.clean import CleanReport, LabelFault
 
 Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Number of images per forward pass.")]
@@ -161,13 +161,7 @@ def clean(
     """Find wrong labels: mixed identities, duplicate identities, mislabeled images and outliers."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.tools.clean import (
-        DUPLICATE_IDENTITY,
-        FAULT_KINDS,
-        applied_by_default,
-        apply_faults,
-        write_cleaned,
-    )
+    from facetrain.data.tools.clean import applied_by_default, apply_faults, write_cleaned
     from facetrain.data.tools.clean_report import format_report, read_report
     from facetrain.data.tools.contact_sheet import write_fault_sheet
 
@@ -197,6 +191,15 @@ def clean(
         typer.echo(json.dumps(facts))
         return
     echo_line(f"{folder}: {len(label_N):,} images, {len(faults):,} decisions")
+    _echo_decisions(found, faults, merge=merge)
+    if output is not None:
+        echo_line(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
+
+
+def _echo_decisions(found: CleanReport | None, faults: list[LabelFault], *, merge: bool) -> None:
+    """Print the decisions by kind, and how far they are to be trusted; `found` is None if a report is applied."""
+    from facetrain.data.tools.clean import DUPLICATE_IDENTITY, FAULT_KINDS
+
     if found is not None:
         echo_line(f"  {found.separation.sentence()}")
     counts = Counter(fault.kind for fault in faults)
@@ -212,8 +215,6 @@ def clean(
             f"  pairs of identities are {'merged' if merge else 'not merged without --merge'}; look at them first: the "
             "number of mistakes is not known, because a model may confuse some people much more than others"
         )
-    if output is not None:
-        echo_line(f"{written.folder}: {written.images:,} images of {written.identities:,} identities")
 
 
 def _dataset_argument(
