@@ -135,3 +135,23 @@ def test_arguments_that_contradict_apply_are_refused(tmp_path):
     assert "cannot be combined" in str(
         refusal("data", "clean", tmp_path, "--apply", report, "--report", report)
     )
+
+
+def test_a_dataset_that_is_too_small_to_judge_is_named(tmp_path, capsys):
+    import torch
+
+    torch.manual_seed(0)
+    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+    for folder in data.iterdir():
+        kept = [image for image in folder.iterdir() if int(image.stem) >= WRONG]
+        for image in folder.iterdir():
+            if image not in kept[:3] or folder.name > "人 12":
+                image.unlink()
+    printed = run(capsys, "clean", model, data)
+    assert printed.count("(not judged: ") == 4
+    assert (
+        "0 images of another identity (not judged: 15 candidates are too few to calibrate on; 20 are needed)"
+        in printed
+    )
+    printed = run(capsys, "overlap", model, data, data)
+    assert "not judged: 15 images of the dataset are too few to calibrate on; 20 are needed" in printed

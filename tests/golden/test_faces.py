@@ -8,6 +8,7 @@ import pytest
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
 from tests.support.command import facetrain
 from tests.support.shared import shared_path
 
@@ -17,7 +18,7 @@ KINDS = ("mixed_identity", "duplicate_identity", "mislabeled_image")
 @pytest.fixture(scope="module")
 def people():
     folders = sorted(path for path in shared_path("real/lfw_train").iterdir() if path.is_dir())
-    return [sorted(folder.glob("*.jpg")) for folder in folders if len(list(folder.glob("*.jpg"))) >= 5][:24]
+    return [sorted(folder.glob("*.jpg")) for folder in folders if len(list(folder.glob("*.jpg"))) >= 5][:48]
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,11 @@ def output_of(*arguments):
 
 
 def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(people, model, tmp_path):
-    for number, images in enumerate(people[:16]):
+    for number, images in enumerate(people[:40]):
         copied(images[:3], tmp_path / "train" / f"{number:02d}")
-    shared = (2, 7, 11)
+    shared = (1, 8, 13)
     tested = [image for number in shared for image in people[number][3:5]]
-    tested += [image for images in people[16:24] for image in images[:2]]
+    tested += [image for images in people[40:48] for image in images[:2]]
     pairs = [path.read_bytes() for path in tested]
     write_bin(tmp_path / "test.bin", pairs, [True] * (len(pairs) // 2))
     found = json.loads(
@@ -56,20 +57,20 @@ def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(pe
         assert one["test_images"] == 2 and one["test_image"] // 2 == shared.index(one["identity"])
         assert one["image"] // 3 == one["identity"] and one["similarity"] > found["threshold"]
     assert sorted(map(int, (tmp_path / "drop.txt").read_text().split())) == list(shared)
-    assert encoded_image_size((tmp_path / "pairs.png").read_bytes()) == (4 * (2 * 112 + 14), 112 + 14)
+    assert encoded_image_size((tmp_path / "pairs.png").read_bytes()) == (7 * 112, 3 * (112 + LABEL_HEIGHT))
     (tmp_path / "mix.yaml").write_text("datasets: [{path: train, without: drop.txt}]")
     assert "0 identities of" in output_of("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
 
 
 def test_clean_finds_wrong_labels_and_writes_a_dataset_without_them(people, model, tmp_path):
-    for number, images in enumerate(people[:16]):
+    for number, images in enumerate(people[:40]):
         copied(images[:5], tmp_path / "data" / f"{number:02d}")
     copied([people[0][0]], tmp_path / "data" / "05")  # under the label of another person
     (tmp_path / "data" / "00" / people[0][0].name).unlink()
-    copied(people[3][:2], tmp_path / "data" / "20")  # one person, two identities
+    copied(people[3][:2], tmp_path / "data" / "40")  # one person, two identities
     for image in people[3][:2]:
         (tmp_path / "data" / "03" / image.name).unlink()
-    copied(people[20][:4], tmp_path / "data" / "09")  # two people, one identity
+    copied(people[44][:4], tmp_path / "data" / "09")  # two people, one identity
     report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
     output = output_of(
         "clean", model, tmp_path / "data", "--output", cleaned, "--report", report, "--merge", "--yes"
@@ -78,11 +79,11 @@ def test_clean_finds_wrong_labels_and_writes_a_dataset_without_them(people, mode
     faults = json.loads(report.read_text())["decisions"]
     kinds = {kind: [one for one in faults if one["kind"] == kind] for kind in KINDS}
     assert [one["identity"] for one in kinds["mixed_identity"]] == [9]
-    assert [(one["identity"], one["other"]) for one in kinds["duplicate_identity"]] == [(3, 16)]
+    assert [(one["identity"], one["other"]) for one in kinds["duplicate_identity"]] == [(3, 40)]
     assert [(one["identity"], one["other"]) for one in kinds["mislabeled_image"]] == [(5, 0)]
     assert kinds["mislabeled_image"][0]["names"][0].endswith(f"05/{people[0][0].name}")
     source, before = open_dataset(cleaned), {path.read_bytes(): path for path in tmp_path.glob("data/*/*")}
-    assert source.num_classes == 17  # the 16 people, and the second person of identity 9
+    assert source.num_classes == 41  # the 40 people, and the second person of identity 9
     names = [before[source.read(number)].name.rpartition("_")[0] for number in range(source.num_images)]
     people_of = {}
     for name, label in zip(names, source.labels.tolist(), strict=True):

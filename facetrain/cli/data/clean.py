@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +66,7 @@ def overlap(
     from facetrain.data.dataset import identity_name
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.contact_sheet import identity_title, write_pair_sheet
+    from facetrain.data.tools.fault_calibration import MIN_SCORES
     from facetrain.data.tools.overlap import find_overlap
     from facetrain.verify.image_embeddings import embed_input, read_input
 
@@ -89,8 +91,10 @@ def overlap(
         left, right = read_input(dataset)[0], read_input(test)[0]
         write_pair_sheet(pairs, left.__getitem__, right.__getitem__, sheet, labels=names)
     if as_json:
+        threshold = report.threshold.threshold
         facts = {
             "eer": report.separation.eer, "expected_false": report.threshold.expected_false,
+            "threshold": threshold if math.isfinite(threshold) else None,
             "overlapping": [
                 vars(one) | {"identity_name": identity_name(source, one.identity)} for one in found
             ],
@@ -101,6 +105,11 @@ def overlap(
     false = f", about {expected} by mistake, more if the model confuses some people" if found else ""
     echo_line(f"{len(found):,} identities of {dataset} are also in {test}{false}")
     echo_line(f"  {report.separation.sentence()}")
+    if report.threshold.too_few and not report.separation.useless:
+        echo_line(
+            f"  not judged: {report.threshold.scores:,} images of the dataset are too few to calibrate on; "
+            f"{MIN_SCORES} are needed"
+        )
     for name in names[:_PRINTED_IDENTITIES]:
         echo_line(f"  {name}")
 
@@ -199,6 +208,7 @@ def clean(
 def _echo_decisions(found: CleanReport | None, faults: list[LabelFault], *, merge: bool) -> None:
     """Print the decisions by kind, and how far they are to be trusted; `found` is None if a report is applied."""
     from facetrain.data.tools.clean import DUPLICATE_IDENTITY, FAULT_KINDS
+    from facetrain.data.tools.fault_calibration import MIN_SCORES
 
     if found is not None:
         echo_line(f"  {found.separation.sentence()}")
@@ -209,7 +219,13 @@ def _echo_decisions(found: CleanReport | None, faults: list[LabelFault], *, merg
             "them with --sheet FILE"
         )
     for kind, description in FAULT_KINDS.items():
-        echo_line(f"  {counts[kind]:,} {description}")
+        threshold = found.thresholds.get(kind) if found is not None else None
+        few = (
+            f" (not judged: {threshold.scores:,} candidates are too few to calibrate on; {MIN_SCORES} are needed)"
+            if threshold is not None and threshold.too_few
+            else ""
+        )
+        echo_line(f"  {counts[kind]:,} {description}{few}")
     if found is not None and counts[DUPLICATE_IDENTITY]:
         echo_line(
             f"  pairs of identities are {'merged' if merge else 'not merged without --merge'}; look at them first: the "

@@ -18,7 +18,8 @@ TAIL = 0.4
 _LINEAR = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _QUADRATIC = (0.0, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7)
 """Shapes of the tail in units of its initial rate: an exponential one has 1 and 0, a normal one 0.26 and 0.54."""
-_MIN_SCORES = 20
+MIN_SCORES = 20
+"""Scores that a threshold is calibrated on, at least; with fewer, nothing is reported."""
 _SCORE_STEP = 0.01
 _LARGEST_CHANCE = 0.5
 """Largest chance of a false report that an unreported image counts with; without it, one image could decide."""
@@ -66,6 +67,13 @@ class FaultThreshold:
     """Expected number of correct labels among the reported ones."""
     recall: float
     """Share of the planted faults at or above the threshold."""
+    scores: int = 0
+    """Number of scores that the threshold is calibrated on."""
+
+    @property
+    def too_few(self) -> bool:
+        """Whether nothing is reported because there are fewer than `MIN_SCORES` scores."""
+        return self.scores < MIN_SCORES
 
 
 def separate(genuine_N: np.ndarray, impostor_N: np.ndarray) -> Separation:
@@ -121,22 +129,27 @@ def calibrate_threshold(
     null = score if null_N is None else np.sort(null_N[np.isfinite(null_N)])
     known = [scores[np.isfinite(scores)] for scores in planted]
     known = [scores for scores in known if len(scores)]
-    if len(null) < _MIN_SCORES or not len(score) or not known:
-        return FaultThreshold(np.inf, 0, 0.0, 0.0)
+    nothing = FaultThreshold(np.inf, 0, 0.0, 0.0, len(null))
+    if nothing.too_few or not len(score) or not known:
+        return nothing
     tail = _fit_tail(null, float(np.quantile(null, 1 - TAIL)), known)
     candidates = np.unique(score[score >= max(tail.start, lowest)])
     reported = len(score) - np.searchsorted(score, candidates)
     false = tail.above(candidates) * (len(score) if trials is None else trials) / len(null)
     good = np.flatnonzero((false <= (1 - precision) * reported) & (reported <= largest_share * len(null)))
     if not len(good):
-        return FaultThreshold(np.inf, 0, 0.0, 0.0)
+        return nothing
     best = good[0]
     # Halfway to the next lower score: a rounding error of another processor does not change the decisions.
     below = score[score < candidates[best]]
     threshold = float(max((candidates[best] + below[-1]) / 2 if len(below) else candidates[best], lowest))
     found = np.concatenate(known) >= threshold
     return FaultThreshold(
-        threshold, int(reported[best]), float(min(false[best], reported[best])), float(found.mean())
+        threshold,
+        int(reported[best]),
+        float(min(false[best], reported[best])),
+        float(found.mean()),
+        len(null),
     )
 
 
@@ -167,8 +180,8 @@ def calibrate_mislabeled(
     """
     known = np.isfinite(genuine_N) & np.isfinite(planted_N)
     genuine, impostor, planted = genuine_N[known], impostor_N[known], planted_N[known]
-    nothing = FaultThreshold(np.inf, 0, 0.0, 0.0)
-    if len(genuine) < _MIN_SCORES:
+    nothing = FaultThreshold(np.inf, 0, 0.0, 0.0, len(genuine))
+    if nothing.too_few:
         return nothing
     trusted = np.sort(impostor[genuine >= np.median(genuine)])
 
@@ -192,7 +205,7 @@ def calibrate_mislabeled(
                 false - faults * odds(planted[planted_score < threshold], threshold) / len(planted), 0.0
             )
         if false <= (1 - precision) * reported and reported <= largest_share * len(score):
-            return FaultThreshold(threshold, reported, min(false, reported), found)
+            return FaultThreshold(threshold, reported, min(false, reported), found, len(genuine))
     return nothing
 
 
