@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_
 from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import ExpectationPass
+from facetrain.head.head_settings import HeadSettings, HeadStage
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
 from facetrain.head.margins import CombinedMargin, Margin
 from facetrain.head.row_optimizer import (
@@ -39,52 +38,6 @@ from facetrain.head.teacher_centers import follow_teacher
 _ROWS_PER_COPY = 1 << 16
 EXPECTATION = "expectation"
 """Name of the table of the classes' expectations."""
-
-
-@dataclass(frozen=True)
-class HeadStage:
-    """Consecutive steps in which a head has the same settings."""
-
-    first_step: int
-    sample_rate: float
-    """Fraction of the classes that take part in a step."""
-    expectations: str
-    """off, moving or fixed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadSettings:
-    """Settings of a head.
-
-    The section `head` of the config's schema states their meaning and their defaults; what a run derives from
-    other sections is explained here.
-    """
-
-    loss: str
-    negative_weight: float
-    sub_centers: int
-    drop_from_step: int | None
-    """First step with dominant sub-centers only; None: never."""
-    drop_angle: float
-    sample_rate: float
-    stages: tuple[HeadStage, ...]
-    """Stages of the run, the first from step 0 on; (): one, with the settings of this object."""
-    expectations: str
-    expectation_margin: float
-    sample_block: int
-    weight_dtype: torch.dtype
-    momentum_dtype: torch.dtype
-    placement: str
-    folder: Path | None
-    """Folder of the row file, with placement disk."""
-    chunk_size: int | None
-    """None: `default_chunk_size`."""
-    product_dtype: torch.dtype | None
-    """Dtype to which the factors of the large matrix products are rounded; None: they keep theirs."""
-    update_in_backward: bool
-    """Update the centers chunk by chunk in the backward pass. Needs one micro-batch per step."""
-    trained: bool = True
-    """Train the centers. False: they have no moments, and the backward pass computes no gradient of them."""
 
 
 class MarginHead:

@@ -20,7 +20,8 @@ from facetrain.data.sampler import images_per_epoch
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head, HeadGroup
-from facetrain.head.margin_head import HeadSettings, HeadStage, MarginHead
+from facetrain.head.head_settings import HeadSettings, HeadStage
+from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
 from facetrain.head.row_optimizer import RowOptimizerSettings
 from facetrain.run.step_schedule import StepSchedule

@@ -96,11 +96,11 @@ def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(tmp_pa
     assert "repeat the command with --yes" in str(error) and not (tmp_path / "out").exists()
     noise = write_images(tmp_path / "noise", 5000)
     refused = refusal("data", "clean", model, noise, "--output", tmp_path / "out", "--yes")
-    assert "cannot tell them apart" in str(refused) and not (tmp_path / "out").exists()
+    assert "cannot separate them" in str(refused) and not (tmp_path / "out").exists()
     printed = run(capsys, "clean", model, noise)
     assert "0 decisions" in printed and "do not trust" in printed
     listed = refusal("data", "overlap", model, noise, data, "--output", tmp_path / "list.txt")
-    assert "cannot tell them apart" in str(listed) and not (tmp_path / "list.txt").exists()
+    assert "cannot separate them" in str(listed) and not (tmp_path / "list.txt").exists()
 
 
 def test_pairs_of_identities_are_merged_only_on_request(tmp_path, capsys):

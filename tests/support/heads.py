@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from facetrain.config.head_section import HeadConfig, MarginConfig
 from facetrain.config.training_section import OptimConfig
 from facetrain.head import sharded_softmax
-from facetrain.head.margin_head import HeadSettings, MarginHead
+from facetrain.head.head_settings import HeadSettings
+from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
 from facetrain.run.build_head import head_settings, optimizer_settings
 from tests.support.fake_cuda import GPU, Context

@@ -273,7 +273,7 @@ def _find_faults(
 def _require_sound_cut(
     found: CleanReport | None, label_N: np.ndarray, corrected_N: np.ndarray, dataset: Path, yes: bool
 ) -> None:
-    """Refuse to write with a model that cannot tell identities apart, or more than 5 % of changes without --yes.
+    """Refuse to write with a model that cannot separate identities, or more than 5 % of changes without --yes.
 
     Raises:
         UsageError: the dataset is not to be written.

@@ -99,7 +99,7 @@ def find_label_faults(
     First, identities whose images form two groups of different people are split. Then identities that show one person
     are reported, and merged with `merge`. Last, images that do not show their identity get the label of the one that
     they show, or −1. Each threshold is calibrated on the dataset, see `calibrate_threshold` and `calibrate_mislabeled`.
-    If the model cannot tell the identities apart, nothing is reported.
+    If the model cannot separate the identities, nothing is reported.
 
     Args:
         embedding_ND: unit rows, float32.

@@ -12,7 +12,7 @@ import numpy as np
 PRECISION = 0.95
 """Share of true faults among the reported ones that a threshold aims at."""
 WEAK_EER, USELESS_EER = 0.05, 0.2
-"""Equal error rates from which a model is weak for a dataset, and from which it cannot tell its identities apart."""
+"""Equal error rates from which a model is weak for a dataset, and from which it cannot separate its identities."""
 TAIL = 0.4
 """Share of the scores that the tail of the correct labels is fitted to; more faults than these are not expected."""
 _LINEAR = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
@@ -38,7 +38,7 @@ class Separation:
 
     @property
     def useless(self) -> bool:
-        """Whether the model cannot tell the identities of the dataset apart."""
+        """Whether the model cannot separate the identities of the dataset."""
         return not self.eer < USELESS_EER
 
     def sentence(self) -> str:
@@ -46,7 +46,7 @@ class Separation:
         line = f"this model separates the identities of this dataset with an EER of {self.eer:.2%}"
         if self.useless:
             return (
-                f"{line}: it cannot tell them apart, or most labels are wrong; do not trust the faults, and use a "
+                f"{line}: it cannot separate them, or most labels are wrong; do not trust the faults, and use a "
                 "stronger model"
             )
         if self.eer >= WEAK_EER:

@@ -49,7 +49,7 @@ class OverlapReport:
 def find_overlap(
     embedding_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, *, precision: float = PRECISION
 ) -> OverlapReport:
-    """Return the training identities that the test set also has; none if the model cannot tell identities apart.
+    """Return the training identities that the test set also has; none if the model cannot separate identities.
 
     The score of an identity is the largest cosine of its center and a test image. Scores of people outside the
     training set are taken from the training images and the centers of other identities, scores of people in it from

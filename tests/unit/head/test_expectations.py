@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.margin_head import HeadStage
+from facetrain.head.head_settings import HeadStage
 from tests.support.dense_head import MARGINS, margin_logits, sample_classes
 from tests.support.heads import make_head, make_margin
 

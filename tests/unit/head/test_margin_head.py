@@ -6,7 +6,7 @@ import torch
 
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.class_shard import ClassShard, shard_classes
-from facetrain.head.margin_head import HeadStage
+from facetrain.head.head_settings import HeadStage
 from facetrain.head.margins import CombinedMargin
 from facetrain.head.sampling import draw_classes, is_drawn
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes

@@ -176,7 +176,7 @@ def test_a_weak_model_reports_little_and_a_useless_one_nothing(noise):
     label, _ = planted(person, 0)
     report = find_label_faults(embedding, label)
     assert (report.label_N != label).sum() <= 0.02 * len(label)
-    assert "weak" in report.separation.sentence() or "cannot tell them apart" in report.separation.sentence()
+    assert "weak" in report.separation.sentence() or "cannot separate them" in report.separation.sentence()
     random = drawn(200, 10, 30, 1)[0]
     report = find_label_faults(random, label)
     assert report.separation.useless and report.faults == [] and (report.label_N == label).all()
