@@ -32,7 +32,7 @@ from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
 from facetrain.run.build_distillation import build_distillation
@@ -285,7 +285,7 @@ def _build_stepper(
     projection = [] if distillation is None else list(distillation.parameters())
     if projection:
         groups.append({"params": projection, "lr_factor": 1.0})
-    optimizer = build_optimizer(
+    optimizer = BackboneOptimizer(
         groups,
         config.optim.name,
         momentum=config.optim.momentum,

@@ -7,8 +7,7 @@ import sys
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import environment
 
-# Not torch._dynamo and SymPy: torch.optim imports them (torch 2.11 to 2.13).
-SLOW_TO_IMPORT = {"onnx", "scipy", "sklearn", "tensorboard"}
+SLOW_TO_IMPORT = {"onnx", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo"}
 CONFIG = """
 data:
   train: {folder}/synthetic
