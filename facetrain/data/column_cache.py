@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,21 +42,30 @@ class Columns:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the path, or as the arrays if there is no file."""
         if self.path is not None:
-            return _map, (self.path,)
+            return _open, (self.path,)
         return Columns, (dict(self.arrays), dict(self.facts))
 
 
 def file_stamps(paths: Sequence[Path]) -> list[list[int] | None]:
     """Return size and modification time (ns) of each file; None for a file that does not exist."""
-    return [[p.stat().st_size, p.stat().st_mtime_ns] if p.exists() else None for p in paths]
+    return [_stamp(path) for path in paths]
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return [found.st_size, found.st_mtime_ns]
 
 
 def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
     """Return the cached columns if they were computed from the input files as they are now; None otherwise."""
     for path in _cache_paths(name):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-            if _read_header(path)["stamp"] == file_stamps(inputs) and _checksum_matches(path):
-                return _map(path)
+            header = _read_header(path)
+            if header["stamp"] == file_stamps(inputs) and _checksum_matches(path, header):
+                return _map(path, header)
     return None
 
 
@@ -77,13 +87,15 @@ def save_columns(
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, header, arrays)
-            return _map(path)
+            return _open(path)
     return Columns(dict(arrays), dict(facts))
 
 
-def _cache_paths(name: Path) -> list[Path]:
-    digest = hashlib.sha256(str(name.resolve()).encode()).hexdigest()[:24]
-    return [name, Path.home() / ".cache" / "facetrain" / f"{digest}{name.suffix}"]
+def _cache_paths(name: Path) -> Iterator[Path]:
+    """Yield the paths that a cache file may have."""
+    yield name
+    digest = hashlib.sha256(os.path.realpath(name).encode()).hexdigest()[:24]
+    yield Path.home() / ".cache" / "facetrain" / f"{digest}{name.suffix}"
 
 
 def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -113,23 +125,29 @@ def _read_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _checksum_matches(path: Path) -> bool:
+def _checksum_matches(path: Path, header: dict[str, Any]) -> bool:
     # Read, not mapped: mapped pages would count as memory of this process.
     crc = 0
     with path.open("rb") as file:
         file.seek(_HEADER_BYTES)
         while chunk := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
-    return bool(crc == _read_header(path)["crc"])
+    return bool(crc == header["crc"])
 
 
-def _map(path: Path) -> Columns:
-    header = _read_header(path)
+def _open(path: Path) -> Columns:
+    return _map(path, _read_header(path))
+
+
+def _map(path: Path, header: dict[str, Any]) -> Columns:
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays: dict[str, np.ndarray] = {}
     for name, dtype, length, position in header["columns"]:
         if np.dtype(dtype).kind not in "biuf":
             raise ValueError("a column of something else than numbers")
-        empty = np.empty(0, dtype=dtype)  # an empty array cannot be mapped
-        # As a plain array: indexing a np.memmap takes ten times as long.
-        arrays[name] = np.asarray(np.memmap(path, dtype, "r", position, (length,))) if length else empty
+        if length < 0:  # numpy would take the rest of the file
+            raise ValueError("a column of negative length")
+        # Not np.memmap: indexing takes ten times as long. An empty array cannot be mapped.
+        arrays[name] = np.frombuffer(data, dtype, length, position) if length else np.empty(0, dtype=dtype)
     return Columns(arrays, header["facts"], path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.formats.tfrecord import PATTERN, TfRecordDataset, is_index
-from facetrain.data.formats.webdataset import TarDataset, is_compressed, shards_in
+from facetrain.data.formats.webdataset import TarDataset, is_compressed, is_shard
 from facetrain.data.formats.zip_archive import ZipDataset
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
 from facetrain.errors import DataError
+from facetrain.files import os_errors_as
 
 DATASET_SUFFIXES = frozenset(
     {".rec", ".zip", ".lmdb", ".tar", ".gz", ".tgz", *MIXTURE_SUFFIXES, *LIST_SUFFIXES}
@@ -94,17 +97,19 @@ def _open_folder(folder: Path) -> FaceDataset:
             "data.mdb, or with .tar, .tar.gz, .parquet or .tfrecord shards; a .zip, .lmdb, .tar, .tar.gz or list file; "
             "or a YAML file that mixes datasets"
         )
-    if (folder / "train.rec").exists():
+    with os_errors_as(DataError, folder):
+        names = os.listdir(folder)  # once: a folder of identities has up to a million of them
+    if "train.rec" in names:
         return RecordDataset(folder)
-    if (folder / DATA_FILE).exists():
+    if DATA_FILE in names:
         return LmdbDataset(folder)
-    if shards_in(folder):
+    if any(map(is_shard, names)):
         return TarDataset(folder)
-    if (folder / STATE_FILE).exists() or (folder / SPLITS_FILE).exists():
+    if STATE_FILE in names or SPLITS_FILE in names:
         return SavedDataset(folder)
-    if any(folder.glob("*.parquet")):
+    if any(name.endswith(".parquet") for name in names):
         return ParquetDataset(folder)
-    if any(folder.glob(PATTERN)):
+    if fnmatch.filter(names, PATTERN):
         return TfRecordDataset(folder)
     return FolderDataset(folder)
 

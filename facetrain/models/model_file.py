@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -177,14 +178,19 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
         # Building its 1,030 blocks takes seconds, even without memory for the weights.
         if name == "r2060" and "layer3.895.bn1.weight" not in weights:
             continue
-        with torch.device("meta"):
-            state = build_backbone(name, embedding_size=embedding_size).state_dict()
-        if shapes == {key: tuple(tensor.shape) for key, tensor in state.items()}:
+        if shapes == _published_shapes(name, embedding_size):
             return describe_backbone(name, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE)
     raise ModelError(
         f"{origin}: its {len(weights)} weights are not those of {', '.join(names)} at {DEFAULT_IMAGE_SIZE} pixels; "
         "for another network give a .safetensors file of facetrain, which describes it"
     )
+
+
+@lru_cache(maxsize=64)
+def _published_shapes(name: str, embedding_size: int) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        state = build_backbone(name, embedding_size=embedding_size).state_dict()
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
 
 def _build_model(

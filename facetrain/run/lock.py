@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -63,7 +63,7 @@ class Holder:
 
     def dump(self) -> bytes:
         """Return the content of the file. Its length does not depend on the count, so that one write replaces it."""
-        return json.dumps(asdict(self) | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
+        return json.dumps(vars(self) | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
 
 
 class RunLock:

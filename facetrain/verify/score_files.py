@@ -90,7 +90,15 @@ def read_scored_pairs(embeddings: Path, pair_list: Path) -> ScoreTable:
     Raises:
         DataError: a file cannot be read, or the list names an image that has no embedding, or more than one.
     """
-    loaded = load_embeddings(embeddings)
+    return score_pair_list(load_embeddings(embeddings), embeddings, pair_list)
+
+
+def score_pair_list(loaded: Embeddings, embeddings: Path, pair_list: Path) -> ScoreTable:
+    """Read a pair list, and score its pairs by the cosine of embeddings that were loaded from `embeddings`.
+
+    Raises:
+        DataError: as `read_scored_pairs`.
+    """
     texts = unify_columns(pair_list, read_columns(pair_list), score=None, need_score=False)
     sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
     table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))

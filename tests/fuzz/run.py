@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from tests.fuzz import corpus as corpora
@@ -43,20 +44,27 @@ _MOST_KEPT = 200
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """Change a few places: flip bits, overwrite, cut, repeat, insert tokens that parsers treat specially."""
     content = bytearray(data)
-    for _ in range(rng.randrange(1, 5)):
-        place, kind = rng.randrange(len(content) + 1), rng.randrange(6)
+    for _ in range(1 + rng.getrandbits(2)):
+        # One random number for all: randrange() for each would take longer than most readers.
+        bits = rng.getrandbits(64)
+        place, kind, size, byte = (
+            (bits >> 28) % (len(content) + 1),
+            bits % 6,
+            1 + (bits >> 4) % 63,
+            bits >> 56,
+        )
         if kind == 0 and content:
-            content[place % len(content)] ^= 1 << rng.randrange(8)
+            content[place % len(content)] ^= 1 << byte % 8
         elif kind == 1:
-            content[place : place + 4] = rng.choice(_WORDS)
+            content[place : place + 4] = _WORDS[byte % len(_WORDS)]
         elif kind == 2:
-            content[place:place] = rng.choice(_WORDS)
+            content[place:place] = _WORDS[byte % len(_WORDS)]
         elif kind == 3:
-            del content[place : place + rng.randrange(1, 64)]
+            del content[place : place + size]
         elif kind == 4:
-            content[place:place] = content[place : place + rng.randrange(1, 64)]
+            content[place:place] = content[place : place + size]
         else:
-            content[place : place + 1] = rng.randbytes(1)
+            content[place : place + 1] = bytes([byte])
     return bytes(content)
 
 
@@ -77,7 +85,7 @@ def fuzz(
     )
     warnings.simplefilter("error")
     while count != executions and (seconds is None or time.monotonic() - since < seconds):
-        data = mutate(rng.choice(corpus), rng)
+        data = mutate(corpus[int(rng.random() * len(corpus))], rng)
         try:
             words = _words(target(data))
         except BaseException:
@@ -91,6 +99,7 @@ def fuzz(
     return count
 
 
+@lru_cache(maxsize=4096)
 def _words(words: str) -> str:
     """Reduce an error message to its words, without names and numbers."""
     return re.sub(r"'[^']*'|[^a-z ]+", "", words)[:80]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from functools import partial
@@ -29,11 +30,12 @@ from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.calibration import METADATA_KEY, stored_thresholds
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 from facetrain.verify.ijb import open_ijb
-from facetrain.verify.score_files import read_scored_pairs, read_scores
+from facetrain.verify.score_files import read_scores, score_pair_list
 from facetrain.verify.search_sets import read_noise_list
 from facetrain.verify.slices import read_slice_table
 from tests.support.datasets import encoded_image
 
+_EMBEDDINGS = Embeddings(np.eye(3, 4, dtype=np.float32), ["a", "b", "c"], np.array([0, 1, -1]))
 _SAME = np.array([True, False])
 _SCORES = b"pair,score,genuine,subject_1,subject_2,quality,age\na,0.5,1,x,x,0.1,3\nb,-1e-3,false,x,y,2,14\n"
 _SUBJECTS = b"subject\nann\nann\nbob\ncarl\n"
@@ -53,6 +55,13 @@ _MANIFEST = {
     "meta": {"run_id": "0" * 16}, "metrics": {"loss": 1.0},
 }  # fmt: skip
 _STATE = {"state": "running", "starts": [{"step": 0, "ranks": 1}], "host": "x", "pid": 4, "total_steps": 3}
+_IJB_LISTS = (
+    "face_tid_mid.txt",
+    "name_5pts_score.txt",
+    "template_pair_label.txt",
+    "1N_gallery_G1.csv",
+    "1N_probe_mixed.csv",
+)
 _IJB = (
     b"1.jpg 1 1\n2.jpg 2 2\n\n\n1.jpg 1 2 3 4 5 6 7 8 9 10 0.9\n2.jpg 1 2 3 4 5 6 7 8 9 10 0.8\n\n\n"
     b"1 2 0\n1 1 1\n\n\nTEMPLATE_ID,SUBJECT_ID\n1,7\n\n\nTEMPLATE_ID,SUBJECT_ID\n2,7\n"
@@ -66,7 +75,7 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "slices": (DataError, "b.csv", lambda path: read_slice_table(path, 1)),
         "embeddings_npz": (DataError, "a.npz", load_embeddings),
         "embeddings_parquet": (DataError, "b.parquet", load_embeddings),
-        "pair_list": (DataError, "list.csv", lambda path: read_scored_pairs(path.with_name("known.npz"), path)),
+        "pair_list": (DataError, "list.csv", lambda path: score_pair_list(_EMBEDDINGS, path, path)),
         "bin_subjects": (PairsError, "a.subjects.csv", lambda path: read_subjects(path.with_name("a.bin"), _SAME)),
         "landmarks_csv": (DataError, "landmarks.csv", read_landmarks),
         "landmarks_json": (DataError, "landmarks.json", read_landmarks),
@@ -75,7 +84,6 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "tar_shard": (DataError, "tar/a.tar", _read_tar),
         "cached_columns": ((), "cache/a.catalog", _read_columns),
         "run_id": (CheckpointError, "run_id.txt", lambda path: read_run_id(path.parent)),
-        "run_lock": ((UsageError, RunError), f"lock/{LOCK_FILE}", _try_lock),
         "run_state": ((), "state/state.json", lambda path: read_state(path.parent)),
         "metrics": ((), "metrics.jsonl", read_jsonl),
         "manifest": (CheckpointError, f"step_00000003/{MANIFEST}", lambda path: read_manifest(path.parent)),
@@ -84,25 +92,42 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "weights_pt": (ModelError, "a.pt", read_weights),
         "model_description": (ModelError, "b.safetensors", lambda path: open_model(path, torch.device("cpu"))),
     }  # fmt: skip
-    targets = {
-        name: partial(_read, folder / file, documented, read)
-        for name, (documented, file, read) in readers.items()
+    targets: dict[str, Callable[[bytes], str]] = {}
+    for name, (documented, file, read) in readers.items():
+        path = folder / file
+        path.parent.mkdir(exist_ok=True)
+        targets[name] = partial(_read, path, str(path), documented, read)
+    (folder / "lock").mkdir()
+    (folder / "ijb" / "meta").mkdir(parents=True)
+    lists = [str(folder / "ijb" / "meta" / f"ijbc_{name}") for name in _IJB_LISTS]
+    manifest = targets["manifest"]
+    return targets | {
+        "manifest": lambda data: manifest(_re_signed(data)),
+        "run_lock": partial(_try_lock, folder / "lock"),
+        "record_names": partial(_record_names, folder),
+        "ijb": partial(_ijb, folder / "ijb", lists),
     }
-    targets |= {"record_names": partial(_record_names, folder), "ijb": partial(_ijb, folder)}
-    return targets
+
+
+def write_input(path: str, data: bytes) -> None:
+    """Write a file; without pathlib and buffers, which take longer than many readers."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.write(file, data)
+    os.close(file)
 
 
 def _read(
     path: Path,
+    name: str,
     documented: type[Exception] | tuple[type[Exception], ...],
     read: Callable[[Path], object],
     data: bytes,
 ) -> str:
-    """Write the bytes to a file and read it; return the message of a documented error, which has one line."""
-    if path.name == MANIFEST:
-        data = _re_signed(data)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(data)
+    """Write the bytes to a file and read it; return the message of a documented error, which has one line.
+
+    `name` is the path as text.
+    """
+    write_input(name, data)
     try:
         read(path)
     except documented as error:
@@ -121,10 +146,17 @@ def _re_signed(data: bytes) -> bytes:
 
 
 def _read_tar(path: Path) -> None:
-    path.with_name(".shards.catalog").unlink(missing_ok=True)
+    remove_catalogs(str(path.parent))
     dataset = TarDataset(path.parent)
     for index in range(min(dataset.num_images, 3)):
         dataset.read(index)
+
+
+def remove_catalogs(folder: str) -> None:
+    """Remove the catalogs of a dataset: two inputs of one size can have one modification time."""
+    for name in os.listdir(folder):
+        if name.endswith(".catalog"):
+            os.unlink(f"{folder}/{name}")
 
 
 def _read_columns(path: Path) -> None:
@@ -133,10 +165,14 @@ def _read_columns(path: Path) -> None:
         assert all(array.dtype.kind in "iufb" for array in columns.arrays.values())
 
 
-def _try_lock(path: Path) -> str | None:
-    lock = RunLock(path.parent, ["x"])
+def _try_lock(folder: Path, data: bytes) -> str:
+    """Try to lock a folder that has a lock file of these bytes; return what the lock waits for, or its error."""
+    write_input(f"{folder}/{LOCK_FILE}", data)
+    lock = RunLock(folder, ["x"])
     try:
-        return lock.try_acquire()
+        return lock.try_acquire() or ""
+    except (UsageError, RunError) as error:
+        return str(error)
     finally:
         lock.release()
 
@@ -152,8 +188,8 @@ def _read_thresholds(path: Path) -> None:
 def _record_names(folder: Path, data: bytes) -> str:
     """Read both tables of names; they are separated by two empty lines."""
     images, _, identities = data.partition(b"\n\n\n")
-    (folder / NAMES_FILE).write_bytes(images)
-    (folder / IDENTITIES_FILE).write_bytes(identities)
+    write_input(f"{folder}/{NAMES_FILE}", images)
+    write_input(f"{folder}/{IDENTITIES_FILE}", identities)
     names, messages = RecordNames(folder), []
     reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
     for read in [*reads, partial(names.identity, 1)]:
@@ -164,22 +200,13 @@ def _record_names(folder: Path, data: bytes) -> str:
     return " ".join(messages)
 
 
-def _ijb(folder: Path, data: bytes) -> str:
+def _ijb(folder: Path, lists: list[str], data: bytes) -> str:
     """Read the lists of IJB; they are separated by two empty lines."""
-    names = (
-        "face_tid_mid.txt",
-        "name_5pts_score.txt",
-        "template_pair_label.txt",
-        "1N_gallery_G1.csv",
-        "1N_probe_mixed.csv",
-    )
-    meta = folder / "ijb" / "meta"
-    meta.mkdir(parents=True, exist_ok=True)
-    parts = data.split(b"\n\n\n") + [b""] * len(names)
-    for name, part in zip(names, parts, strict=False):
-        (meta / f"ijbc_{name}").write_bytes(part)
+    parts = data.split(b"\n\n\n") + [b""] * len(lists)
+    for path, part in zip(lists, parts, strict=False):
+        write_input(path, part)
     try:
-        open_ijb(folder / "ijb", "ijbc")
+        open_ijb(folder, "ijbc")
     except PairsError as error:
         return str(error)
     return ""
@@ -187,12 +214,11 @@ def _ijb(folder: Path, data: bytes) -> str:
 
 def table_seeds(folder: Path) -> dict[str, list[bytes]]:
     """Return valid inputs of each target, to be mutated."""
-    embeddings = Embeddings(np.eye(3, 4, dtype=np.float32), ["a", "b", "c"], np.array([0, 1, -1]))
-    save_embeddings(folder / "known.npz", embeddings)
+    save_embeddings(folder / "known.npz", _EMBEDDINGS)
     known = (folder / "known.npz").read_bytes()
     unpacked = io.BytesIO()
     np.savez_compressed(
-        unpacked, embedding=embeddings.embedding, name=np.array(["a", "b", "c"]), label=embeddings.label
+        unpacked, embedding=_EMBEDDINGS.embedding, name=np.array(["a", "b", "c"]), label=_EMBEDDINGS.label
     )
     (folder / "ann_bob").mkdir(exist_ok=True)
     save_columns(
@@ -203,7 +229,7 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
         "scores": [_SCORES, _SCORES.replace(b"score", b"distance"), "\ufeffscore,genuine\n1,0\n".encode()],
         "slices": [b"age,subject,quality\n3,x,1\n4,y,2\n", b"age,pose\n3,left\n"],
         "embeddings_npz": [known, unpacked.getvalue()],
-        "embeddings_parquet": _parquet_seeds(folder, embeddings),
+        "embeddings_parquet": _parquet_seeds(folder),
         "pair_list": [b"first,second,genuine\na,b,0\nb,c,1\n"],
         "bin_subjects": [_SUBJECTS],
         "record_names": [_NAMES],
@@ -226,9 +252,9 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
     }  # fmt: skip
 
 
-def _parquet_seeds(folder: Path, embeddings: Embeddings) -> list[bytes]:
+def _parquet_seeds(folder: Path) -> list[bytes]:
     try:
-        save_embeddings(folder / "known.parquet", embeddings)
+        save_embeddings(folder / "known.parquet", _EMBEDDINGS)
     except DataError:  # pyarrow is not installed
         return [b"PAR1"]
     return [(folder / "known.parquet").read_bytes()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gzip
 import io
+import os
 import pickle
 import shutil
 import struct
@@ -30,7 +32,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
-from tests.fuzz.table_targets import table_seeds, table_targets
+from tests.fuzz.table_targets import remove_catalogs, table_seeds, table_targets, write_input
 from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
 from tests.support.mxnet_files import write_iresnet
 
@@ -38,6 +40,11 @@ from tests.support.mxnet_files import write_iresnet
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _FOLDER = Path(tempfile.mkdtemp(prefix="facetrain-fuzz-", dir=_MEMORY))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+os.environ["HOME"] = str(_FOLDER / "home")  # datasets keep catalogs there, too
+_DATASET_FOLDERS = ("tf", "gz", "hf", "parquet")
+for _name in (*_DATASET_FOLDERS, "zip", "lmdb"):
+    (_FOLDER / _name).mkdir()
+(_FOLDER / "hf" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
 _MAGIC = struct.pack("<I", MAGIC)
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _MIXTURE = b"datasets:\n  - path: one\n    weight: 0.5\n    identities: keep.txt"
@@ -57,9 +64,8 @@ config.val_targets = ["lfw", "cfp_fp"]
 
 def recordio(data: bytes) -> str:
     """Read a file of these bytes sequentially, and at offsets taken from them."""
-    path = _FOLDER / "a.rec"
-    path.write_bytes(data)
-    reader = RecordReader(path)
+    write_input(f"{_FOLDER}/a.rec", data)
+    reader = RecordReader(_FOLDER / "a.rec")
     try:
         for offset in struct.unpack_from("<3q", data.ljust(24, b"\0")):
             size, place = divmod(offset, 2 * len(data) + 1)
@@ -88,8 +94,8 @@ def _compare_read_paths(reader: RecordReader, offset: int, size: int) -> None:
 def catalog(data: bytes) -> str:
     """Build the catalog of a dataset; the index is the part before the first empty line."""
     index, _, records = data.partition(b"\n\n")
-    (_FOLDER / "train.idx").write_bytes(index)
-    (_FOLDER / "train.rec").write_bytes(records)
+    write_input(f"{_FOLDER}/train.idx", index)
+    write_input(f"{_FOLDER}/train.rec", records)
     return _refusal(RecordError, lambda: build_catalog(_FOLDER / "train.rec", _FOLDER / "train.idx"))
 
 
@@ -101,21 +107,21 @@ def image(data: bytes) -> str:
 def bin_set(data: bytes) -> str:
     """Read a verification set."""
     path = _FOLDER / "a.bin"
-    path.write_bytes(data)
+    write_input(str(path), data)
     return _refusal(PairsError, lambda: read_bin(path))
 
 
 def config(data: bytes) -> str:
     """Read a run description."""
     path = _FOLDER / "run.yaml"
-    path.write_bytes(data)
+    write_input(str(path), data)
     return _refusal(ConfigError, lambda: load_config(path))
 
 
 def peer_config(data: bytes) -> str:
     """Translate a config of arcface_torch, which is Python that must not run."""
     path = _FOLDER / "peer.py"
-    path.write_bytes(data)
+    write_input(str(path), data)
     return _refusal(ConfigError, lambda: convert(path))
 
 
@@ -124,9 +130,9 @@ def mixture(data: bytes) -> str:
     described, _, listed = data.partition(b"\n\n")
     if not (_FOLDER / "one").exists():
         write_records(_FOLDER / "one", [0, 0, 1], size=4)
-    (_FOLDER / "keep.txt").write_bytes(listed)
-    (_FOLDER / "list.lst").write_bytes(listed)
-    (_FOLDER / "mix.yaml").write_bytes(described)
+    write_input(f"{_FOLDER}/keep.txt", listed)
+    write_input(f"{_FOLDER}/list.lst", listed)
+    write_input(f"{_FOLDER}/mix.yaml", described)
     names = ("mix.yaml", "list.lst")
     return " ".join(_refusal(DataError, partial(open_dataset, _FOLDER / name)) for name in names)
 
@@ -134,61 +140,34 @@ def mixture(data: bytes) -> str:
 def mxnet_network(data: bytes) -> str:
     """Open a network in MXNet's files, and start from it: the graph is the part before the first empty line."""
     symbol, _, params = data.partition(b"\n\n")
-    (_FOLDER / "m-symbol.json").write_bytes(symbol)
-    (_FOLDER / "m-0000.params").write_bytes(params)
+    write_input(f"{_FOLDER}/m-symbol.json", symbol)
+    write_input(f"{_FOLDER}/m-0000.params", params)
     graph = _FOLDER / "m-symbol.json"
     backbone = build_backbone("iresnet", **_NARROW)
     opened = _refusal(ModelError, lambda: open_mxnet(graph))
     return f"{opened} {_refusal(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
 
 
-def zip_archive(data: bytes) -> str:
-    """Open a zip archive and read its images."""
-    return _open_and_read("a.zip", data)
-
-
-def lmdb_database(data: bytes) -> str:
-    """Open an LMDB database and read its images."""
-    return _open_and_read("a.lmdb", data)
-
-
 def tf_records(data: bytes) -> str:
-    """Open a TFRecord file of these bytes, and one whose message they are, with correct checksums."""
-    (_FOLDER / "tf").mkdir(exist_ok=True)
-    return " ".join(_open_and_read("tf/a.tfrecord", content) for content in (data, tf_record(data)))
+    """Open a TFRecord file: of a message with correct checksums, or, after the letter f, of any bytes."""
+    return _open_and_read("tf", "a.tfrecord", data[1:] if data[:1] == b"f" else tf_record(data[1:]))
 
 
 def gzipped_tar(data: bytes) -> str:
     """Open a .tar.gz that contains these bytes."""
-    (_FOLDER / "gz").mkdir(exist_ok=True)
-    for copy in (_FOLDER / "gz").glob(".*.tar"):
-        copy.unlink()
-    return _open_and_read("gz/a.tar.gz", gzip.compress(data, 1))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{_FOLDER}/gz/.a.tar.gz.tar")
+    return _open_and_read("gz", "a.tar.gz", gzip.compress(data, 0))
 
 
-def saved_dataset(data: bytes) -> str:
-    """Open an Arrow file of a saved Hugging Face dataset."""
-    (_FOLDER / "hf").mkdir(exist_ok=True)
-    (_FOLDER / "hf" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
-    return _open_and_read("hf/a.arrow", data)
-
-
-def parquet_folder(data: bytes) -> str:
-    """Open a folder with a Parquet file of these bytes."""
-    (_FOLDER / "parquet").mkdir(exist_ok=True)
-    return _open_and_read("parquet/a.parquet", data)
-
-
-def _open_and_read(name: str, data: bytes) -> str:
+def _open_and_read(folder: str, name: str, data: bytes) -> str:
     """Open a dataset that is one file of these bytes, and read its first images, with their names."""
-    path = _FOLDER / name
-    path.write_bytes(data)
-    # Two inputs of one size can have one modification time.
-    for catalog in path.parent.glob(".*.catalog"):
-        catalog.unlink()
+    path = f"{_FOLDER}/{folder}"
+    write_input(f"{path}/{name}", data)
+    remove_catalogs(path)
 
     def read() -> None:
-        dataset = open_dataset(path if path.parent == _FOLDER else path.parent)
+        dataset = open_dataset(_FOLDER / folder if folder in _DATASET_FOLDERS else _FOLDER / folder / name)
         for number in range(min(dataset.num_images, 4)):
             dataset.location(number), image_name(dataset, number)
             identity_name(dataset, int(dataset.labels[number]))
@@ -280,6 +259,7 @@ def seeds() -> dict[str, list[bytes]]:
     ]
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
     arrow, parquet = _arrow_and_parquet()
+    example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
     network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
     return {
         "recordio": records,
@@ -300,7 +280,7 @@ def seeds() -> dict[str, list[bytes]]:
         "gzipped_tar": [_tar()],
         "saved_dataset": [arrow],
         "parquet_folder": [parquet],
-        "tf_records": [tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")],
+        "tf_records": [b"m" + example, b"f" + 2 * tf_record(example)],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
     } | table_seeds(_FOLDER)
@@ -315,10 +295,10 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "peer_config": peer_config,
     "mixture": mixture,
     "mxnet_network": mxnet_network,
-    "zip_archive": zip_archive,
-    "lmdb_database": lmdb_database,
+    "zip_archive": partial(_open_and_read, "zip", "a.zip"),
+    "lmdb_database": partial(_open_and_read, "lmdb", "a.lmdb"),
     "tf_records": tf_records,
     "gzipped_tar": gzipped_tar,
-    "saved_dataset": saved_dataset,
-    "parquet_folder": parquet_folder,
+    "saved_dataset": partial(_open_and_read, "hf", "a.arrow"),
+    "parquet_folder": partial(_open_and_read, "parquet", "a.parquet"),
 } | table_targets(_FOLDER)

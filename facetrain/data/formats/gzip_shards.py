@@ -26,7 +26,7 @@ def decompressed(path: Path) -> Path:
     Raises:
         DataError: the file is damaged, or decompresses to far more than images would need.
     """
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:24]
     places = [path.with_name(f".{path.name}.tar"), Path.home() / ".cache" / "facetrain" / f"{digest}.tar"]
     with os_errors_as(DataError, path):
         stamp = path.stat().st_mtime_ns

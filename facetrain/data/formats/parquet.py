@@ -281,8 +281,14 @@ def _open(path: Path) -> Any:
 
 
 def _read_group(file: Any, path: Path, group: int, column: str) -> Any:
-    _require_fitting_group(path, file.metadata.row_group(group).total_byte_size, group)
-    return _read(path, lambda: file.read_row_group(group, [column]))[column]
+    metadata = file.metadata.row_group(group)
+    _require_fitting_group(path, metadata.total_byte_size, group)
+    rows = _read(path, lambda: file.read_row_group(group, [column]))[column]
+    if len(rows) != metadata.num_rows:
+        raise DataError(
+            f"{path}: row group {group} has {len(rows):,} images for {metadata.num_rows:,} rows; copy the file again"
+        )
+    return rows
 
 
 def _require_fitting_rows(file: Any, path: Path) -> None:

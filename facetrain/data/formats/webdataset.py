@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
@@ -106,11 +107,12 @@ class TarDataset:
 
 def shards_in(folder: Path) -> list[Path]:
     """Return the .tar and .tar.gz files of a folder, sorted by name."""
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if (path.name.endswith(".tar") or is_compressed(path)) and not path.name.startswith(".")
-    )
+    return sorted(folder / name for name in os.listdir(folder) if is_shard(name))
+
+
+def is_shard(name: str) -> bool:
+    """Return whether this is the name of a .tar or .tar.gz; decompressed copies, which begin with a dot, are none."""
+    return name.lower().endswith((".tar", *GZIP_SUFFIXES)) and not name.startswith(".")
 
 
 def is_compressed(path: Path) -> bool:
