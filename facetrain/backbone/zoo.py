@@ -16,11 +16,14 @@ from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.vit import VisionTransformer
 from facetrain.errors import ModelError
 
+_MOBILE: dict[str, Callable[..., Backbone]] = {
+    "mbf_small": partial(MobileFaceNet, depths=(1, 4, 6, 2), scale=1),
+    "mbf": partial(MobileFaceNet, depths=(1, 4, 6, 2), scale=2),
+    "mbf_large": partial(MobileFaceNet, depths=(2, 8, 12, 4), scale=4),
+}
 _ARCFACE_TORCH: dict[str, Callable[..., Backbone]] = {
     **{name: partial(IResNet, layers) for name, layers in LAYERS.items()},
-    "mbf_small": partial(MobileFaceNet, (1, 4, 6, 2), 1),
-    "mbf": partial(MobileFaceNet, (1, 4, 6, 2), 2),
-    "mbf_large": partial(MobileFaceNet, (2, 8, 12, 4), 4),
+    **_MOBILE,
     "vit_t": partial(VisionTransformer, 256, 12, drop_path=0.05),
     "vit_s": partial(VisionTransformer, 512, 12, drop_path=0.05),
     "vit_b": partial(VisionTransformer, 512, 24, drop_path=0.05),
@@ -78,8 +81,9 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone with random weights, on the CPU and in float32.
 
-    `layers` and `widths` (blocks and channels of the four stages) are for `iresnet` only. The options are
-    embedding_size, image_size, dropout and checkpoint_activations.
+    `layers` and `widths` are the blocks and the channels of the four stages. `iresnet` needs both; a MobileFaceNet can
+    take `layers`, in place of the published numbers. The options are embedding_size, image_size, dropout and
+    checkpoint_activations.
 
     Raises:
         ModelError: no backbone has that name, or it does not have an option.
@@ -92,4 +96,8 @@ def build_backbone(
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}"
         raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
+    if layers is not None:
+        if name not in _MOBILE:
+            raise ModelError(f"model.layers: the number of blocks of {name} is fixed; leave it out")
+        options["depths"] = layers
     return _ZOO[name](**options)

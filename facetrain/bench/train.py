@@ -27,7 +27,8 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
-from facetrain.run.build import build_augment, build_state, count_workers, describe_model
+from facetrain.run.build import build_augment, build_state, count_workers
+from facetrain.run.build_backbone import describe_model
 from facetrain.run.build_execution import build_execution
 from facetrain.run.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import Positive, Section
+from facetrain.config.section import NotNegative, Positive, Section
 
 BackboneName = Literal[
     "r18", "r34", "r50", "r100", "r200", "r2060",
@@ -40,8 +40,9 @@ class ModelConfig(Section):
     torchvision (resnet…); iresnet takes `layers` and `widths`."""
     embedding_size: Positive = 512
     """Number of elements of an embedding."""
-    layers: tuple[Positive, ...] | None = None
-    """Number of blocks in each of the four stages; only for backbone iresnet, and required there."""
+    layers: tuple[NotNegative, ...] | None = None
+    """Number of blocks in each of the four stages: required for backbone iresnet, possible for mbf…, where all but the
+    first may be 0. null: the published numbers."""
     widths: tuple[Positive, ...] | None = None
     """Number of channels in each of the four stages; only for backbone iresnet, and required there."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -55,6 +56,9 @@ class ModelConfig(Section):
     init_from: str | None = None
     """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's or CVLface's .pt,
     AdaFace's .ckpt, MXNet's -symbol.json, or an .onnx file. null: random weights."""
+    init_blocks: Literal["all", "first"] = "all"
+    """Blocks of `init_from`. all: it has the blocks of this network. first: it may have more blocks per stage, and each
+    stage takes the first ones; the start of a smaller network that learns from `init_from`, see `distill`."""
     freeze: tuple[str, ...] = ()
     """Prefixes of parameter names; the parameters that match are not trained, and the running statistics of their
     batch norms stay as they are."""
@@ -84,11 +88,30 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_layers_and_widths(self) -> Self:
-        is_iresnet = self.backbone == "iresnet"
-        if is_iresnet and (self.layers is None or self.widths is None):
+        is_iresnet, layers = self.backbone == "iresnet", self.layers
+        is_mobile = self.backbone.startswith("mbf")
+        if is_iresnet and (layers is None or self.widths is None):
             raise ValueError("backbone iresnet needs layers and widths, with four numbers each")
-        if is_iresnet and not len(self.layers or ()) == len(self.widths or ()) == 4:
+        if not is_iresnet and self.widths is not None:
+            raise ValueError(f"widths are only for backbone iresnet, not {self.backbone}")
+        if layers is not None and not (is_iresnet or is_mobile):
+            raise ValueError(f"layers are only for backbone iresnet and mbf…, not {self.backbone}")
+        if any(numbers is not None and len(numbers) != 4 for numbers in (layers, self.widths)):
             raise ValueError("layers and widths must have four numbers each")
-        if not is_iresnet and (self.layers or self.widths):
-            raise ValueError(f"layers and widths are only for backbone iresnet, not {self.backbone}")
+        if layers is not None and 0 in layers[: 4 if is_iresnet else 1]:
+            raise ValueError(
+                "layers: each stage of an IResNet and the first of a MobileFaceNet needs at least one block"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _check_init_blocks(self) -> Self:
+        if self.init_blocks == "first" and self.init_from is None:
+            raise ValueError("init_blocks: first needs init_from, the model with more blocks")
+        return self
+
+    @property
+    def shape(self) -> dict[str, tuple[int, ...]]:
+        """Arguments of `build_backbone` that are given: `layers` and `widths`."""
+        given = {"layers": self.layers, "widths": self.widths}
+        return {name: numbers for name, numbers in given.items() if numbers is not None}

@@ -26,11 +26,10 @@ from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import (
     check_backbone_weights,
     check_center_count,
-    initialize_backbone,
     read_centers,
 )
 from facetrain.plan.forecast import forecast
-from facetrain.run.build import describe_model
+from facetrain.run.build_backbone import describe_model, load_initial_weights
 from facetrain.run.step_schedule import schedule_steps
 from facetrain.verify.pair_set import PairSet, load_pair_sets
 
@@ -159,7 +158,7 @@ def _examine_normalization(config: Config, source: FaceDataset) -> list[CheckRes
         ]
     )
     images = partial(normalize, torch.from_numpy(image_BHWC))
-    merged = initialize_backbone(network, path, images)
+    merged = load_initial_weights(config, network, images)
     return check_normalization(str(path), network, image_BHWC, merged)
 
 
@@ -167,7 +166,7 @@ def _examine_initial_weights(config: Config, num_classes: int | None) -> list[Ch
     assert config.model.init_from is not None
     path = Path(config.model.init_from)
     options = describe_model(config)["backbone"]
-    check_backbone_weights(path, options)
+    check_backbone_weights(path, options, first_blocks=config.model.init_blocks == "first")
     if config.head.init_from == "reinit":
         return [passed("initial weights", f"{path}: fits {options['name']}; the class centers start anew")]
     centers = read_centers(path)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import merge_adapters
@@ -79,6 +80,62 @@ def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Ten
     return matched.merged_norms
 
 
+def initialize_first_blocks(
+    backbone: Backbone, path: Path, images: Callable[[], Tensor], options: dict[str, Any]
+) -> list[str]:
+    """Load the first blocks of each stage of a network with more blocks, and all layers outside of the blocks.
+
+    Args:
+        backbone: The network to load into, `build_backbone(**options)`, on the CPU.
+        path: Folder or file, as for `initialize_backbone`. The network of an MXNet or ONNX file must be a MobileFaceNet
+            with the published number of blocks: the names of such files do not say where a stage begins.
+        images: As for `initialize_backbone`.
+        options: Arguments of `build_backbone`.
+
+    Returns:
+        Names of the batch norms whose statistics were measured.
+
+    Raises:
+        ModelError: the file is missing or damaged, or its network differs in more than the number of blocks.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    if path.is_dir() or path.suffix not in _GRAPH_READERS:
+        merged, weights = [], read_backbone_weights(path)
+    else:
+        deeper = _build_published(path, options)
+        merged, weights = initialize_backbone(deeper, path, images), deeper.state_dict()
+    load_weights_into(backbone, _select_first_blocks(backbone, weights), str(path))
+    return merged
+
+
+def _build_published(path: Path, options: dict[str, Any]) -> Backbone:
+    """Build a network with the published number of blocks, for the weights of an MXNet or ONNX file."""
+    if options["name"] == "iresnet":
+        raise ModelError(
+            f"{path}: model.init_blocks: first takes the first blocks of an iresnet from a run, a .safetensors file or "
+            "arcface_torch's .pt; MXNet and ONNX files only fit mbf…"
+        )
+    return build_backbone(**{name: value for name, value in options.items() if name != "layers"})
+
+
+def _select_first_blocks(backbone: Backbone, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights without those of blocks that follow the last block of a stage of the backbone."""
+    stages = {
+        name: len(module)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Sequential | nn.ModuleList)
+    }
+
+    def follows(weight: str) -> bool:
+        parts = weight.split(".")
+        return any(
+            number.isdecimal() and int(number) >= stages.get(".".join(parts[:place]), sys.maxsize)
+            for place, number in enumerate(parts)
+        )
+
+    return {name: weight for name, weight in weights.items() if not follows(name)}
+
+
 def initialize_centers(head: Head, path: Path, *, may_grow: bool) -> None:
     """Load the class centers of another run into the head's first classes.
 
@@ -126,8 +183,13 @@ def check_center_count(path: Path, centers: SavedCenters, num_classes: int, *, m
         )
 
 
-def check_backbone_weights(path: Path, options: dict[str, Any]) -> None:
-    """Check that `initialize_backbone` could load a file into the network `build_backbone(**options)`.
+def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks: bool = False) -> None:
+    """Check that a file can be loaded into the network `build_backbone(**options)`.
+
+    Args:
+        path: Folder or file, as for `initialize_backbone`.
+        options: Arguments of `build_backbone`.
+        first_blocks: Whether the network may have fewer blocks than the file, see `initialize_first_blocks`.
 
     Raises:
         ModelError: it is not readable, or its weights do not fit.
@@ -137,11 +199,13 @@ def check_backbone_weights(path: Path, options: dict[str, Any]) -> None:
         weights = read_backbone_weights(path)
         with torch.device("meta"):  # names and shapes only, no memory
             network = build_backbone(**options)
-        require_same_shapes(network, weights, str(path))
-        return
-    network = build_backbone(**options)
-    matched = match_weights(_GRAPH_READERS[path.suffix](path), network)
-    require_same_shapes(network, matched.weights, str(path))
+    else:
+        published = _build_published(path, options) if first_blocks else build_backbone(**options)
+        weights = match_weights(_GRAPH_READERS[path.suffix](path), published).weights
+        network = build_backbone(**options)
+    if first_blocks:
+        weights = _select_first_blocks(network, weights)
+    require_same_shapes(network, weights, str(path))
 
 
 def read_backbone_weights(path: Path) -> dict[str, Tensor]:

@@ -140,9 +140,7 @@ def _backbone_options(config: Config) -> tuple[tuple[str, Any], ...]:
         "image_size": config.data.image_size,
         "dropout": config.model.dropout,
     }
-    if config.model.layers:
-        options |= {"layers": config.model.layers, "widths": config.model.widths}
-    return tuple(options.items())
+    return tuple((options | config.model.shape).items())
 
 
 @lru_cache(maxsize=32)

@@ -6,14 +6,11 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.low_rank import add_adapters
-from facetrain.backbone.zoo import build_backbone, takes_landmarks
-from facetrain.config.loading import plain_config
+from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
 from facetrain.cpu_cores import usable_cores
@@ -27,17 +24,15 @@ from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head, head_parts
-from facetrain.models.initialize_from import initialize_backbone, initialize_centers
-from facetrain.models.model_file import describe_backbone
-from facetrain.optim.frozen_parts import freeze
+from facetrain.models.initialize_from import initialize_centers
 from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
+from facetrain.run.build_backbone import build_initial_backbone
 from facetrain.run.build_distillation import build_distillation
 from facetrain.run.build_head import build_head
-from facetrain.run.open_data import evenly_spread_images
 from facetrain.run.step_schedule import Stage, StepSchedule
 from facetrain.training.distillation import Distillation
 from facetrain.training.fused_trunk import choose_trunk
@@ -137,17 +132,6 @@ def _build_stage_loader(
     )
 
 
-def describe_model(config: Config) -> dict[str, Any]:
-    """Return the metadata of a model file: the network and its input, and the config that it was trained with."""
-    described = describe_backbone(
-        config.model.backbone,
-        **({"layers": config.model.layers, "widths": config.model.widths} if config.model.layers else {}),
-        embedding_size=config.model.embedding_size,
-        image_size=config.data.image_size,
-    )
-    return described | {"config": plain_config(config)}
-
-
 def build_state(
     config: Config,
     world: World,
@@ -160,7 +144,7 @@ def build_state(
 
     The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
     """
-    backbone = _build_backbone(config, source)
+    backbone = build_initial_backbone(config, source)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
     if is_batch_norm_synced(config):
@@ -201,24 +185,6 @@ def build_state(
     detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
     average = None if config.optim.ema is None else WeightAverage(backbone, config.optim.ema)
     return TrainState(world, network, head, stepper, detector, distillation, average)
-
-
-def _build_backbone(config: Config, source: FaceDataset) -> Backbone:
-    torch.manual_seed(config.seed)  # the same weights on every rank
-    options = describe_model(config)["backbone"]
-    backbone = build_backbone(
-        options.pop("name"),
-        **options,
-        dropout=config.model.dropout,
-        checkpoint_activations=config.model.checkpoint_activations,
-    )
-    if config.model.init_from:
-        images = partial(evenly_spread_images, source, config.data.image_size)
-        initialize_backbone(backbone, Path(config.model.init_from), images)
-    freeze(backbone, config.model.freeze, train_batch_norm=config.model.train_batch_norm)
-    if (lora := config.model.lora) is not None:
-        add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
-    return backbone
 
 
 def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:

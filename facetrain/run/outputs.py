@@ -14,7 +14,7 @@ from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.data.staged_loader import TrainLoader
 from facetrain.files import printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
-from facetrain.run.build import describe_model
+from facetrain.run.build_backbone import describe_model
 from facetrain.run.callbacks.logging import open_recorder
 from facetrain.run.curves import plot_curves
 from facetrain.run.prepare import PreparedRun

@@ -28,8 +28,8 @@ from facetrain.run.build import (
     build_augment,
     build_learning_check,
     build_loader,
-    describe_model,
 )
+from facetrain.run.build_backbone import describe_model
 from facetrain.run.build_execution import begin_trial
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation

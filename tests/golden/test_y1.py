@@ -6,7 +6,11 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.augment import normalize
 from facetrain.data.decode import decode_rgb
-from facetrain.models.initialize_from import initialize_backbone
+from facetrain.models.initialize_from import (
+    check_backbone_weights,
+    initialize_backbone,
+    initialize_first_blocks,
+)
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.pair_set import load_pair_sets
@@ -51,3 +55,15 @@ def test_a_network_initialized_from_y1_gives_its_embeddings_also_in_training_mod
         training = ours.train()(normalize(image))
     # The ONNX file has no batch-norm statistics. With other statistics than those of faces this would be 0.6.
     assert torch.nn.functional.cosine_similarity(training, expected).mean() > 0.85
+
+
+def test_a_smaller_network_starts_with_the_first_blocks_of_y1():
+    path = shared_path("real/y1/model-symbol.json")
+    options = {"name": "mbf_small", "layers": (1, 3, 2, 0), "embedding_size": 128}
+    deeper, ours = build_backbone("mbf_small", embedding_size=128), build_backbone(**options)
+    initialize_backbone(deeper, path, list)
+    check_backbone_weights(path, options, first_blocks=True)
+    initialize_first_blocks(ours, path, list, options)
+    published, found = deeper.state_dict(), ours.state_dict()
+    assert len(found) < len(published)
+    assert all(torch.equal(value, published[name]) for name, value in found.items())

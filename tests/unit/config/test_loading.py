@@ -63,6 +63,20 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
         ("1: 2", "the key 1 is not text"),
         ("seed: 3", "data is missing"),
         ("data: {train: x}\nmodel: {backbone: iresnet}", "needs layers and widths"),
+        (
+            "data: {train: x}\nmodel: {layers: [1, 1, 1, 1]}",
+            "layers are only for backbone iresnet and mbf…, not r50",
+        ),
+        (
+            "data: {train: x}\nmodel: {backbone: mbf, widths: [8, 8, 8, 8]}",
+            "widths are only for backbone iresnet",
+        ),
+        ("data: {train: x}\nmodel: {backbone: mbf, layers: [1, 1, 1]}", "must have four numbers each"),
+        (
+            "data: {train: x}\nmodel: {backbone: mbf, layers: [0, 1, 1, 1]}",
+            "the first of a MobileFaceNet needs at",
+        ),
+        ("data: {train: x}\nmodel: {init_blocks: first}", "init_blocks: first needs init_from"),
         ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
         ("data: {train: x}\nhead: {margin: {type: arcface, m1: 1.35}}", "use type combined"),
         ("data: {train: x}\noptim: {schedule: one_cycle}", "optim: schedule: one_cycle needs warmup_epochs"),
@@ -111,7 +125,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("train: {epochs: 1.5}", "train.epochs: 1.5 is invalid; use a whole number greater than 0"),
         ("train: {compile: maybe}", 'train.compile: "maybe" is invalid; use one of auto, on, off'),
         ("train: {channels_last: maybe}", 'train.channels_last: "maybe" is invalid; use true or false'),
-        ("model: {layers: [1, -1]}", "model.layers[1]: -1 is invalid; use a whole number greater than 0"),
+        ("model: {layers: [1, -1]}", "model.layers[1]: -1 is invalid; use a whole number of at least 0"),
         ("model: {lr_factors: {fc: -2}}", "model.lr_factors.fc: -2 is invalid; use a number of at least 0"),
         (
             "model: {lr_factors: [3]}",

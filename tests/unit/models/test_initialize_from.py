@@ -9,7 +9,14 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
 from facetrain.head.class_shard import shard_classes
-from facetrain.models.initialize_from import initialize_centers, read_backbone_weights, read_centers
+from facetrain.models.initialize_from import (
+    check_backbone_weights,
+    initialize_centers,
+    initialize_first_blocks,
+    read_backbone_weights,
+    read_centers,
+)
+from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.heads import make_head, make_margin
 from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
@@ -124,3 +131,47 @@ def test_keeping_centers_needs_a_model_to_take_them_from(tmp_path):
     (tmp_path / "c.yaml").write_text("data: {train: d}\nhead: {init_from: keep}\n")
     with pytest.raises(ConfigError, match="needs model.init_from"):
         load_config(tmp_path / "c.yaml")
+
+
+SHALLOW = {"name": "mbf_small", "layers": (1, 2, 1, 0), "embedding_size": 32, "image_size": 48}
+
+
+def random_network(seed, **options):
+    """Return a network whose weights and statistics are all random."""
+    torch.manual_seed(seed)
+    network = build_backbone(**options)
+    for tensor in network.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5)
+    return network
+
+
+def test_a_smaller_network_takes_the_first_blocks_of_each_stage(tmp_path):
+    published = {name: value for name, value in SHALLOW.items() if name != "layers"}
+    deeper, path = random_network(0, **published).eval(), tmp_path / "model.safetensors"
+    save_model(path, deeper.state_dict(), describe_backbone(**published))
+    check_backbone_weights(path, SHALLOW, first_blocks=True)
+    with pytest.raises(ModelError, match="unexpected"):
+        check_backbone_weights(path, SHALLOW)
+    backbone = build_backbone(**SHALLOW)
+    assert initialize_first_blocks(backbone, path, list, SHALLOW) == []
+    kept = deeper.state_dict()
+    assert all(torch.equal(value, kept[name]) for name, value in backbone.state_dict().items())
+    # Without the other blocks, the deeper network is the smaller one.
+    for place, blocks in zip((3, 5, 7), SHALLOW["layers"][1:], strict=True):
+        del deeper.layers[place].layers[blocks:]
+    assert deeper.state_dict().keys() == backbone.state_dict().keys()
+
+
+def test_other_differences_than_missing_blocks_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    wider = {"name": "iresnet", "layers": (1, 2, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16}
+    save_model(path, build_backbone(**wider).state_dict(), describe_backbone(**wider))
+    for layers, widths in (((1, 1, 1, 1), (8, 8, 16, 8)), ((1, 3, 1, 1), (8, 8, 8, 8))):
+        options = wider | {"layers": layers, "widths": widths}
+        with pytest.raises(ModelError, match="does not fit the network"):
+            initialize_first_blocks(build_backbone(**options), path, list, options)
+    options = wider | {"layers": (1, 1, 1, 1)}
+    initialize_first_blocks(build_backbone(**options), path, list, options)
+    with pytest.raises(ModelError, match="MXNet and ONNX files only fit mbf"):
+        initialize_first_blocks(build_backbone(**options), tmp_path / "model.onnx", list, options)
