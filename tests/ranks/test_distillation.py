@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
@@ -11,7 +10,7 @@ from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import LOSSES
 from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_ranks, start_ranks
 
 ROWS = 12
 
@@ -74,7 +73,7 @@ def train_on_two_and_on_one(rank, config, folder, ports):
 def test_a_student_with_a_projection_learns_the_same_on_two_ranks_as_on_one(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 4")
     # The teacher's process group ends before rank 1 joins the next one.
-    mp.spawn(train_on_two_and_on_one, (config, tmp_path, free_ports(3)), nprocs=2)
+    start_ranks(train_on_two_and_on_one, (config, tmp_path, free_ports(3)), 2)
     losses = [
         [
             record["distill_loss"]

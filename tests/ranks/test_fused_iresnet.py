@@ -57,7 +57,7 @@ def test_synchronized_statistics_make_two_ranks_equal_one_process_with_the_globa
     net = make_network().double()
     true = step(net, net.trunk, images(2).double())
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    results = run_ranks(2, one_rank)
+    results = run_ranks(2, one_rank, fresh=True)
     feature = torch.cat([result["feature"] for result in results])
     torch.testing.assert_close(feature.double(), true["feature"], rtol=1e-4, atol=1e-4)
     for result in results:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from facetrain.config.loading import load_config
 from facetrain.run import training
 from facetrain.run.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
+from tests.support.ranks import start_ranks
 
 SIZES = (1, 2, 3, 4)
 PAIRS = [(saved_on, goes_on_on) for saved_on in SIZES for goes_on_on in SIZES if saved_on != goes_on_on]
@@ -53,7 +53,7 @@ def with_rank(rank, size, port, function, *args):
 def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9", sample_rate=0.3)
     ports = free_ports(len(SIZES) + len(PAIRS))
-    mp.spawn(in_worlds, (config, tmp_path, ports), nprocs=max(SIZES))
+    start_ranks(in_worlds, (config, tmp_path, ports), max(SIZES))
     alone = losses(tmp_path / "1")
     assert len(alone) == 4
     for saved_on, size in PAIRS:

@@ -3,7 +3,6 @@
 import shutil
 
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from facetrain.checkpoint.load import Checkpoint
@@ -11,6 +10,7 @@ from facetrain.config.loading import load_config
 from facetrain.run import training
 from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.support.ranks import start_ranks
 
 
 def train_and_resume(rank, config, folder, ports):
@@ -32,7 +32,7 @@ def train_and_resume(rank, config, folder, ports):
 
 def test_the_average_continues_exactly_on_as_many_ranks_and_to_rounding_on_another_number(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9")
-    mp.spawn(train_and_resume, (config, tmp_path, free_ports(4)), nprocs=2)
+    start_ranks(train_and_resume, (config, tmp_path, free_ports(4)), 2)
     files = {
         name: load_file(tmp_path / name / "model_ema.safetensors")
         for name in ("two", "one", "stays", "loaded")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
@@ -14,6 +13,7 @@ from facetrain.run import training
 from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.test_training import losses, metrics
 from tests.support.datasets import write_records
+from tests.support.ranks import start_ranks
 
 MIXTURE = """
 heads: separate
@@ -62,7 +62,7 @@ def test_heads_of_datasets_on_any_number_of_ranks_give_the_same_losses(
 ):
     config = describe(steps=6, checkpoint="every_steps: 2, keep: 9", sample_rate=0.5)
     ports = free_ports(len(sizes) + len(resumed))
-    mp.spawn(in_worlds, (config, mixture, tmp_path, sizes, resumed, ports), nprocs=max(sizes))
+    start_ranks(in_worlds, (config, mixture, tmp_path, sizes, resumed, ports), max(sizes))
     alone = losses(tmp_path / "1")
     assert len(alone) == 6
     for name in [*map(str, sizes), *(f"{saved_on}_to_{size}" for saved_on, size in resumed)]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
@@ -13,6 +12,7 @@ from facetrain.errors import ConfigError
 from facetrain.run import training
 from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.test_training import losses, metrics
+from tests.support.ranks import start_ranks
 
 BORDER, END = 10, 14
 """The first stage has 10 steps, each with 12 of the 120 images."""
@@ -56,7 +56,7 @@ def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
 ):
     config = describe(steps=END, checkpoint="every_steps: 5, keep: 9")
     ports = free_ports(len(sizes) + len(resumed))
-    mp.spawn(in_worlds, (config, tmp_path, sizes, resumed, ports), nprocs=max(sizes))
+    start_ranks(in_worlds, (config, tmp_path, sizes, resumed, ports), max(sizes))
     alone = losses(tmp_path / "1")
     assert len(alone) == END
     for size in sizes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +13,46 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+_PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "facetrain.run.training",
+]
+"""Modules that most ranks use; DistributedDataParallel imports the first. Importing them takes three seconds."""
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, fresh: bool = False) -> list[Any]:
     """Call `function(*args)` on every rank of a new group; return the results in rank order.
 
     `function` must be defined at the top level of a module, and return tensors, arrays, numbers, strings, or
     lists and dicts of them. An exception on a rank is raised here with the traceback of that rank.
+
+    The ranks are forked from a process that has imported torch and done nothing else. With `fresh`, each of them
+    imports all modules itself, under the environment of this process.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_worker, (world_size, function, args, folder), nprocs=world_size)
+        start_ranks(_worker, (world_size, function, args, folder), world_size, fresh=fresh)
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world_size)]
+
+
+def start_ranks(
+    function: Callable[..., Any], args: tuple[Any, ...], world_size: int, *, fresh: bool = False
+) -> None:
+    """Call `function(rank, *args)` in `world_size` new processes and wait for them; see `run_ranks`."""
+    if fresh:
+        mp.spawn(function, args, nprocs=world_size)
+        return
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    environment = dict(os.environ)  # may differ from that in which the server was started
+    mp.start_processes(_call, (function, environment, args), nprocs=world_size, start_method="forkserver")
+
+
+def _call(
+    rank: int, function: Callable[..., Any], environment: dict[str, str], args: tuple[Any, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(rank, *args)
 
 
 def _worker(
