@@ -68,6 +68,7 @@ def _progress_line(step: int, total_steps: int, values: dict[str, Any]) -> str:
     fields = [
         f"step {step}/{total_steps}",
         f"loss {values['loss']:.4f}",
+        *([f"distill loss {values['distill_loss']:.4f}"] if "distill_loss" in values else []),
         f"lr {values['lr']:.5f}",
         f"{values['images_per_s']:,.0f} images/s",
         f"{left} left",

@@ -19,7 +19,17 @@ from statistics import mean
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-RECIPES = ("labels", "distilled", "small_faces")
+RECIPES = {
+    "labels": None,
+    "distilled": "labels",
+    "shallow_labels": "labels",
+    "shallow": "shallow_labels",
+    "small_faces": "y1",
+}
+"""Names of the configs in this folder, each with the recipe that it is compared with."""
+WITHOUT_TEACHER = ("labels", "shallow_labels")
+FROM_TEACHER = ("shallow_labels", "shallow", "small_faces")
+"""Recipes that start with weights of the teacher."""
 SMALL = 16
 """Side of the small faces, pixels."""
 LFW, SMALL_LFW = "lfw_folds1-2", f"lfw_{SMALL}px"
@@ -60,18 +70,18 @@ def steps(data: Path, output: Path, recipes: Sequence[str], seeds: Sequence[int]
                 "data.train": faces,
                 "eval.targets": "[]",
             }
-            if recipe != "labels":
+            if recipe not in WITHOUT_TEACHER:
                 values |= {"distill.teacher": teacher, "distill.cache": cache}
-            if recipe == "small_faces":
+            if recipe in FROM_TEACHER:
                 values |= {"model.init_from": teacher}
             settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
             config = str(FOLDER / f"{recipe}.yaml")
             yield Step(run / "model.safetensors", ["train", "--config", config, *settings])
             # The difference from the model that the recipe is compared with, on the same bootstrap draws.
-            other = {"distilled": str(output / f"labels_{seed}"), "small_faces": teacher}.get(recipe)
-            if other == str(output / f"labels_{seed}") and "labels" not in recipes:
-                other = None
-            against = [] if other is None else ["--against", other]
+            other = RECIPES[recipe]
+            against = ["--against", teacher if other == "y1" else str(output / f"{other}_{seed}")]
+            if other != "y1" and other not in recipes:
+                against = []
             yield evaluation(output / f"{run.name}.json", str(run), [*targets, *against])
 
 
@@ -96,8 +106,7 @@ def table(output: Path, recipes: Sequence[str], seeds: Sequence[int]) -> str:
         rows.append(_row(recipe, [report["sets"] for report in reports]))
         differences = [report["differences"] for report in reports if report.get("differences")]
         if differences:
-            other = "y1" if recipe == "small_faces" else "labels"
-            rows.append(_row(f"{recipe} − {other}", differences))
+            rows.append(_row(f"{recipe} − {RECIPES[recipe]}", differences))
     return "\n".join(rows)
 
 

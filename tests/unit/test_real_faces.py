@@ -26,22 +26,28 @@ def test_every_config_of_the_folder_loads_and_is_run(runner):
         assert load_config(FOLDER / f"{recipe}.yaml").run.name == recipe
 
 
-@pytest.mark.parametrize("recipe", ["labels", "distilled"])
+@pytest.mark.parametrize("recipe", ["labels", "distilled", "shallow_labels", "shallow"])
 def test_the_small_network_has_at_most_half_a_million_parameters(recipe):
     network = build_backbone(**describe_model(load_config(FOLDER / f"{recipe}.yaml"))["backbone"])
     assert sum(parameter.numel() for parameter in network.parameters()) <= 500_000
 
 
-def test_the_distilled_network_differs_from_the_one_trained_on_labels_in_the_teacher_only():
+@pytest.mark.parametrize(
+    ("of_labels", "of_teacher", "sections"),
+    [("labels", "distilled", {"run", "distill"}), ("shallow_labels", "shallow", {"run", "head", "distill"})],
+)
+def test_a_distilled_network_differs_from_the_one_trained_on_labels_in_the_loss_only(
+    of_labels, of_teacher, sections
+):
     labels, distilled = (
-        load_config(FOLDER / f"{name}.yaml").model_dump() for name in ("labels", "distilled")
+        load_config(FOLDER / f"{name}.yaml").model_dump() for name in (of_labels, of_teacher)
     )
-    assert {key for key in labels if labels[key] != distilled[key]} == {"run", "distill"}
+    assert {key for key in labels if labels[key] != distilled[key]} == sections
 
 
 def test_every_step_is_a_command_of_facetrain(runner):
     made = list(runner["steps"](Path("data/real"), Path("out"), runner["RECIPES"], [1, 2]))
-    assert len(made) == 3 + 2 * 2 * 3
+    assert len(made) == 3 + 2 * 2 * 5
     assert [reason for step in made if (reason := complaint(step.arguments, complete=True))] == []
     overrides = [
         value

@@ -92,6 +92,13 @@ def test_log_txt_has_the_lines_of_the_terminal(tmp_path):
     assert STEP_LINE in text and VERIFICATION_LINE in text
 
 
+def test_the_line_of_a_run_with_a_teacher_has_the_distillation_loss(capfd):
+    console = Console(total_steps=200)
+    console.write(100, STEP | {"distill_loss": 0.27})
+    console.close()
+    assert "  loss 1.5000  distill loss 0.2700  lr 0.10000  " in capfd.readouterr().err
+
+
 def test_a_set_without_impostor_pairs_has_a_line_without_auc(capfd):
     console = Console(total_steps=200)
     console.write(3, {"mine/accuracy": 0.5})
