@@ -1,8 +1,4 @@
-"""Optimizer of the backbone: parameter groups, and SGD or AdamW.
-
-The classes of `torch.optim` import torch.compile's tracer as soon as one of them is built: more than a second of a core
-and some 140 MiB of each process. The functions that these classes call do not.
-"""
+"""Optimizer of the backbone: parameter groups, and SGD or AdamW."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
+from torch.optim import SGD, AdamW, Optimizer
 
 ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
@@ -47,97 +42,40 @@ def parameter_groups(
     return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
 
 
-class BackboneOptimizer:
-    """Fused SGD or AdamW, which can unscale, clip and skip a step on the device.
+def build_optimizer(
+    groups: list[ParameterGroup],
+    name: str,
+    *,
+    momentum: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> Optimizer:
+    """Build a fused SGD or AdamW, which can unscale, clip and skip a step on the device (`fused_step`).
 
-    The steps are those of `torch.optim.SGD` and `torch.optim.AdamW` with `fused=True`, bit for bit.
+    Weight decay applies to every parameter, as in the published recipes. The learning rate of each group is 0 until
+    the stepper sets it.
     """
-
-    def __init__(
-        self,
-        groups: Sequence[ParameterGroup],
-        name: str,
-        *,
-        momentum: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        """Take the groups of `parameter_groups`. Their learning rates are 0 until the stepper sets them.
-
-        `name` is sgd, which uses `momentum`, or adamw, which uses `betas` and `eps`. Weight decay applies to every
-        parameter, as in the published recipes.
-        """
-        self.param_groups: list[ParameterGroup] = [{"lr": 0.0} | group for group in groups]
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {
-            parameter: _initial_state(parameter, name, momentum)
-            for group in groups
-            for parameter in group["params"]
-        }
-        """Parameter -> its state, under the names of `torch.optim`."""
-        self._update = self._adamw_step if name == "adamw" else self._sgd_step
-        self._momentum, self._betas, self._eps = momentum, betas, eps
-        self._weight_decay = weight_decay
-
-    @torch.no_grad()
-    def step(self, *, grad_scale: Tensor, skip: Tensor) -> None:
-        """Take a step with the gradients divided by `grad_scale`, or none where `skip` is 1.
-
-        Both are float32 scalars on the device of the parameters. The fused kernels read them there, so the host does
-        not wait for the GPU. Parameters without a gradient stay as they are.
-        """
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            self._update(parameters, group["lr"], grad_scale, skip)
-
-    def zero_grad(self) -> None:
-        """Discard the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    def _sgd_step(self, parameters: list[nn.Parameter], lr: float, grad_scale: Tensor, skip: Tensor) -> None:
-        sgd(
-            [*parameters],
-            _gradients(parameters),
-            [self.state[parameter].get("momentum_buffer") for parameter in parameters],
-            fused=True,
-            weight_decay=self._weight_decay,
-            momentum=self._momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            grad_scale=grad_scale,
-            found_inf=skip,
-        )
-
-    def _adamw_step(
-        self, parameters: list[nn.Parameter], lr: float, grad_scale: Tensor, skip: Tensor
-    ) -> None:
-        states = [self.state[parameter] for parameter in parameters]
-        adamw(
-            [*parameters],
-            _gradients(parameters),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            lr=lr,
-            weight_decay=self._weight_decay,
-            eps=self._eps,
-            maximize=False,
-            grad_scale=grad_scale,
-            found_inf=skip,
-        )
+    optimizer: Optimizer
+    if name == "adamw":
+        optimizer = AdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+    else:
+        optimizer = SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=True)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = _initial_state(parameter, name, momentum)
+    return optimizer
 
 
-def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+def fused_step(optimizer: Optimizer, *, grad_scale: Tensor, skip: Tensor) -> None:
+    """Take an optimizer step with the gradients divided by `grad_scale`, or none where `skip` is 1.
+
+    Both are float32 scalars on the device of the parameters. The fused kernels read them there, so the host does not
+    wait for the GPU. They are passed as `torch.amp.GradScaler` passes them to a fused optimizer.
+    """
+    optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
+    optimizer.found_inf = skip  # type: ignore[attr-defined]
+    optimizer.step()
 
 
 def _initial_state(parameter: Tensor, name: str, momentum: float) -> dict[str, Tensor]:

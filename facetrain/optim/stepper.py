@@ -8,10 +8,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from facetrain.distributed import collectives
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import BackboneOptimizer
+from facetrain.optim.optimizer import fused_step
 
 
 class RowUpdater(Protocol):
@@ -52,7 +53,7 @@ class Stepper:
     def __init__(
         self,
         backbone: nn.Module,
-        optimizer: BackboneOptimizer,
+        optimizer: Optimizer,
         head: RowUpdater,
         scale: LossScale,
         *,
@@ -92,8 +93,8 @@ class Stepper:
         # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.
         skipped = collectives.max_((~torch.isfinite(norm)).float())
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
-        self.optimizer.step(grad_scale=self.scale.value * clip_factor, skip=skipped)
-        self.optimizer.zero_grad()
+        fused_step(self.optimizer, grad_scale=self.scale.value * clip_factor, skip=skipped)
+        self.optimizer.zero_grad(set_to_none=True)
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         self.scale.update(skipped)

@@ -16,7 +16,7 @@ from facetrain.plan.backbone_cost import (
     freezes_batch_norm,
     measure_backbone,
 )
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, TRACER_BYTES, Device
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, Device
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build_head import optimizer_settings
@@ -270,15 +270,14 @@ def forecast(
         work=work,
         verification=max(_verification_bytes(config) - images - cost.kept(batch) - work, 0),
         saving=0 if cuda or not config.checkpoint.asynchronous else saved,
-        runtime=_runtime_bytes(config, gpus, cuda=cuda),
+        runtime=_runtime_bytes(gpus, cuda=cuda),
         elsewhere=head.elsewhere + taught.elsewhere,
     )
 
 
-def _runtime_bytes(config: Config, gpus: int, *, cuda: bool) -> int:
+def _runtime_bytes(gpus: int, *, cuda: bool) -> int:
     if not cuda:
-        has_tracer = gpus > 1 or config.train.compile == "on"
-        return PROCESS_BYTES + (TRACER_BYTES if has_tracer else 0)
+        return PROCESS_BYTES
     return CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)
 
 

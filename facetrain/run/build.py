@@ -27,7 +27,7 @@ from facetrain.head.head_group import Head, head_parts
 from facetrain.models.initialize_from import initialize_centers
 from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
 from facetrain.run.build_backbone import build_initial_backbone
@@ -251,7 +251,7 @@ def _build_stepper(
     projection = [] if distillation is None else list(distillation.parameters())
     if projection:
         groups.append({"params": projection, "lr_factor": 1.0})
-    optimizer = BackboneOptimizer(
+    optimizer = build_optimizer(
         groups,
         config.optim.name,
         momentum=config.optim.momentum,

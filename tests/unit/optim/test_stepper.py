@@ -5,7 +5,7 @@ from torch import nn
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, fused_step, parameter_groups
 from facetrain.optim.stepper import Stepper
 
 
@@ -26,7 +26,7 @@ class CountingHead:
 
 
 def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
-    optimizer = BackboneOptimizer(
+    optimizer = build_optimizer(
         parameter_groups(net, lr_factors or {}),
         name,
         momentum=0.9,
@@ -92,7 +92,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
     ours = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
     theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
     rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {"eps": 1e-6})
-    optimizer = BackboneOptimizer(
+    optimizer = build_optimizer(
         [{"params": ours, "lr_factor": 1.0}],
         name,
         **{"momentum": 0.0, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.01} | rules,
@@ -108,7 +108,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
             other.grad = one.grad.clone()
         reference.grad_scale = torch.tensor(4.0)
         reference.found_inf = torch.tensor(float(step == 2))
-        optimizer.step(grad_scale=reference.grad_scale, skip=reference.found_inf)
+        fused_step(optimizer, grad_scale=reference.grad_scale, skip=reference.found_inf)
         reference.step()
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one, other)

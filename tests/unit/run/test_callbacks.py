@@ -22,7 +22,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, SkippedError
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build_head import head_settings, margin_from_config, optimizer_settings
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
@@ -77,7 +77,7 @@ def state():
         embedding_size=8,
         num_classes=CLASSES,
     )
-    optimizer = BackboneOptimizer(parameter_groups(backbone, {}), "sgd", **rules)
+    optimizer = build_optimizer(parameter_groups(backbone, {}), "sgd", **rules)
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, optimizer, head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)

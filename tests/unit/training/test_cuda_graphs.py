@@ -10,7 +10,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.training.cuda_graphs import GraphedNetwork
 from facetrain.training.precision import InPrecision
@@ -57,7 +57,7 @@ def train(network, inner, batches, *, accumulate=1, scaled=False, broken_step=No
     """Take a step with each batch; return losses, the state of the network and its embeddings in evaluation."""
     stepper = Stepper(
         inner.backbone,
-        BackboneOptimizer(
+        build_optimizer(
             parameter_groups(inner.backbone, {}),
             "sgd",
             momentum=0.9,

@@ -6,7 +6,7 @@ import torch
 from facetrain.data.augment import Augment, normalize
 from facetrain.data.loader import Batch
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import BackboneOptimizer, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
 from facetrain.training.loss_spikes import SpikeDetector
@@ -44,7 +44,7 @@ def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(name, mon
         backbone = torch.nn.Sequential(*layers)
         stepper = Stepper(
             backbone,
-            BackboneOptimizer(
+            build_optimizer(
                 parameter_groups(backbone, {}),
                 name,
                 momentum=0.9,
