@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from facetrain.backbone import resnet
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import LAYERS, IResNet
@@ -101,3 +104,35 @@ def build_backbone(
             raise ModelError(f"model.layers: the number of blocks of {name} is fixed; leave it out")
         options["depths"] = layers
     return _ZOO[name](**options)
+
+
+def build_on_meta(name: str, **options: Any) -> Backbone:
+    """Build a backbone without memory for its weights, for their names and shapes; see `build_backbone`.
+
+    Raises:
+        ModelError: as `build_backbone`.
+    """
+    with torch.device("meta"), _WithoutInitialization():
+        return build_backbone(name, **options)
+
+
+class _WithoutInitialization(TorchFunctionMode):
+    """Skip the functions of `torch.nn.init`.
+
+    On the meta device there are no values to set, but `Tensor.normal_` imports torch.compile's tracer there, which
+    takes more than a second.
+    """
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Return the tensor that should be initialized; call all other functions."""
+        kwargs = kwargs or {}
+        # `kaiming_normal_` does not announce itself to modes, but the method that it calls does.
+        if getattr(function, "__module__", None) == "torch.nn.init" or function == torch.Tensor.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)

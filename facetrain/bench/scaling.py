@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_on_meta
 from facetrain.cpu_cores import usable_cores
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
@@ -134,5 +133,4 @@ def fit_step_seconds(seconds: dict[int, float], cores: int, gradient_bytes: int)
 
 def gradient_bytes(backbone: str) -> int:
     """Return the bytes of a backbone's gradients, which DDP exchanges in each step: float32."""
-    with torch.device("meta"):
-        return sum(4 * parameter.numel() for parameter in build_backbone(backbone).parameters())
+    return sum(4 * parameter.numel() for parameter in build_on_meta(backbone).parameters())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import merge_adapters
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.match_weights import calibrate_norms, match_weights
@@ -197,8 +197,7 @@ def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks:
     """
     if path.is_dir() or path.suffix not in _GRAPH_READERS:
         weights = read_backbone_weights(path)
-        with torch.device("meta"):  # names and shapes only, no memory
-            network = build_backbone(**options)
+        network = build_on_meta(**options)
     else:
         published = _build_published(path, options) if first_blocks else build_backbone(**options)
         weights = match_weights(_GRAPH_READERS[path.suffix](path), published).weights

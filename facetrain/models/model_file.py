@@ -23,8 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.low_rank import merge_adapters
-from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone
+from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone, build_on_meta
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
@@ -175,8 +176,8 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     )
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     for name in names:
-        # Building its 1,030 blocks takes seconds, even without memory for the weights.
-        if name == "r2060" and "layer3.895.bn1.weight" not in weights:
+        # Building the 1,030 blocks of r2060 takes seconds, even without memory for the weights.
+        if name in LAYERS and f"layer3.{LAYERS[name][2] - 1}.bn1.weight" not in weights:
             continue
         if shapes == _published_shapes(name, embedding_size):
             return describe_backbone(name, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE)
@@ -188,8 +189,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
 
 @lru_cache(maxsize=64)
 def _published_shapes(name: str, embedding_size: int) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        state = build_backbone(name, embedding_size=embedding_size).state_dict()
+    state = build_on_meta(name, embedding_size=embedding_size).state_dict()
     return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
 
@@ -202,8 +202,7 @@ def _build_model(
         if sum(options.get("layers") or ()) > len(weights):
             raise ValueError(f"{len(weights)} weights for {sum(options['layers'])} blocks")
         # On the meta device first, without memory: a crafted file may describe a network of any size.
-        with torch.device("meta"):
-            require_same_shapes(build_backbone(name, **options), weights, origin)
+        require_same_shapes(build_on_meta(name, **options), weights, origin)
         network = build_backbone(name, **options)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{origin}: has no valid description of its network ({error})") from error

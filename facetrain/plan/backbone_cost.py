@@ -16,7 +16,7 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.low_rank import add_adapters
 from facetrain.backbone.prelu import use_torch_backward
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_on_meta
 from facetrain.config.model_section import LoraConfig
 from facetrain.optim.frozen_parts import freeze, has_frozen_batch_norm, trained_buffers
 from facetrain.plan.memory_traffic import MemoryTraffic
@@ -148,9 +148,9 @@ def freezes_batch_norm(options: dict[str, Any], trained: TrainedParts) -> bool:
 def _on_meta(
     options: dict[str, Any], trained: TrainedParts | None = None, *, checkpoint_activations: bool = False
 ) -> Backbone:
-    with torch.device("meta"):
-        net = build_backbone(**options, checkpoint_activations=checkpoint_activations)
-        if trained is not None:
+    net = build_on_meta(**options, checkpoint_activations=checkpoint_activations)
+    if trained is not None:
+        with torch.device("meta"):
             trained.apply(net)
     return net
 

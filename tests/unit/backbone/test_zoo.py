@@ -1,8 +1,12 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
+from tests.support.command import environment
 
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 32}
 
@@ -45,6 +49,24 @@ def test_recomputed_activations_give_the_same_gradients_and_update_batch_norm_on
 def test_an_unknown_name_is_an_error_that_suggests_a_known_one(name, message):
     with pytest.raises(ModelError, match=message):
         build_backbone(name)
+
+
+def test_names_and_shapes_of_a_network_are_known_without_memory():
+    for name in ("r18", "mbf", "vit_t", "resnet18"):
+        weights, shapes = (build(name).state_dict() for build in (build_backbone, build_on_meta))
+        assert {tensor.device.type for tensor in shapes.values()} == {"meta"}
+        assert {key: tensor.shape for key, tensor in shapes.items()} == {
+            key: tensor.shape for key, tensor in weights.items()
+        }
+
+
+def test_a_network_without_memory_is_built_without_the_compiler_which_takes_a_second_to_import():
+    program = "import sys; from facetrain.backbone.zoo import build_on_meta, names\n"
+    # torchvision imports it for its own ResNets.
+    program += "others = ('iresnet', 'r2060', *(name for name in names() if name.startswith('resnet')))\n"
+    program += "for name in set(names()).difference(others): build_on_meta(name)\n"
+    program += "sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], env=environment()).returncode == 0
 
 
 def test_the_scale_of_the_last_batch_norm_is_not_trained():
