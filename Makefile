@@ -12,6 +12,9 @@ MINUTES ?= 60
 REAL ?= ../shared/real
 LARGE ?=
 
+# Without compiled modules every process that a test starts would compile those it imports: five seconds for torch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces docs lock clean
 
 help:  ## list the targets
