@@ -5,12 +5,20 @@ from pathlib import Path
 
 import pytest
 
-RUNS = Path(__file__).parent / "runs"
+TESTS = Path(__file__).parent
+LONGEST = ("runs", "ranks", "cli", "golden")
+"""Folders of the tests that start processes or train, in the order of their time per test."""
 
 
 def pytest_collection_modifyitems(items):
     # With several workers (`pytest -n`) the short ones then fill the end evenly.
-    items.sort(key=lambda item: RUNS not in item.path.parents)
+    items.sort(key=order)
+
+
+def order(item):
+    folder = item.path.relative_to(TESTS).parts[0]
+    number = LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+    return number, item.get_closest_marker("slow") is None
 
 
 @pytest.fixture(autouse=True)
