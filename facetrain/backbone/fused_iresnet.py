@@ -108,8 +108,7 @@ class FusedTrunk:
         for block in network.blocks():
             weights = [p for module in _norms_and_convolutions(block) for p in module.parameters()]
             x, parts_P3C = _Block.apply(x, parts_P3C, block, self._context, *weights)
-        feature: Tensor = network.dropout(network.bn2(x).flatten(1))
-        return feature
+        return network.flatten_features(x)
 
 
 def _norms_and_convolutions(block: IBasicBlock) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone, resize_features, run_block
 from facetrain.backbone.prelu import PReLU
 
 LAYERS: dict[str, tuple[int, int, int, int]] = {
@@ -97,6 +97,7 @@ class IResNet(Backbone):
             ]
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             side, channels = (side + 1) // 2, width
+        self._side = side
         self.bn2 = nn.BatchNorm2d(channels)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(channels * side * side, embedding_size)
@@ -109,10 +110,17 @@ class IResNet(Backbone):
                 nn.init.normal_(module.weight, 0, 0.1)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W) to flat features (B, C·H/16·W/16)."""
+        """Map normalized images (B, 3, H, W) to flat features (B, C·S·S), with S = `image_size` / 16."""
         x = self.stem(image_BCHW)
         for block in self.blocks():
             x = run_block(block, x, recompute=self._recompute)
+        return self.flatten_features(x)
+
+    def flatten_features(self, x: Tensor) -> Tensor:
+        """Map the features of the last block (B, C, H, W) to flat features (B, C·S·S), normalized."""
+        if self.training:
+            # Before the batch norm, so that `fc` gets features of the same variance at every size.
+            x = resize_features(x, self._side)
         return self.dropout(self.bn2(x).flatten(1))
 
     def stem(self, image_BCHW: Tensor) -> Tensor:

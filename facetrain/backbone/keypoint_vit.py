@@ -146,7 +146,7 @@ class KeypointVisionTransformer(VisionTransformer):
             dropout=dropout,
             checkpoint_activations=checkpoint_activations,
         )
-        self._side, self._heads = image_size // patch, heads
+        self._heads = heads
         self.keypoint_linear = nn.Linear(_OFFSETS, depth * heads * BUCKETS)
         nn.init.zeros_(self.keypoint_linear.weight)
         nn.init.zeros_(self.keypoint_linear.bias)
@@ -158,16 +158,17 @@ class KeypointVisionTransformer(VisionTransformer):
         """
         if landmarks_B52 is None:
             landmarks_B52 = _aligned_landmarks(image_BCHW)
-        offset = landmark_offsets(landmarks_B52, self._side)
+        side = self._grid_side(image_BCHW)
+        offset = landmark_offsets(landmarks_B52, side)
         offset_BNP = torch.cat([offset, torch.ones_like(offset[..., :1])], 2)
         linear = self.keypoint_linear
         tables = torch.cat([linear.weight, linear.bias[:, None]], 1)
         tables = tables.view(len(self.blocks), self._heads, BUCKETS, _OFFSETS + 1)
-        bucket_NN = bucket_ids(self._side, image_BCHW.device)
-        x = self.dropout(self.patch_embed(image_BCHW) + self.pos_embed)
+        bucket_NN = bucket_ids(side, image_BCHW.device)
+        x = self.embed_patches(image_BCHW)
         for block, table in zip(self.blocks, tables.unbind(0), strict=True):
             x = run_block(block, x, offset_BNP, table, bucket_NN, recompute=self._recompute)
-        return self.norm(x.float()).flatten(1)
+        return self.flatten_tokens(x)
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) and their landmarks (B, 5, 2), see `trunk`, to embeddings (B, D)."""

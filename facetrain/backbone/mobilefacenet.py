@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone, resize_features, run_block
 from facetrain.backbone.prelu import PReLU
 from facetrain.errors import ModelError
 
@@ -124,6 +124,7 @@ class MobileFaceNet(Backbone):
                 Residual(wide, depths[3], 256),
             ]
         )
+        self._side = side
         self.conv_sep = ConvBlock(wide, 512)
         self.features = GlobalDepthWise(512, side, embedding_size)
         for module in self.modules():
@@ -147,4 +148,5 @@ class MobileFaceNet(Backbone):
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map the trunk's features to embeddings (B, D)."""
-        return self.features(self.conv_sep(feature))
+        x = self.conv_sep(feature)
+        return self.features(resize_features(x, self._side) if self.training else x)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -17,7 +17,12 @@ NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 
 class TorchvisionResNet(Backbone):
-    """ResNet of torchvision whose classifier is replaced by an embedding layer and batch norm."""
+    """ResNet of torchvision whose classifier is replaced by an embedding layer and batch norm.
+
+    Its features are averaged over the image, so it has no weights that depend on the size of the images.
+    """
+
+    stride: ClassVar[int] = 32
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
-from facetrain.backbone.vit import PatchEmbed
+from facetrain.backbone.vit import PatchEmbed, check_patches, resize_tokens
 
 _EPS = 1e-6
 """Epsilon of timm's layer norms."""
@@ -91,7 +91,8 @@ class TimmVisionTransformer(Backbone):
         super().__init__()
         self.embedding_size = embedding_size
         self._recompute = checkpoint_activations
-        tokens = (image_size // patch) ** 2
+        self._image_size, self._patch, self._side = image_size, patch, image_size // patch
+        tokens = self._side**2
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens + class_token, width))
         self.patch_embed = PatchEmbed(width, patch)
@@ -114,12 +115,23 @@ class TimmVisionTransformer(Backbone):
         x = self.patch_embed(image_BCHW)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
-        x = self.dropout(x + self.pos_embed)
+        x = self.dropout(x + self._positions(image_BCHW))
         for block in self.blocks:
             x = run_block(block, x, recompute=self._recompute)
         if self.cls_token is not None:
             return self.norm(x[:, 0].float())
         return self.fc_norm(x.float().mean(dim=1))
+
+    def _positions(self, image_BCHW: Tensor) -> Tensor:
+        """Return the positions of the images' patches, after that of the class token if there is one."""
+        if not self.training or (side := image_BCHW.shape[3] // self._patch) == self._side:
+            return self.pos_embed
+        first = self.pos_embed.shape[1] - self._side**2  # positions before those of the patches
+        return torch.cat([self.pos_embed[:, :first], resize_tokens(self.pos_embed[:, first:], side)], dim=1)
+
+    def check_image_size(self, size: int) -> None:
+        """Check that the patches cover images of another size as well as those of the network's size."""
+        check_patches(size, self._patch, self._image_size)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each block."""

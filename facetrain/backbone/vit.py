@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -11,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone, resize_features, run_block
+from facetrain.errors import ModelError
 
 
 class DropPath(nn.Module):
@@ -89,6 +91,35 @@ class PatchEmbed(nn.Module):
         return self.proj(image_BCHW).flatten(2).transpose(1, 2)
 
 
+def resize_tokens(token_BNC: Tensor, side: int) -> Tensor:
+    """Return the tokens of a grid of `side` × `side` patches, (B, side², C), by bilinear interpolation.
+
+    `token_BNC` are those of another square grid, row by row: positions of a network, or its tokens.
+    """
+    grid = math.isqrt(token_BNC.shape[1])
+    if grid == side:
+        return token_BNC
+    feature_BCHW = token_BNC.transpose(1, 2).unflatten(2, (grid, grid))
+    return resize_features(feature_BCHW, side).flatten(2).transpose(1, 2)
+
+
+def check_patches(size: int, patch: int, image_size: int) -> None:
+    """Check that patches cover images of `size` pixels as well as those of `image_size`, for which the network is.
+
+    Raises:
+        ModelError: there are fewer than four patches, or more pixels beside them than in images of `image_size`: the
+            face would be at other patches.
+    """
+    most = image_size % patch
+    if size // patch >= 2 and size % patch <= most:
+        return
+    below = max(size // patch, 2) * patch + most
+    raise ModelError(
+        f"{size} pixels do not fit patches of {patch} pixels, of which the backbone needs at least 2 × 2, with at most "
+        f"{most} pixels beside them; use for example {below} or {below + patch - most}"
+    )
+
+
 class VisionTransformer(Backbone):
     """Patch embedding, transformer blocks, and an embedding layer over all tokens together.
 
@@ -116,7 +147,8 @@ class VisionTransformer(Backbone):
         super().__init__()
         self.embedding_size = embedding_size
         self._recompute = checkpoint_activations
-        tokens = (image_size // patch) ** 2
+        self._image_size, self._patch, self._side = image_size, patch, image_size // patch
+        tokens = self._side**2
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
         # arcface_torch's published recipes disable the masking of tokens, but its weights contain this parameter.
         if mask_token:
@@ -143,11 +175,34 @@ class VisionTransformer(Backbone):
                     nn.init.zeros_(module.bias)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width)."""
-        x = self.dropout(self.patch_embed(image_BCHW) + self.pos_embed)
+        """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width).
+
+        N are the patches of images of `image_size`, also if these have another size.
+        """
+        x = self.embed_patches(image_BCHW)
         for block in self.blocks:
             x = run_block(block, x, recompute=self._recompute)
-        return self.norm(x.float()).flatten(1)
+        return self.flatten_tokens(x)
+
+    def embed_patches(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalized images (B, 3, H, W) to tokens with positions, (B, H/patch · W/patch, width)."""
+        position: Tensor = self.pos_embed
+        if self.training:
+            position = resize_tokens(position, self._grid_side(image_BCHW))
+        return self.dropout(self.patch_embed(image_BCHW) + position)
+
+    def flatten_tokens(self, x: Tensor) -> Tensor:
+        """Map the last block's tokens (B, …, width) to those of images of `image_size`, flat (B, N·width)."""
+        x = self.norm(x.float())
+        return (resize_tokens(x, self._side) if self.training else x).flatten(1)
+
+    def _grid_side(self, image_BCHW: Tensor) -> int:
+        """Return the patches along a side of the images."""
+        return image_BCHW.shape[3] // self._patch if self.training else self._side
+
+    def check_image_size(self, size: int) -> None:
+        """Check that the patches cover images of another size as well as those of the network's size."""
+        check_patches(size, self._patch, self._image_size)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each block."""

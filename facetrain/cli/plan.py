@@ -93,15 +93,21 @@ def _report(
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast, runs_fused
     from facetrain.plan.teacher_cost import teacher_cost
+    from facetrain.run.build_backbone import check_stage_sizes
     from facetrain.run.step_schedule import local_batch_size, stage_configs
 
+    check_stage_sizes(config)
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
     timed = _time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}
-    needs = [(forecast(staged, num_classes, gpus, cuda=cuda), staged) for _, staged in stage_configs(config)]
-    # The stage that needs most decides whether the run fits.
-    needed, config = max(needs, key=lambda need: need[0].total)
-    fits = limits.fits(config, num_classes, gpus, memory, cuda=cuda)
-    change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory, cuda=cuda)
+    needs = [
+        (forecast(staged, num_classes, gpus, cuda=cuda, image_size=size), staged, size)
+        for _, staged, size in stage_configs(config)
+    ]
+    # The stage that needs most decides whether the run fits; where verification does, that with the largest step.
+    needed, config, size = max(needs, key=lambda need: (need[0].total, need[0].activations))
+    options: Any = {"cuda": cuda, "image_size": size}
+    fits = limits.fits(config, num_classes, gpus, memory, **options)
+    change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory, **options)
     return {
         "gpus": gpus,
         "gpu": gpu,
@@ -117,8 +123,8 @@ def _report(
         or teacher_cost(config.distill, config.train.precision).is_counted,
         "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,
-        "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, cuda=cuda),
-        "most_identities": limits.most_identities(config, gpus, memory, cuda=cuda),
+        "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, **options),
+        "most_identities": limits.most_identities(config, gpus, memory, **options),
         "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
         **timed,
     }
@@ -130,7 +136,10 @@ def _time(
     from facetrain.plan.speed import step_time
     from facetrain.run.step_schedule import stage_configs
 
-    times = [(end, step_time(staged, num_classes, gpus, device)) for end, staged in stage_configs(config)]
+    times = [
+        (end, step_time(staged, num_classes, gpus, device, image_size=size))
+        for end, staged, size in stage_configs(config)
+    ]
     time = times[-1][1]
     images = _images_of_stages(config, num_images, gpus, time.images)
     seconds = images and sum(

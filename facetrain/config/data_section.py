@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from facetrain.config.section import NotNegative, Positive, Probability, Section
+from facetrain.config.section import ImageSize, NotNegative, Positive, Probability, Section
 
 
 class AugmentConfig(Section):
@@ -54,8 +54,9 @@ class DataConfig(Section):
     train: str
     """Path of the training data: a folder with train.rec, with one folder per identity, or with LMDB, tar,
     Parquet or TFRecord shards; a .zip, .lmdb, .tar or list file; or the YAML file of a mixture of datasets."""
-    image_size: Annotated[int, Field(ge=16, le=1024)] = 112
-    """Width and height of the network input, in pixels."""
+    image_size: ImageSize = 112
+    """Width and height of the network input, in pixels. The first epochs can have smaller images, see
+    `train.stages`."""
     num_classes: Positive | None = None
     """Expected number of identities; a run with other data is refused. null: no check."""
     num_images: Positive | None = None

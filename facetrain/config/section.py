@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+ImageSize = Annotated[int, Field(ge=16, le=1024)]
+"""Width and height of images in pixels."""
 
 
 def _switch_name(value: object) -> object:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import Expectations, Positive, Probability, Section, Switch
+from facetrain.config.section import Expectations, ImageSize, Positive, Probability, Section, Switch
 
 
 class OptimConfig(Section):
@@ -104,6 +104,9 @@ class StageConfig(Section):
     """Value of `train.batch_size` in this stage. null: that of the section."""
     global_batch_size: Positive | None = None
     """Value of `train.global_batch_size` in this stage. null: that of the section."""
+    image_size: ImageSize | None = None
+    """Width and height of the training images in this stage, in pixels; at most `data.image_size`, for which the
+    network is built, and which verification has in all stages. null: `data.image_size`."""
     sample_rate: Probability | None = None
     """Value of `head.sample_rate` in this stage. null: that of the section."""
     expectations: Expectations | None = None

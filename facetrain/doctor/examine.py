@@ -29,8 +29,8 @@ from facetrain.models.initialize_from import (
     read_centers,
 )
 from facetrain.plan.forecast import forecast
-from facetrain.run.build_backbone import describe_model, load_initial_weights
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build_backbone import check_stage_sizes, describe_model, load_initial_weights
+from facetrain.run.step_schedule import schedule_steps, stage_configs
 from facetrain.verify.pair_set import PairSet, load_pair_sets
 
 _NORMALIZATION_IMAGES = 64
@@ -179,6 +179,7 @@ def _examine_initial_weights(config: Config, num_classes: int | None) -> list[Ch
 
 def _examine_batch(config: Config, ranks: int, num_images: int) -> list[CheckResult]:
     schedule = schedule_steps(config, num_images, ranks)
+    check_stage_sizes(config)
     message = (
         f"{schedule.local_batch_size:,} images × {count_text(ranks, 'rank')} × "
         f"{count_text(config.optim.accumulate, 'micro-batch', 'micro-batches')} = "
@@ -206,7 +207,11 @@ def _examine_sizes(
     config: Config, world: World, ranks: int, num_classes: int, folder: Path
 ) -> list[CheckResult]:
     cuda = world.device.type == "cuda"
-    needed = forecast(config, num_classes, ranks, cuda=cuda)
+    forecasts = [
+        forecast(staged, num_classes, ranks, cuda=cuda, image_size=size)
+        for _, staged, size in stage_configs(config)
+    ]
+    needed = max(forecasts, key=lambda needed: needed.total)  # of the stage that needs most
     kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
     size = checkpoint_bytes(needed, ranks)
     results = run_check("disk", check_disk, folder, checkpoint_bytes=size, kept=kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +88,7 @@ def measure_backbone(
     gradients_held: bool = True,
     fused: bool = False,
     trained: TrainedParts | None = None,
+    image_size: int | None = None,
 ) -> BackboneCost:
     """Count a training step of `build_backbone(**options)` with `batch` images and with twice as many.
 
@@ -99,6 +100,7 @@ def measure_backbone(
         gradients_held: the gradients exist before the backward pass, as DDP's buckets do.
         fused: count the fused trunk of an IResNet (`train.fused`); needs Triton.
         trained: parts that are trained; None: all.
+        image_size: side of the images in pixels; None: that of the options.
 
     Raises:
         ModelError: there is no such backbone.
@@ -107,8 +109,14 @@ def measure_backbone(
     net = _on_meta(options, trained, checkpoint_activations=checkpoint_activations)
     state = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers()))
     low, high = (
-        _count_pass(net, options, size, precision, gradients_held=gradients_held, fused=fused)
-        for size in (batch, 2 * batch)
+        _count_pass(
+            net,
+            _image_shape(options, images, image_size),
+            precision,
+            gradients_held=gradients_held,
+            fused=fused,
+        )
+        for images in (batch, 2 * batch)
     )
     moved_per_image = (high.moved - low.moved) // batch
     weights = [p for p in net.parameters() if p.requires_grad]
@@ -117,7 +125,7 @@ def measure_backbone(
         parameters=sum(p.numel() for p in weights),
         averaged_bytes=sum(t.numel() * t.element_size() for t in averaged),
         state_bytes=state,
-        flops_per_image=_count_flops(options, trained),
+        flops_per_image=_count_flops(options, trained, image_size),
         moved_per_image=moved_per_image,
         moved_per_pass=low.moved - batch * moved_per_image,
         launches=low.launches,
@@ -130,7 +138,7 @@ def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int
     net = _on_meta(options).eval()
     with FakeTensorMode():
         _give_fake_tensors(net)
-        image = _image(options, batch)
+        image = torch.zeros(_image_shape(options, batch))
         with torch.no_grad(), LiveBytes() as live:
             _forward(net, net.trunk, image, precision)
         return live.peak
@@ -167,7 +175,7 @@ class _Pass:
 
 
 def _count_pass(
-    net: Backbone, options: dict[str, Any], batch: int, precision: str, *, gradients_held: bool, fused: bool
+    net: Backbone, image_shape: Sequence[int], precision: str, *, gradients_held: bool, fused: bool
 ) -> _Pass:
     with FakeTensorMode():
         _give_fake_tensors(net)
@@ -175,7 +183,7 @@ def _count_pass(
             for parameter in net.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
-        image_BCHW = _image(options, batch)
+        image_BCHW = torch.zeros(image_shape)
         if fused:
             return _count_fused_pass(net, image_BCHW, precision)
         with LiveBytes() as live, MemoryTraffic() as traffic:
@@ -214,12 +222,13 @@ def can_count_fused() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _count_flops(options: dict[str, Any], trained: TrainedParts | None) -> int:
+def _count_flops(options: dict[str, Any], trained: TrainedParts | None, image_size: int | None) -> int:
     # Not together with the bytes: the counter's hooks would keep recomputed activations alive.
     net = _on_meta(options, trained)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
-        _forward(net, net.trunk, _image(options, 2), "fp32").sum().backward()
+        image_BCHW = torch.zeros(_image_shape(options, 2, image_size))
+        _forward(net, net.trunk, image_BCHW, "fp32").sum().backward()
     return counter.get_total_flops() // 2
 
 
@@ -229,9 +238,11 @@ def _forward(net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tenso
     return net.neck(feature.float())
 
 
-def _image(options: dict[str, Any], batch: int) -> Tensor:
-    side = options.get("image_size", 112)
-    return torch.zeros(batch, 3, side, side)
+def _image_shape(
+    options: dict[str, Any], batch: int, image_size: int | None = None
+) -> tuple[int, int, int, int]:
+    side = image_size or options.get("image_size", 112)
+    return batch, 3, side, side
 
 
 def _give_fake_tensors(net: nn.Module) -> None:

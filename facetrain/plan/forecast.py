@@ -105,13 +105,16 @@ def runs_fused(config: Config, *, cuda: bool = True) -> bool:
     )
 
 
-def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCost:
+def backbone_cost(
+    config: Config, gpus: int, *, cuda: bool = True, image_size: int | None = None
+) -> BackboneCost:
     """Return the cost of the config's backbone. Results are cached.
 
     Args:
         config: run description.
         gpus: ranks of the whole run.
         cuda: for GPUs that can run the fused kernels; see `on_device` for others.
+        image_size: side of the training images in pixels; None: `data.image_size`.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
@@ -124,6 +127,7 @@ def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCo
         trained_parts(config),
         gradients_held=gpus > 1,
         fused=runs_fused(config, cuda=cuda),
+        image_size=image_size or config.data.image_size,
     )
 
 
@@ -163,6 +167,7 @@ def _cached_backbone_cost(
     *,
     gradients_held: bool,
     fused: bool,
+    image_size: int,
 ) -> BackboneCost:
     return measure_backbone(
         dict(options),
@@ -172,6 +177,7 @@ def _cached_backbone_cost(
         gradients_held=gradients_held,
         fused=fused,
         trained=trained,
+        image_size=image_size,
     )
 
 
@@ -229,6 +235,7 @@ def forecast(
     batch: int | None = None,
     cost: BackboneCost | None = None,
     cuda: bool = True,
+    image_size: int | None = None,
 ) -> Forecast:
     """Return the memory of the rank that needs most.
 
@@ -239,16 +246,18 @@ def forecast(
         batch: images per rank and micro-batch; the config's if None.
         cost: result of `backbone_cost`, if it is known: it hardly depends on the batch.
         cuda: forecast for GPUs, else for processes on a CPU.
+        image_size: side of the training images in pixels; None: `data.image_size`.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
         ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
+    image_size = image_size or config.data.image_size
     batch = batch or local_batch_size(config, gpus)
-    cost = cost or backbone_cost(config, gpus, cuda=cuda)
+    cost = cost or backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
     moments = 4 * cost.parameters * moments_of(config)
-    images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
+    images = batch * image_size**2 * _BYTES_PER_PIXEL
     average = cost.averaged_bytes if config.optim.ema is not None else 0
     teacher, teacher_work = teacher_bytes(config, batch, moments_of(config))
     shape = teacher_head_shape(config, num_classes, gpus, batch, cuda=cuda)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from facetrain.config.schema import Config
@@ -17,30 +18,51 @@ _LARGEST_ANSWER = 1 << 34
 """The search for a limit ends here: no dataset has so many identities."""
 
 
-def fits(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> bool:
-    """Return whether the rank that needs most fits in `memory` bytes."""
-    return forecast(config, num_classes, gpus, cuda=cuda).total <= USABLE * memory
+def fits(
+    config: Config,
+    num_classes: int,
+    gpus: int,
+    memory: int,
+    *,
+    cuda: bool = True,
+    image_size: int | None = None,
+) -> bool:
+    """Return whether the rank that needs most fits in `memory` bytes.
+
+    Here and below, `image_size` is the side of the training images in pixels; None: `data.image_size`.
+    """
+    needed = forecast(config, num_classes, gpus, cuda=cuda, image_size=image_size)
+    return needed.total <= USABLE * memory
 
 
-def largest_batch(config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True) -> int:
+def largest_batch(
+    config: Config,
+    num_classes: int,
+    gpus: int,
+    memory: int,
+    *,
+    cuda: bool = True,
+    image_size: int | None = None,
+) -> int:
     """Return the most images per rank and micro-batch that fit in `memory` bytes; 0 if not even two fit."""
-    cost = backbone_cost(config, gpus, cuda=cuda)
-    return _largest_that(
-        lambda batch: (
-            forecast(config, num_classes, gpus, batch=batch, cost=cost, cuda=cuda).total <= USABLE * memory
-        )
-    )
+    cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
+    needed = partial(forecast, config, num_classes, gpus, cost=cost, cuda=cuda, image_size=image_size)
+    return _largest_that(lambda batch: needed(batch=batch).total <= USABLE * memory)
 
 
-def most_identities(config: Config, gpus: int, memory: int, *, cuda: bool = True) -> int:
+def most_identities(
+    config: Config, gpus: int, memory: int, *, cuda: bool = True, image_size: int | None = None
+) -> int:
     """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""
     if config.head.placement == "disk":
         return _LARGEST_ANSWER
-    cost = backbone_cost(config, gpus, cuda=cuda)
-    return _largest_that(
-        lambda classes: forecast(config, classes, gpus, cost=cost, cuda=cuda).total <= USABLE * memory,
-        smallest=gpus,
-    )
+    cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
+
+    def fit(classes: int) -> bool:
+        needed = forecast(config, classes, gpus, cost=cost, cuda=cuda, image_size=image_size)
+        return needed.total <= USABLE * memory
+
+    return _largest_that(fit, smallest=gpus)
 
 
 def _largest_that(fits_with: Callable[[int], bool], smallest: int = 2) -> int:
@@ -81,7 +103,13 @@ class Change:
 
 
 def cheapest_change(
-    config: Config, num_classes: int, gpus: int, memory: int, *, cuda: bool = True
+    config: Config,
+    num_classes: int,
+    gpus: int,
+    memory: int,
+    *,
+    cuda: bool = True,
+    image_size: int | None = None,
 ) -> Change | None:
     """Return the cheapest change with which the run fits: a single one, or else several together.
 
@@ -89,7 +117,7 @@ def cheapest_change(
     """
     changes = _possible_changes(config, gpus, cuda=cuda)
     for change in changes:
-        if fits(change.applied(config), num_classes, gpus, memory, cuda=cuda):
+        if fits(change.applied(config), num_classes, gpus, memory, cuda=cuda, image_size=image_size):
             return change
     keys: dict[str, Any] = {}
     for change in changes:
@@ -97,7 +125,7 @@ def cheapest_change(
         # A later change may replace the value of an earlier one, whose price is then not paid.
         prices = [c.price for c in changes if c.keys.items() <= keys.items()]
         together = Change(keys, "together: " + "; ".join(prices))
-        if fits(together.applied(config), num_classes, gpus, memory, cuda=cuda):
+        if fits(together.applied(config), num_classes, gpus, memory, cuda=cuda, image_size=image_size):
             return together
     return None
 

@@ -73,8 +73,12 @@ class StepTime:
         return self.images / self.seconds
 
 
-def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> StepTime:
+def step_time(
+    config: Config, num_classes: int, gpus: int, device: Device, *, image_size: int | None = None
+) -> StepTime:
     """Return the estimated time of a step on `gpus` GPUs, eight per machine.
+
+    `image_size` is the side of the training images in pixels; None: `data.image_size`.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
@@ -82,7 +86,7 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
     """
     config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
-    cost = backbone_cost(config, gpus)
+    cost = backbone_cost(config, gpus, image_size=image_size)
     seconds = micro_batches * _pass_seconds(cost, batch, config, device)
     seconds += weight_bytes(cost.parameters, moments_of(config)) / (device.memory_bytes * MEMORY_REACHED)
     if config.optim.ema is not None:

@@ -114,7 +114,7 @@ def _build_stage_loader(
     settings = LoaderSettings(
         local_batch_size=stage.local_batch_size,
         accumulate=config.optim.accumulate,
-        image_size=config.data.image_size,
+        image_size=stage.image_size,
         workers=workers,
         bad_records=config.data.bad_records,
         decode=config.data.decode,

@@ -23,6 +23,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.build import build_state, check_decoder, count_workers
+from facetrain.run.build_backbone import check_stage_sizes
 from facetrain.run.build_execution import build_execution
 from facetrain.run.compatibility import (
     ConfigChange,
@@ -162,6 +163,7 @@ def _build_parts(
 ) -> _Parts:
     """Open the data, and build the state of a new run, after a check that the run can continue from the checkpoint."""
     check_decoder(config, world)
+    check_stage_sizes(config)
     source, sets = open_data(config, workers=workers)
     schedule = schedule_steps(config, epoch_size(source), world.size)
     dataset = digest_labels(source) if world.is_leader else ""

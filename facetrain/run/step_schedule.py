@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError, DataError
@@ -40,6 +40,8 @@ class Stage:
     """Whole global batches in the dataset. The images that remain are dropped."""
     lr_factor: float
     """Factor on the scheduled learning rate, by `optim.batch_scaling`."""
+    image_size: int
+    """Side of the training images in pixels."""
     sample_rate: float
     """Fraction of the classes that take part in a step."""
     expectations: str
@@ -48,7 +50,10 @@ class Stage:
     def describe(self) -> str:
         """Return the settings of the stage in words."""
         anchors = "" if self.expectations == "off" else f", {self.expectations} expectations"
-        return f"{self.global_batch_size:,} images per step, {self.sample_rate:.3g} of the classes{anchors}"
+        return (
+            f"{self.global_batch_size:,} images of {self.image_size} × {self.image_size} pixels per step, "
+            f"{self.sample_rate:.3g} of the classes{anchors}"
+        )
 
 
 @dataclass(frozen=True)
@@ -103,24 +108,33 @@ class StepSchedule:
         return 0
 
 
-def stage_configs(config: Config) -> Iterator[tuple[int, Config]]:
-    """Yield (epoch after which it ends, config with its values) of each stage, and of the epochs after the last one."""
+class StageConfig(NamedTuple):
+    """Settings of a stage, before the numbers of its steps are known."""
+
+    until_epoch: int
+    """Epoch after which it ends."""
+    config: Config
+    """Config with the values of the stage, except for the size of its images: `data.image_size` is the network's."""
+    image_size: int
+    """Side of the training images in pixels."""
+
+
+def stage_configs(config: Config) -> Iterator[StageConfig]:
+    """Yield the settings of each stage, and those of the epochs after the last one."""
     for stage in config.train.stages:
         changes: dict[str, dict[str, Any]] = {}
         for key, section in _SECTION_OF_KEY.items():
             if (value := getattr(stage, key)) is not None:
                 changes.setdefault(section, {})[key] = value
-        yield (
-            stage.until_epoch,
-            config.model_copy(
-                update={
-                    section: getattr(config, section).model_copy(update=values)
-                    for section, values in changes.items()
-                }
-            ),
+        staged = config.model_copy(
+            update={
+                section: getattr(config, section).model_copy(update=values)
+                for section, values in changes.items()
+            }
         )
+        yield StageConfig(stage.until_epoch, staged, stage.image_size or config.data.image_size)
     if not config.train.stages or config.train.stages[-1].until_epoch < config.train.epochs:
-        yield config.train.epochs, config
+        yield StageConfig(config.train.epochs, config, config.data.image_size)
 
 
 def local_batch_size(config: Config, world_size: int) -> int:
@@ -156,7 +170,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     global_batch = local * world_size * config.optim.accumulate
     steps = _steps_per_epoch(config, num_images, global_batch)
     stages, first_step, first_epoch = [], 0, 0
-    for number, (until_epoch, staged) in enumerate(stage_configs(config), start=1):
+    for number, (until_epoch, staged, image_size) in enumerate(stage_configs(config), start=1):
         stage_local = _local_batch_of_stage(staged, world_size, number if config.train.stages else None)
         stage_batch = stage_local * world_size * config.optim.accumulate
         stage_steps = _steps_per_epoch(config, num_images, stage_batch)
@@ -170,6 +184,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
                 global_batch_size=stage_batch,
                 steps_per_epoch=stage_steps,
                 lr_factor=_lr_factor(config, stage_batch / global_batch),
+                image_size=image_size,
                 sample_rate=staged.head.sample_rate,
                 expectations=staged.head.expectations,
             )

@@ -75,6 +75,17 @@ def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp
     assert run(monkeypatch, capsys, "--gpus", 8)[0] == 2
 
 
+def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [0, 0, 1, 1], size=48)
+    config = write_config(tmp_path, image_size=48)
+    options = ("--config", config, "--set", "train.epochs=2", "--set")
+    code, out, _ = run(monkeypatch, capsys, *options, "train.stages=[{until_epoch: 1, image_size: 32}]")
+    assert code == 0 and "stage 1 until step 2: 2 images of 32 × 32 pixels per step" in out
+    assert "stage 2 until step 4: 2 images of 48 × 48 pixels per step" in out
+    code, out, _ = run(monkeypatch, capsys, *options, "train.stages=[{until_epoch: 1, image_size: 36}]")
+    assert code == 1 and "stage 1 of train.stages: image_size: 36 pixels do not fit the backbone" in out
+
+
 def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1])
     path = write_config(tmp_path, num_classes=3)

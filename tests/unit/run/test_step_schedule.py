@@ -105,10 +105,20 @@ def test_the_rate_of_a_stage_follows_its_batch_by_the_rule_and_the_schedule_coun
 def test_a_stage_is_a_config_of_its_own():
     stages = [{"until_epoch": 1, "sample_rate": 0.1}, {"until_epoch": 5, "global_batch_size": 24}]
     values = [
-        (epoch, c.head.sample_rate, c.train.global_batch_size)
-        for epoch, c in stage_configs(config_of(stages))
+        (epoch, c.head.sample_rate, c.train.global_batch_size, size)
+        for epoch, c, size in stage_configs(config_of(stages))
     ]
-    assert values == [(1, 0.1, 12), (5, 1.0, 24)]
+    assert values == [(1, 0.1, 12, 112), (5, 1.0, 24, 112)]
+
+
+def test_a_stage_has_its_image_size_and_its_config_that_of_the_network():
+    stages = [{"until_epoch": 1, "image_size": 56}, {"until_epoch": 2, "image_size": 80}]
+    schedule = schedule_steps(config_of(stages), IMAGES, 1)
+    assert [stage.image_size for stage in schedule.stages] == [56, 80, 112]
+    assert schedule.stages[0].describe() == "12 images of 56 × 56 pixels per step, 1 of the classes"
+    assert [(c.data.image_size, size) for _, c, size in stage_configs(config_of(stages))] == [
+        (112, 56), (112, 80), (112, 112),
+    ]  # fmt: skip
 
 
 def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
@@ -141,6 +151,15 @@ def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
         ),
         ({"stages": [{"until_epoch": 2, "samplerate": 0.1}]}, "did you mean sample_rate"),
         ({"stages": [{"until_epoch": 2, "sample_rate": 2}]}, "2 is invalid; use a number from 0 to 1"),
+        (
+            {"stages": [{"until_epoch": 2, "image_size": 128}]},
+            "stage 1 of train.stages: image_size: 128 is larger than data.image_size: 112",
+        ),
+        (
+            {"stages": [{"until_epoch": 20, "image_size": 80}]},
+            "stage 1 of train.stages: image_size: 80 lasts until the end of the run",
+        ),
+        ({"stages": [{"until_epoch": 2, "image_size": 8}]}, r"image_size: 8 is invalid"),
         ({"stages": 3}, "use a list in brackets, each value a section"),
     ],
 )
