@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.dataset_card import card_path, read_cards
 from facetrain.data.decode import decode_rgb
 from facetrain.data.mixture import MixtureDataset
-from facetrain.data.open_dataset import check_counts, open_dataset
+from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning
 from facetrain.errors import DataError
 
@@ -40,6 +40,26 @@ def check_dataset(
     )
     results = [passed("dataset", message), *_check_labels(source, counts), _check_images(source, image_size)]
     return results, source
+
+
+def check_landmarks(source: FaceDataset, train: str, backbone: str) -> list[CheckResult]:
+    """Check that the images have landmarks, for a backbone that takes them, and count those without a face.
+
+    Raises:
+        DataError: there is no landmark file.
+    """
+    require_landmarks(source, Path(train), backbone)
+    landmarks_N52 = image_landmarks(source)
+    assert landmarks_N52 is not None
+    missing = int(np.isnan(landmarks_N52[:, 0, 0]).sum())
+    message = f"{source.num_images - missing:,} of {source.num_images:,} images have landmarks"
+    if missing > source.num_images / 2:
+        advice = (
+            "the others train with those of an aligned face: check images and detector, and write the landmarks again "
+            "with `facetrain data landmarks`"
+        )
+        return [warning("landmarks", message, advice)]
+    return [passed("landmarks", message)]
 
 
 def check_licenses(folder: Path, *, commercial: bool) -> list[CheckResult]:

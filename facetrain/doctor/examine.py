@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_backbone, takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
@@ -16,7 +16,7 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
 from facetrain.doctor.check_result import CheckResult, count_text, passed, run_check
-from facetrain.doctor.dataset import check_dataset, check_licenses, parts_of
+from facetrain.doctor.dataset import check_dataset, check_landmarks, check_licenses, parts_of
 from facetrain.doctor.disk import check_disk
 from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.input_normalization import check_normalization
@@ -86,6 +86,10 @@ def _examine_run(config: Config, world: World, run_dir: Path | None, *, ranks: i
     else:
         sets: list[PairSet] = []
         results = run_check("dataset", _examine_dataset, config, sources)
+        if sources and takes_landmarks(config.model.backbone):
+            results += run_check(
+                "landmarks", check_landmarks, sources[0], config.data.train, config.model.backbone
+            )
         results += run_check(
             "licenses", check_licenses, Path(config.data.train), commercial=config.run.commercial
         )

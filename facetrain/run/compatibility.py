@@ -15,7 +15,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.mixture import MixtureDataset
 from facetrain.errors import ConfigError
 from facetrain.run.step_schedule import StepSchedule
@@ -36,6 +36,16 @@ _SHAPING_KEYS = (
 _MEANING_KEYS = ("seed", "head.loss", "head.margin", "distill", "train.stages", "head.expectation_margin")
 """Config keys and sections without which a run is another one: they change only with --set."""
 _CHUNK_IMAGES = 1 << 20
+
+
+@dataclass(frozen=True)
+class DataDigests:
+    """Digests of the training data of a run; only the leader computes them."""
+
+    labels: str = ""
+    """`digest_labels`."""
+    landmarks: str = ""
+    """`digest_landmarks`; empty for a backbone that takes no landmarks."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,17 @@ def digest_labels(source: FaceDataset) -> str:
     return digest.hexdigest()[:32]
 
 
+def digest_landmarks(source: FaceDataset) -> str:
+    """Return a digest of the landmarks of a dataset's images; empty if it has none."""
+    landmarks_N52 = image_landmarks(source)
+    if landmarks_N52 is None:
+        return ""
+    digest = hashlib.sha256()
+    for start in range(0, len(landmarks_N52), _CHUNK_IMAGES):
+        digest.update(np.ascontiguousarray(landmarks_N52[start : start + _CHUNK_IMAGES], "<f4").tobytes())
+    return digest.hexdigest()[:32]
+
+
 def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigChange]:
     """Return the config keys whose values are not those with which the checkpoint was trained, in their order."""
     saved, current = _saved_config(checkpoint), dict(flatten(plain_config(config)))
@@ -77,19 +98,23 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
 
 
 def check_meaning(
-    checkpoint: Checkpoint, changes: list[ConfigChange], digest: str, num_classes: int, set_keys: Set[str]
+    checkpoint: Checkpoint,
+    changes: list[ConfigChange],
+    digests: DataDigests,
+    num_classes: int,
+    set_keys: Set[str],
 ) -> None:
     """Check that a config that was edited still describes the same run.
 
     Args:
         checkpoint: the checkpoint that the run continues from.
         changes: the keys whose values differ.
-        digest: `digest_labels` of the training data.
+        digests: digests of the training data.
         num_classes: number of identities of the training data.
         set_keys: keys and sections that the command line sets: they change on purpose.
 
     Raises:
-        ConfigError: the seed, the margin, the loss or the dataset is another one, and not by `--set`.
+        ConfigError: the seed, the margin, the loss, the dataset or its landmarks are others, and not by `--set`.
     """
     for change in changes:
         is_meaning = any(_is_within(change.key, key) for key in _MEANING_KEYS)
@@ -99,15 +124,22 @@ def check_meaning(
                 f"{change.key}: {checkpoint.folder} was trained with {before}, but the config has {now}; restore "
                 f"{before} in the config, or change it on purpose with --set {change.key}={now}"
             )
-    trained_on = checkpoint.meta.get("dataset")
     # Another number of identities has a message of its own, when the centers are loaded.
-    if trained_on in (None, digest) or num_classes != checkpoint.manifest.num_classes:
+    if num_classes != checkpoint.manifest.num_classes or any(_is_within(key, "data") for key in set_keys):
         return
-    if not any(_is_within(key, "data") for key in set_keys):
+    trained_on = checkpoint.meta.get("dataset")
+    if trained_on not in (None, digests.labels):
         raise ConfigError(
             f"data.train: {checkpoint.folder} was trained on a dataset with digest {trained_on}, but this one has "
-            f"{digest}: other images, or another order of them; restore the dataset, or change it on purpose with "
-            "--set data.train=PATH"
+            f"{digests.labels}: other images, or another order of them; restore the dataset, or change it on purpose "
+            "with --set data.train=PATH"
+        )
+    trained_on = checkpoint.meta.get("landmarks")
+    if trained_on not in (None, digests.landmarks):
+        raise ConfigError(
+            f"data.train: {checkpoint.folder} was trained with landmarks with digest {trained_on}, but those beside "
+            f"the dataset now have {digests.landmarks or 'none'}; restore the landmark file, or change it on purpose "
+            "with --set data.train=PATH"
         )
 
 

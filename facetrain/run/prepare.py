@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from facetrain.backbone.zoo import takes_landmarks
 from facetrain.checkpoint.identity import adopt_checkpoint, new_run_id, read_run_id, run_id_of
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
@@ -27,9 +28,11 @@ from facetrain.run.build_backbone import check_stage_sizes
 from facetrain.run.build_execution import build_execution
 from facetrain.run.compatibility import (
     ConfigChange,
+    DataDigests,
     check_compatibility,
     check_meaning,
     digest_labels,
+    digest_landmarks,
     find_config_changes,
 )
 from facetrain.run.folder import missing_newest, recorded_threads, rename_later_checkpoints, write_run_files
@@ -66,8 +69,8 @@ class PreparedRun:
     """Whether to record a few steps."""
     run_id: str
     """Random id of the run; only the leader has it."""
-    dataset: str
-    """Digest of the training data; only the leader has it."""
+    digests: DataDigests
+    """Digests of the training data; only the leader has them."""
     changes: list[ConfigChange]
     """Config keys whose values differ from those in the checkpoint."""
     check_lock: Callable[[], None]
@@ -149,7 +152,7 @@ class _Parts(NamedTuple):
     state: TrainState
     execution: Execution
     run_id: str
-    dataset: str
+    digests: DataDigests
     changes: list[ConfigChange]
 
 
@@ -166,17 +169,22 @@ def _build_parts(
     check_stage_sizes(config)
     source, sets = open_data(config, workers=workers)
     schedule = schedule_steps(config, epoch_size(source), world.size)
-    dataset = digest_labels(source) if world.is_leader else ""
+    digests = _digest_data(config, source) if world.is_leader else DataDigests()
     run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""
     changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
     if checkpoint is not None:
         check_compatibility(checkpoint, config, schedule)
         if world.is_leader:
-            check_meaning(checkpoint, changes, dataset, source.num_classes, set_keys)
+            check_meaning(checkpoint, changes, digests, source.num_classes, set_keys)
     state = build_state(config, world, source.num_classes, schedule, folder, source)
     state.head.check_labels(source.labels)
     execution = build_execution(config, world, state.network, schedule)
-    return _Parts(source, sets, schedule, state, execution, run_id, dataset, changes)
+    return _Parts(source, sets, schedule, state, execution, run_id, digests, changes)
+
+
+def _digest_data(config: Config, source: FaceDataset) -> DataDigests:
+    landmarks = digest_landmarks(source) if takes_landmarks(config.model.backbone) else ""
+    return DataDigests(digest_labels(source), landmarks)
 
 
 class _ContinuedFolder(NamedTuple):

@@ -329,7 +329,8 @@ def _build_checkpointing(
         "config": dump_config(config),
         "schedule": asdict(run.schedule),
         "run_id": run.run_id,
-        "dataset": run.dataset,
+        "dataset": run.digests.labels,
+        "landmarks": run.digests.landmarks,
     }
     return Checkpointing(
         writer,

@@ -3,12 +3,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.cli.app import main
+from facetrain.data.formats.landmark_file import write_landmarks
 from tests.support.datasets import write_records
 from tests.support.snapshots import snapshot
 
@@ -84,6 +86,21 @@ def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch
     assert "stage 2 until step 4: 2 images of 48 × 48 pixels per step" in out
     code, out, _ = run(monkeypatch, capsys, *options, "train.stages=[{until_epoch: 1, image_size: 36}]")
     assert code == 1 and "stage 1 of train.stages: image_size: 36 pixels do not fit the backbone" in out
+
+
+def test_landmarks_of_the_training_images_are_required_and_counted(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [0, 0, 1, 1])
+    settings = ("model.backbone=vit_s_kprpe", "model.layers=null", "model.widths=null")
+    options = ("--config", write_config(tmp_path), *(word for value in settings for word in ("--set", value)))
+    code, out, _ = run(monkeypatch, capsys, *options)
+    assert code == 1 and "has no landmarks, which backbone vit_s_kprpe needs" in out
+    points = np.full((4, 5, 2), 0.5, np.float32)
+    for missing, status in ((2, "ok"), (3, "warning")):
+        points[:missing] = np.nan
+        write_landmarks(tmp_path / "data" / "landmarks.npy", points)
+        code, out, _ = run(monkeypatch, capsys, *options, "--json")
+        (found,) = [check for check in json.loads(out)["results"] if check["check"] == "landmarks"]
+        assert found["status"] == status and found["message"] == f"{4 - missing} of 4 images have landmarks"
 
 
 def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):
