@@ -166,11 +166,13 @@ def _read_columns(path: Path) -> None:
 
 
 def _try_lock(folder: Path, data: bytes) -> str:
-    """Try to lock a folder that has a lock file of these bytes; return what the lock waits for, or its error."""
+    """Try to lock a folder that has a lock file of these bytes; return why the lock waits, or its error."""
     write_input(f"{folder}/{LOCK_FILE}", data)
     lock = RunLock(folder, ["x"])
     try:
-        return lock.try_acquire() or ""
+        waits = lock.try_acquire() or ""
+        # Not the message: it has the name of the host, and each mutated name would be kept as new.
+        return "unreadable" if "cannot be read" in waits else "watching" if waits else ""
     except (UsageError, RunError) as error:
         return str(error)
     finally:
