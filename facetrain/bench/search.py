@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.errors import RunError
-from facetrain.verify.embedding_files import Embeddings, save_embeddings
+from facetrain.errors import DataError, RunError
+from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 
 METHODS = ("exact", "flat", "ivf")
 _IMAGES_PER_PERSON = 8
@@ -37,6 +37,7 @@ def measure_search(
     dtype: str,
     probes: int,
     clustered: bool,
+    faces: Path | None = None,
     methods: Sequence[str],
     nlist: int | None,
     nprobes: Sequence[int],
@@ -46,10 +47,11 @@ def measure_search(
 
     Args:
         entries: size of the gallery.
-        size: numbers of an embedding.
+        size: numbers of an embedding; those of `faces` if given.
         dtype: type of the numbers in the files.
         probes: number of probes, new images of people of the gallery.
         clustered: eight images of each person instead of independent random directions.
+        faces: real embeddings with labels, whose distribution the gallery and the probes get, see `_FaceRows`.
         methods: some of `METHODS`; `ivf` is compared with `exact`.
         nlist: lists of the index; `default_nlist` if None.
         nprobes: numbers of lists per probe to measure.
@@ -57,10 +59,11 @@ def measure_search(
 
     Raises:
         RunError: a search failed.
+        DataError: `faces` cannot be read, or has fewer than two people with two images each.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         place = Path(scratch)
-        gallery = _GeneratedRows(entries, size, clustered)
+        gallery = _GeneratedRows(entries, size, clustered) if faces is None else _FaceRows(entries, faces)
         labels = np.arange(entries) // _IMAGES_PER_PERSON
         since = time.process_time()
         save_embeddings(place / "gallery.npz", Embeddings(gallery, _Names(entries), labels), dtype)  # type: ignore[arg-type]
@@ -104,6 +107,60 @@ class _GeneratedRows:
             return own
         people = _directions(random, (_BLOCK // _IMAGES_PER_PERSON, self.shape[1]))
         return _mixed(np.repeat(people, _IMAGES_PER_PERSON, 0), own, _COSINE_OF_A_PERSON**0.5)
+
+
+class _FaceRows(_GeneratedRows):
+    """Unit embeddings with the distribution of real ones: people around their mean, eight images around each person.
+
+    Both have normal distributions with the covariance of the real embeddings, between people and within them. Real
+    embeddings lie in few of their dimensions, and people are close to others: an index has an easier task than with
+    independent directions, and the same one as with real faces as far as these two covariances describe them.
+    """
+
+    def __init__(self, count: int, faces: Path) -> None:
+        real = load_embeddings(faces)
+        super().__init__(count, real.embedding.shape[1], clustered=True)
+        real_ND = _unit(real.embedding.astype(np.float64))
+        people, person_N, images_P = np.unique(real.label, return_inverse=True, return_counts=True)
+        if (images_P > 1).sum() < 2:
+            raise DataError(
+                f"{faces}: has {len(people):,} people; embeddings of two images of many people are needed"
+            )
+        sums_PD = np.zeros((len(people), real_ND.shape[1]))
+        np.add.at(sums_PD, person_N, real_ND)
+        center_PD = sums_PD / images_P[:, None]
+        within_DD = (real_ND - center_PD[person_N]).T @ (real_ND - center_PD[person_N]) / (images_P - 1).sum()
+        # The centers are means of a few images: part of their covariance is that of the images.
+        between_DD = np.cov(center_PD.T) - within_DD * (1 / images_P).mean()
+        self._mean_D = center_PD.mean(0).astype(np.float32)
+        self._people_DD, self._images_DD = _square_root(between_DD), _square_root(within_DD)
+
+    def new_images(self, rows: np.ndarray) -> np.ndarray:
+        """Return unit embeddings of the people of some ascending rows, float32 (n, D)."""
+        people = [
+            self._people(number)[0][rows[rows // _BLOCK == number] % _BLOCK // _IMAGES_PER_PERSON]
+            for number in np.unique(rows // _BLOCK).tolist()
+        ]
+        return self._images(np.concatenate(people), np.random.default_rng(1))
+
+    def _block(self, number: int) -> np.ndarray:
+        person_MD, random = self._people(number)
+        return self._images(np.repeat(person_MD, _IMAGES_PER_PERSON, 0), random)
+
+    def _people(self, number: int) -> tuple[np.ndarray, np.random.Generator]:
+        """Return the people of a block, and the generator that draws their images next."""
+        random = np.random.default_rng([0, number])
+        normal = random.standard_normal((_BLOCK // _IMAGES_PER_PERSON, self.shape[1]), np.float32)
+        return self._mean_D + normal @ self._people_DD, random
+
+    def _images(self, person_nD: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        return _unit(person_nD + random.standard_normal(person_nD.shape, np.float32) @ self._images_DD)
+
+
+def _square_root(covariance_DD: np.ndarray) -> np.ndarray:
+    """Return R with RᵀR the covariance: standard normal rows times R have it. Negative eigenvalues count as zero."""
+    values_D, vectors_DD = np.linalg.eigh(covariance_DD)
+    return ((vectors_DD * np.sqrt(values_D.clip(0))) @ vectors_DD.T).astype(np.float32)
 
 
 def _directions(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

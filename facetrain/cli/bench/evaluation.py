@@ -113,6 +113,13 @@ def search(
     clustered: Annotated[
         bool, typer.Option(help="Eight images of each person, instead of independent random directions.")
     ] = True,
+    faces: Annotated[
+        Path | None,
+        typer.Option(
+            help="Embeddings of real faces with labels (.npz, .parquet): the generated gallery gets their mean and "
+            "covariances, and their size instead of --size."
+        ),
+    ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -147,6 +154,7 @@ def search(
         dtype=dtype,
         probes=probes,
         clustered=clustered,
+        faces=faces,
         methods=methods or METHODS,
         nlist=nlist,
         nprobes=nprobes or (1, 8, 32),
