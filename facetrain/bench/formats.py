@@ -1,7 +1,7 @@
-"""Format benchmark: reading, decoding and batching images of each dataset format, beside the JPEG decoder alone.
+"""Format benchmark: images of each dataset format, read into batches as in training, beside the JPEG decoder alone.
 
-One thread reads random images of each format and of the list of encoded images in turn, a batch at a time: a busy
-machine slows all of them down by the same share. Times are CPU time.
+One thread reads random images of each format and of the list of encoded images, a batch at a time, in random order: a
+busy machine slows all of them down by the same share. Times are CPU time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from facetrain.bench.generated_dataset import open_or_generate
+from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.crc32c import masked_crc32c
@@ -34,18 +36,21 @@ from facetrain.data.formats.image_writers import (
 )
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.reader import ImageReader, ReadRequest
 from facetrain.errors import DataError
 
 _BATCH = 128
+_DECODER, _ZLIB, _DEFLATED = "cv2.imdecode", "zlib", "zip, deflated"
 Images = list[LabeledImage]
 
 
 def measure_formats(
     folder: Path | None, *, images: int, rounds: int, device: torch.device
 ) -> dict[str, dict[str, float]]:
-    """Return, for each format, the CPU time per image in µs and the rate as a share of the decoder's, the medians.
+    """Return, for each format, the CPU time per image in µs and the rate as a share of the decoder's.
 
-    Formats whose package is not installed are left out.
+    Both are from the medians of the times. For a deflated zip, `share_of_zlib_and_decoder` counts the decompression
+    of the images as part of decoding. Formats whose package is not installed are left out.
 
     Args:
         folder: dataset whose images are written in each format; generated images of about 8 kB if None.
@@ -60,26 +65,32 @@ def measure_formats(
             LabeledImage(f"{labels[n]:06d}/{n:06d}.jpg", labels[n], source.read(n)) for n in range(count)
         ]
         datasets = dict(_written(Path(scratch), chosen))
-        order = np.random.default_rng(0).permutation(count)
-        decoder, times = [], {name: list[float]() for name in datasets}
-        shares: dict[str, list[float]] = {name: [] for name in datasets}
+        random = np.random.default_rng(0)
+        order = random.permutation(count)
+        side = decode_rgb(chosen[0].data, location=source.location(0)).shape[0]
+        slots = BatchSlots(1, _BATCH, side)
+        readers = {name: ImageReader(dataset, slots, skip_bad=False) for name, dataset in datasets.items()}
+        packed = [_deflated(image.data) for image in chosen]
+        rounds_of: dict[str, list[float]] = {name: [] for name in [_DECODER, _ZLIB, *readers]}
         for _ in range(rounds):
-            spent = dict.fromkeys(["decoder", *datasets], 0.0)
+            spent = dict.fromkeys(rounds_of, 0.0)
             for start in range(0, count, _BATCH):
                 part = order[start : start + _BATCH].tolist()
-                spent["decoder"] += _cpu_time(_decode, [chosen[n].data for n in part])
-                for name, dataset in datasets.items():
-                    spent[name] += _cpu_time(_batch, dataset, part, device)
-            decoder.append(spent["decoder"] / count)
-            for name in datasets:
-                times[name].append(spent[name] / count)
-                shares[name].append(spent["decoder"] / spent[name])
-    report = {"cv2.imdecode": {"microseconds": 1e6 * statistics.median(decoder)}}
+                # In random order: the first one after another memory was in use is slower.
+                for name in random.permutation(list(spent)).tolist():
+                    if name == _DECODER:
+                        spent[name] += _cpu_time(_decode, [chosen[n].data for n in part])
+                    elif name == _ZLIB:
+                        spent[name] += _cpu_time(_inflate, [packed[n] for n in part])
+                    else:
+                        spent[name] += _cpu_time(_batch, readers[name], slots, part, device)
+            for name, seconds in spent.items():
+                rounds_of[name].append(seconds / count)
+    time_of = {name: statistics.median(seconds) for name, seconds in rounds_of.items()}
+    report = {name: {"microseconds": 1e6 * seconds} for name, seconds in time_of.items()}
     for name in datasets:
-        report[name] = {
-            "microseconds": 1e6 * statistics.median(times[name]),
-            "share_of_decoder": statistics.median(shares[name]),
-        }
+        report[name]["share_of_decoder"] = time_of[_DECODER] / time_of[name]
+    report[_DEFLATED]["share_of_zlib_and_decoder"] = (time_of[_ZLIB] + time_of[_DECODER]) / time_of[_DEFLATED]
     return report
 
 
@@ -94,10 +105,22 @@ def _decode(images: list[bytes]) -> None:
         cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR)
 
 
-def _batch(dataset: FaceDataset, numbers: list[int], device: torch.device) -> torch.Tensor:
+def _deflated(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def _inflate(images: list[bytes]) -> None:
+    for image in images:
+        zlib.decompressobj(-zlib.MAX_WBITS).decompress(image)
+
+
+def _batch(reader: ImageReader, slots: BatchSlots, numbers: list[int], device: torch.device) -> torch.Tensor:
     """Read and decode images into a batch on the device, uint8 (B, height, width, 3)."""
-    images = [decode_rgb(dataset.read(number), location="image") for number in numbers]
-    return torch.from_numpy(np.stack(images)).to(device)
+    result = reader.read(ReadRequest(0, 0, tuple(numbers)))
+    if result.error is not None:
+        raise result.error
+    return torch.from_numpy(slots.image[0, : len(numbers)]).to(device)
 
 
 def _written(folder: Path, images: Images) -> list[tuple[str, FaceDataset]]:
@@ -185,10 +208,18 @@ def _write_saved(folder: Path, images: Images) -> None:
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}), encoding="utf-8")
 
 
+def _write_folder(folder: Path, images: Images) -> None:
+    for image in images:
+        path = folder / str(image.name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(image.data)
+
+
 _WRITERS: dict[str, tuple[str, Callable[[Path, Images], None]]] = {
     "recordio": ("recordio", _write_recordio),
+    "image folder": ("folder", _write_folder),
     "zip, stored": ("a.zip", lambda path, images: write_zip(path, images, [])),
-    "zip, deflated": ("a.zip", _write_deflated),
+    _DEFLATED: ("a.zip", _write_deflated),
     "lmdb": ("a.lmdb", lambda path, images: write_lmdb(path, images, sorted({str(i.label) for i in images}))),
     "tfrecord": ("shards", _write_tfrecord),
     "webdataset": ("shards", lambda path, images: write_webdataset(path, images, [])),

@@ -52,11 +52,17 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError(
             f"the image has {header.width:,} × {header.height:,} pixels; the limit is {MAX_PIXELS:,}"
         )
-    if header.format == "JPEG" and (scans := data.count(_START_OF_SCAN)) > _MAX_SCANS:
+    encoded = np.frombuffer(data, np.uint8)
+    # Its second byte first: bytes.count() takes 5 % of the time of decoding, and few images have that many of it.
+    if (
+        header.format == "JPEG"
+        and np.count_nonzero(encoded == _START_OF_SCAN[1]) > _MAX_SCANS
+        and (scans := data.count(_START_OF_SCAN)) > _MAX_SCANS
+    ):
         raise NotAnImageError(f"the JPEG has {scans:,} scans; the limit is {_MAX_SCANS}")
     try:
         # Without IMREAD_IGNORE_ORIENTATION, OpenCV turns the image upright: photos of telephones are stored turned.
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
     except cv2.error as error:
         raise NotAnImageError(f"the image cannot be decoded ({error.err})") from error
     if image is None:

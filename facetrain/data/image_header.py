@@ -41,6 +41,7 @@ FORMAT_SUFFIX = {
 
 # JPEG markers before the image size: 0xC0 to 0xCF without DHT, JPG and DAC (ITU-T T.81, table B.1).
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_SEGMENT, _JPEG_SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
 _EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
@@ -126,18 +127,16 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    position = 2
-    while position + 9 <= len(data):
-        if data[position] != 0xFF:
+    position, last = 2, len(data) - 9
+    while position <= last:
+        first, marker, length = _JPEG_SEGMENT.unpack_from(data, position)
+        if first != 0xFF:
             return None
-        marker = data[position + 1]
-        if marker == 0xFF:  # fill byte before a marker (ITU-T T.81, B.1.1.2)
-            position += 1
-        elif marker in _START_OF_FRAME:
-            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
+        if marker in _START_OF_FRAME:
+            height, width = _JPEG_SIZE.unpack_from(data, position + 5)
             return width, height
-        else:
-            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        # A byte 0xFF may fill the space before a marker (ITU-T T.81, B.1.1.2).
+        position += 1 if marker == 0xFF else 2 + length
     return None
 
 

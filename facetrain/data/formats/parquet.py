@@ -7,6 +7,7 @@ rows, of which the last used ones stay in memory.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
@@ -56,7 +57,7 @@ class ParquetDataset:
         self._column, self._columns = columns.facts["column"], columns.arrays
         self._offset, self._size = self._columns["offset"], self._columns["size"]
         self._groups = self._columns["groups"].reshape(-1, 3)
-        self._ends = np.cumsum(self._groups[:, 2])
+        self._ends = np.cumsum(self._groups[:, 2]).tolist()
         self.labels = self._columns["label"]
         self.num_images = len(self.labels)
         self.num_classes = int(self.labels.max()) + 1
@@ -106,14 +107,14 @@ class ParquetDataset:
         """Return the file, the row group and the row."""
         group = self._group(index)
         file, row_group, rows = self._groups[group].tolist()
-        return f"{self._paths[file]}: row group {row_group}, row {index - int(self._ends[group]) + rows}"
+        return f"{self._paths[file]}: row group {row_group}, row {index - self._ends[group] + rows}"
 
     def _group(self, index: int) -> int:
-        return int(np.searchsorted(self._ends, index, side="right"))
+        return bisect_right(self._ends, index)
 
     def _row(self, index: int) -> Any:
         group = self._group(index)
-        return self._cache.get(group)[index - int(self._ends[group] - self._groups[group, 2])]
+        return self._cache.get(group)[index - self._ends[group] + self._groups.item(group, 2)]
 
     def _read_group(self, group: int) -> Any:
         file, row_group, _ = self._groups[group].tolist()

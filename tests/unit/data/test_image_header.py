@@ -69,3 +69,9 @@ def test_cmyk_and_16_bit_images_become_8_bit_rgb(depth):
         data = cv2.imencode(".png", photo().astype(np.uint16) * 257)[1].tobytes()
     decoded = decode_rgb(data, location="x")
     assert decoded.dtype == np.uint8 and np.abs(decoded.astype(int) - photo()).mean() < 6
+
+
+def test_a_jpeg_with_fill_bytes_before_a_marker_has_a_size():
+    data = encode_jpeg(photo(), 90)
+    assert read_header(data[:2] + b"\xff\xff" + data[2:]) == ("JPEG", 160, 96)
+    assert read_header(data[:2] + b"\0" + data[2:]) is None

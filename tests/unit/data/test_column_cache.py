@@ -1,0 +1,42 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from facetrain.data.column_cache import load_columns, save_columns
+
+ARRAYS = {"label": np.arange(5), "size": np.ones(3, np.float32), "empty": np.empty(0, np.uint8)}
+
+
+def test_columns_are_read_back_and_survive_pickling(tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    save_columns(tmp_path / "a.catalog", [source, tmp_path / "absent"], ARRAYS, {"prefix": 3})
+    for columns in (
+        load_columns(tmp_path / "a.catalog", [source, tmp_path / "absent"]),
+        pickle.loads(pickle.dumps(load_columns(tmp_path / "a.catalog", [source, tmp_path / "absent"]))),
+    ):
+        assert columns.facts == {"prefix": 3}
+        for name, array in ARRAYS.items():
+            np.testing.assert_array_equal(columns.arrays[name], array)
+            assert columns.arrays[name].dtype == array.dtype
+            assert not len(array) or not columns.arrays[name].flags.writeable
+
+
+def test_columns_of_changed_inputs_are_not_used(tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    save_columns(tmp_path / "a.catalog", [source], ARRAYS, {})
+    source.write_bytes(b"xy")
+    assert load_columns(tmp_path / "a.catalog", [source]) is None
+
+
+@pytest.mark.parametrize(("length", "position"), [(-1, 4096), (5, -8), (1 << 40, 4096), (5, 1 << 40)])
+def test_columns_outside_of_the_file_are_not_used(tmp_path, length, position):
+    save_columns(tmp_path / "a.catalog", [], {"label": np.arange(5)}, {})
+    data = (tmp_path / "a.catalog").read_bytes()
+    header = json.loads(data[:4096])
+    header["columns"] = [["label", "<i8", length, position]]
+    (tmp_path / "a.catalog").write_bytes(json.dumps(header).encode().ljust(4096) + data[4096:])
+    assert load_columns(tmp_path / "a.catalog", []) is None
