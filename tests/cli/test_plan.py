@@ -8,10 +8,13 @@ from tests.support.command import ROOT, facetrain, refusal
 from tests.support.datasets import write_records
 
 CONFIG = ROOT / "configs" / "wf42m_pfc02_r100.yaml"
+FEW_BLOCKS = ("--set", "model.backbone=r18")  # 8 blocks are counted sooner than the 49 of r100
+TINY = "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 32, 32], embedding_size: 32}\n"
 
 
 def test_the_json_of_a_plan_has_memory_limits_and_time():
-    done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", "--json")
+    arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", *FEW_BLOCKS)
+    done = facetrain(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["fits"] and report["change"] is None and report["fused"]
@@ -47,7 +50,8 @@ def test_the_numbers_of_identities_and_images_are_read_from_the_dataset(tmp_path
 
 
 def test_a_v100_is_reported_to_lack_bf16():
-    arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--gpu", "v100", "--set", "head.sample_rate=0.02")
+    sets = ("--set", "head.sample_rate=0.02", *FEW_BLOCKS)
+    arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--gpu", "v100", *sets)
     printed = facetrain(*arguments).stdout
     assert "a v100 cannot multiply in bf16" in printed and "fused kernels" not in printed
     assert "bf16" not in facetrain(*arguments, "--set", "train.precision=fp16").stdout
@@ -74,7 +78,7 @@ def test_an_unknown_gpu_is_a_usage_error_of_one_line():
 
 
 def test_the_plan_of_a_run_in_stages_adds_up_their_times_and_takes_the_memory_of_the_largest(tmp_path):
-    text = "data: {train: none, num_classes: 1000, num_images: 12800}\nmodel: {backbone: r18}\n"
+    text = "data: {train: none, num_classes: 1000, num_images: 12800}\n" + TINY
     text += "train: {batch_size: 64, epochs: 4, stages: [{until_epoch: 3, batch_size: 128}]}\n"
     (tmp_path / "run.yaml").write_text(text)
 
