@@ -24,16 +24,16 @@ class PReLU(nn.PReLU):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, …) to the same shape."""
-        fast = (
-            self.fast_cpu_backward
-            and x.device.type == "cpu"
-            and torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
-        )
-        if not fast:
-            return super().forward(x)
-        y: Tensor = _PReLU.apply(x, self.weight.to(x.dtype))
-        return y
+        return prelu(x, self.weight) if self.fast_cpu_backward else super().forward(x)
+
+
+def prelu(x: Tensor, weight_C: Tensor) -> Tensor:
+    """Return `torch.nn.functional.prelu`, with the fast backward pass if x is on the CPU."""
+    fast = x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if not fast:
+        return F.prelu(x, weight_C)
+    y: Tensor = _PReLU.apply(x, weight_C.to(x.dtype))
+    return y
 
 
 def use_torch_backward(network: nn.Module) -> None:
@@ -50,12 +50,14 @@ class _PReLU(torch.autograd.Function):
         return F.prelu(x, weight_C)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight_C = ctx.saved_tensors
         channels = [1] * x.dim()
         channels[1] = -1
         grad_x = torch.ops.aten.threshold_backward(grad, x, 0)  # grad if x > 0, else 0
         below = grad - grad_x
         grad_x.addcmul_(below, weight_C.view(channels))
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
         grad_C = below.mul_(x).sum([axis for axis in range(x.dim()) if axis != 1])
         return grad_x, grad_C

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.mobilefacenet import MobileFaceNet
+from facetrain.backbone.prelu import prelu
 from facetrain.errors import ModelError
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, backbone_layers
 from facetrain.models.mxnet_network import MxnetNetwork
@@ -137,7 +138,7 @@ def run_layer(layer: Layer, x: Tensor, others: list[Tensor], *, in_place: bool =
             statistics = weights["mean"], weights["variance"]
             return F.batch_norm(x, *statistics, weights["weight"], weights["bias"], eps=options["eps"])
         case "prelu":
-            return F.prelu(x, weights["weight"])
+            return prelu(x, weights["weight"])
     return x.add_(others[0]) if in_place else x + others[0]
 
 

@@ -28,6 +28,7 @@ _SHAPING_KEYS = (
     "model.widths",
     "model.embedding_size",
     "model.lora",
+    "model.quantize",
     "head.sub_centers",
     "head.momentum_dtype",
     "optim.name",

@@ -41,9 +41,14 @@ def write_dataset_cards(run: PreparedRun) -> None:
     write_atomically(run.folder / _CARDS_FILE, card_text(read_cards(Path(run.config.data.train))))
 
 
-def described_data(run: PreparedRun) -> dict[str, Any]:
-    """Return the copied cards of the training data as metadata of a model file."""
-    return {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
+def described_model(run: PreparedRun) -> dict[str, Any]:
+    """Return the metadata of a model file: network, config, cards of the training data, ranges of 8-bit activations."""
+    quantized = run.state.network.quantized
+    return (
+        describe_model(run.config)
+        | {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
+        | (quantized.description() if quantized else {})
+    )
 
 
 def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
@@ -74,7 +79,7 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
     if not run.world.is_leader:
         return
     states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
-    metadata = describe_model(run.config) | described_data(run)
+    metadata = described_model(run)
     for name, state in states.items():
         path = run.folder / name
         save_model(path, merge_adapters(state, str(path)), metadata)
@@ -117,11 +122,11 @@ def _float32(run: PreparedRun) -> str:
     )
 
 
-def _adapters(run: PreparedRun) -> str:
-    """Return a remark about the low-rank adapters, if there are any."""
+def _remark(run: PreparedRun) -> str:
+    """Return a remark about low-rank adapters or rounding, if there are any."""
     lora = run.config.model.lora
     if lora is None:
-        return ""
+        return " rounded to int8" if run.config.model.quantize else ""
     return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
 
 
@@ -134,7 +139,7 @@ def opening_line(run: PreparedRun) -> str:
     sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
         f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
-        f"{config.model.backbone}{_adapters(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{sizes} images on {world.size} × {world.device.type} in {trained}"
         + (f", verified in {verified}" if run.sets and verified != trained else "")
         + (f"; resuming from step {step:,}" if step else "")

@@ -29,7 +29,6 @@ from facetrain.run.build import (
     build_learning_check,
     build_loader,
 )
-from facetrain.run.build_backbone import describe_model
 from facetrain.run.build_execution import begin_trial
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
@@ -44,7 +43,7 @@ from facetrain.run.folder import (
 from facetrain.run.lock import locked
 from facetrain.run.open_data import must_generate, write_while_training
 from facetrain.run.outputs import (
-    described_data,
+    described_model,
     open_loss_spikes,
     open_metrics,
     opening_line,
@@ -325,7 +324,7 @@ def _build_checkpointing(
         sync_run=sync_run,
     )
     meta = {
-        "model": describe_model(config) | described_data(run),
+        "model": described_model(run),
         "config": dump_config(config),
         "schedule": asdict(run.schedule),
         "run_id": run.run_id,

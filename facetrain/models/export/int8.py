@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import new_file
 from facetrain.models.export.formats import Exported, ExportOptions, Similarity
 from facetrain.models.export.quantize import quantize_dynamic, quantize_static
+from facetrain.models.int8.fake_quantization import read_ranges
 from facetrain.models.int8.onnx_file import int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import EmbeddingModel
@@ -58,7 +60,9 @@ def export_int8(
     with new_file(path, RunError) as output:
         network = folded_network(model.network) if options.int8 == "static" else None
         if network is not None:
-            quantized = quantize(network, used)
+            ranges = read_ranges(model.metadata, network, model.description)
+            # Equalized and corrected weights of `model.quantize` fit the ranges of their training, and no others.
+            quantized = quantize(network, used) if ranges is None else replace(network, ranges=ranges)
             _save(int8_model(quantized, model.image_size, model.embedding_size), model, output)
         else:
             with tempfile.TemporaryDirectory(prefix=".int8.", dir=path.parent) as folder:

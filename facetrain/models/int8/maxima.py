@@ -1,7 +1,8 @@
 """PReLUs written as maxima, which onnxruntime computes several times as fast.
 
-max(x, a·x) equals PReLU(x) for slopes a ≤ 1. For a channel with a > 1, −max(−x, −a·x) equals it: the layer before the
-PReLU gets the opposite sign in this channel, and so do the inputs of the layer after it.
+max(x, a·x) equals PReLU(x) for slopes a ≤ 1. For a channel with a > 1, −a · max(−x, −x / a) equals it: the layer before
+the PReLU gets the opposite sign in this channel, the slope becomes 1 / a, and the inputs of the layer after it are
+multiplied by −a.
 """
 
 # C channels
@@ -25,12 +26,15 @@ def replace_prelus(network: Int8Network) -> Int8Network:
     for pair in pairs(network.graph):
         prelu = layers[pair.between]
         if prelu.kind == "prelu":
-            sign_C = torch.where(prelu.weights["weight"] > 1, -1.0, 1.0).flatten()
-            if sign_C.numel() == 1:  # one slope for all channels
-                sign_C = sign_C.expand(len(layers[pair.first].weights["weight"]))
-            layers[pair.first] = divide_outputs(layers[pair.first], sign_C)
-            layers[pair.between] = replace(prelu, kind=MAXIMUM)
-            layers[pair.second] = multiply_inputs(layers[pair.second], sign_C)
+            slope = prelu.weights["weight"]
+            steep = slope > 1
+            below_one = {"weight": torch.where(steep, 1 / slope, slope)}
+            layers[pair.between] = replace(prelu, kind=MAXIMUM, weights=below_one)
+            # One slope for all channels if the PReLU has only one.
+            slope_C = slope.flatten().expand(len(layers[pair.first].weights["weight"]))
+            steep_C = steep.flatten().expand_as(slope_C)
+            layers[pair.first] = divide_outputs(layers[pair.first], torch.where(steep_C, -1.0, 1.0))
+            layers[pair.second] = multiply_inputs(layers[pair.second], torch.where(steep_C, -slope_C, 1.0))
     for name, layer in layers.items():
         if layer.kind == "prelu" and bool((layer.weights["weight"] <= 1).all()):
             layers[name] = replace(layer, kind=MAXIMUM)

@@ -15,6 +15,7 @@ from facetrain.models.int8.equalization import channel_ranges, equalize
 from facetrain.models.int8.maxima import replace_prelus
 from facetrain.models.int8.network import Int8Network
 from facetrain.models.int8.ranges import find_ranges
+from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.mxnet_network import MxnetNetwork
 
 _BATCH_SIZE = 16
@@ -28,18 +29,24 @@ def folded_network(network: nn.Module) -> Int8Network | None:
     None for a network that is not an IResNet, a MobileFaceNet or a network of MXNet with their kinds of layers.
     """
     try:
-        graph = layers_with_statistics(network)
-        layers, output = fold_norms(graph)
+        folded = fold(layers_with_statistics(network), takes_pixels=isinstance(network, MxnetNetwork))
     except ModelError:
         return None
+    return replace_prelus(folded)
+
+
+def fold(graph: LayerGraph, *, takes_pixels: bool = False) -> Int8Network:
+    """Return the layers of a graph with folded batch norms, in float32 and without ranges.
+
+    Raises:
+        ModelError: the graph has a layer of another kind.
+    """
+    layers, output = fold_norms(graph)
     floats = {
         name: replace(layer, weights={key: tensor.float() for key, tensor in layer.weights.items()})
         for name, layer in layers.items()
     }
-    folded = Int8Network(
-        replace(graph, layers=floats, output=output), takes_pixels=isinstance(network, MxnetNetwork)
-    )
-    return replace_prelus(folded)
+    return Int8Network(replace(graph, layers=floats, output=output), takes_pixels=takes_pixels)
 
 
 def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:
