@@ -15,6 +15,7 @@ import typer
 
 from facetrain import __version__
 from facetrain.cli import (
+    average,
     bench,
     calibrate,
     config,
@@ -61,6 +62,7 @@ app.command("embed")(embed.embed)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(embed.compare)
 app.command("search")(search.search)
+app.command("average")(average.average)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)

@@ -30,6 +30,8 @@ RECIPES = {
 WITHOUT_TEACHER = ("labels", "shallow_labels")
 FROM_TEACHER = ("shallow_labels", "shallow", "small_faces")
 """Recipes that start with weights of the teacher."""
+AVERAGED = {"small_faces": 0.6}
+"""Recipes whose weights are averaged with those of the teacher, and the weight of the recipe."""
 SMALL = 16
 """Side of the small faces, pixels."""
 LFW, SMALL_LFW = "lfw_folds1-2", f"lfw_{SMALL}px"
@@ -82,7 +84,13 @@ def steps(data: Path, output: Path, recipes: Sequence[str], seeds: Sequence[int]
             against = ["--against", teacher if other == "y1" else str(output / f"{other}_{seed}")]
             if other != "y1" and other not in recipes:
                 against = []
-            yield evaluation(output / f"{run.name}.json", str(run), [*targets, *against])
+            model = run
+            if recipe in AVERAGED:
+                model = output / f"{run.name}.safetensors"
+                weights = [f"{weight:g}" for weight in (AVERAGED[recipe], 1 - AVERAGED[recipe])]
+                options = [word for weight in weights for word in ("--weight", weight)]
+                yield Step(model, ["average", str(run), teacher, *options, "--output", str(model)])
+            yield evaluation(output / f"{run.name}.json", str(model), [*targets, *against])
 
 
 def evaluation(report: Path, model: str, options: list[str]) -> Step:

@@ -47,7 +47,7 @@ def test_a_distilled_network_differs_from_the_one_trained_on_labels_in_the_loss_
 
 def test_every_step_is_a_command_of_facetrain(runner):
     made = list(runner["steps"](Path("data/real"), Path("out"), runner["RECIPES"], [1, 2]))
-    assert len(made) == 3 + 2 * 2 * 5
+    assert len(made) == 3 + 2 * (2 * 5 + 1)
     assert [reason for step in made if (reason := complaint(step.arguments, complete=True))] == []
     overrides = [
         value
@@ -58,6 +58,9 @@ def test_every_step_is_a_command_of_facetrain(runner):
     ]
     assert {"seed=1", "seed=2", "distill.cache=out/teacher.safetensors"} <= set(overrides)
     evaluations = [step.arguments for step in made if step.output.name == "distilled_2.json"]
+    (averaged,) = (step.arguments for step in made if step.output.name == "small_faces_1.safetensors")
+    assert averaged[1:3] == ["out/small_faces_1", "data/real/y1/model-symbol.json"]
+    assert averaged[3:7] == ["--weight", "0.6", "--weight", "0.4"]
     assert evaluations[0][-4:] == ["--against", "out/labels_2", "--json", "out/distilled_2.json"]
 
 

@@ -1,0 +1,52 @@
+"""Command `facetrain average`: weighted average of models of one network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.errors import UsageError
+
+
+def average(
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL MODEL…",
+            help="Models of one network. The first is a run, a checkpoint or a model file; the others may also be "
+            "MXNet or ONNX files.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="File for the averaged model, .safetensors.", show_default=False),
+    ],
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="NUMBER",
+            min=0,
+            help="Weight of a model, once per model and in their order. The default weighs all equally.",
+        ),
+    ] = None,
+) -> None:
+    """Average the weights of models of one network, such as a model and its fine-tuned version."""
+    from facetrain.models.average_models import SOURCES_KEY, average_models
+
+    if len(models) < 2:
+        raise UsageError(f"{models[0]}: an average needs at least two models")
+    if output.suffix != ".safetensors":
+        raise UsageError(f"{output}: a model file ends with .safetensors")
+    if weight and (len(weight) != len(models) or not sum(weight) > 0):
+        raise UsageError(
+            f"{len(weight)} weights for {len(models)} models; give --weight once per model, at least one above 0"
+        )
+    require_writable(output)
+    description = average_models(models, weight or [1.0] * len(models), output)
+    for source in description[SOURCES_KEY]:
+        echo_line(f"{source['weight']:.3f} × {source['model']}")
+    echo_line(f"{output}: written; evaluate it, because the average of unrelated models is useless")

@@ -1,0 +1,85 @@
+"""Weighted average of the weights of several models of one network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from facetrain.backbone.base import Backbone
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ModelError
+from facetrain.models.initialize_from import initialize_backbone
+from facetrain.models.model_file import open_model, save_model
+
+SOURCES_KEY = "average_of"
+"""Key in the description of a model file: the averaged models and their weights."""
+_THRESHOLDS_KEY = "thresholds"
+"""Key of the thresholds that `facetrain calibrate` measures; they hold for one set of weights only."""
+
+
+def average_models(models: Sequence[Path], weights: Sequence[float], output: Path) -> dict[str, Any]:
+    """Write the weighted average of the parameters and batch norm statistics of models; return its description.
+
+    The average of a model and of its fine-tuned version keeps much of both (WiSE-FT: Wortsman et al., CVPR 2022, arXiv
+    2109.01903), and that of several fine-tuned versions is often better than each (model soups: ICML 2022, arXiv
+    2203.05482). Models that were trained from different random weights have no useful average.
+
+    Args:
+        models: the first is a run, a checkpoint or a file of a facetrain backbone, whose description is taken over; the
+            others are files that `initialize_backbone` loads into that network.
+        weights: a number per model, at least 0; they are divided by their sum.
+        output: .safetensors file.
+
+    Raises:
+        ModelError: a model cannot be read or has another network, or the weights are not one per model with a sum
+            above 0.
+        RunError: the file cannot be written.
+    """
+    if len(weights) != len(models) or min(weights) < 0 or not sum(weights) > 0:
+        raise ModelError(
+            f"{len(models)} models cannot be averaged with the weights {list(weights)}; give one number of at least 0 "
+            "for each model, not all of them 0"
+        )
+    first = open_model(models[0], torch.device("cpu"))
+    if not isinstance(first.network, Backbone):
+        raise ModelError(
+            f"{models[0]}: is not a backbone of facetrain; begin with a run or a .safetensors file, and give this file "
+            "after it"
+        )
+    states = [first.network.state_dict()]
+    states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
+    shares = [weight / sum(weights) for weight in weights]
+    description = {key: value for key, value in first.metadata.items() if key != _THRESHOLDS_KEY}
+    description[SOURCES_KEY] = [
+        {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
+    ]
+    average = {name: _average([state[name] for state in states], shares) for name in states[0]}
+    save_model(output, average, description)
+    return description
+
+
+def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
+    def refuse() -> Tensor:
+        raise ModelError(
+            f"{path}: has no batch norm statistics, because they are merged into other layers; give the file from "
+            "which it was exported"
+        )
+
+    network = build_backbone(**options)
+    initialize_backbone(network, path, refuse)
+    return network.state_dict()
+
+
+def _average(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """Return the weighted average, computed in float64; counters are those of the first model."""
+    first = tensors[0]
+    if not first.is_floating_point():
+        return first
+    total = torch.zeros(first.shape, dtype=torch.float64)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total += share * tensor.double()
+    return total.to(first.dtype)

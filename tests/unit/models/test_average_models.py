@@ -1,0 +1,75 @@
+"""Weighted averages of models."""
+
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.errors import ModelError
+from facetrain.models.average_models import average_models
+from facetrain.models.model_file import describe_backbone, open_model, save_model
+from tests.support.command import refusal
+from tests.support.mxnet_files import randomize, write_iresnet
+
+OPTIONS = {"layers": (1, 1, 1, 1), "widths": (4, 4, 8, 8), "embedding_size": 8, "image_size": 112}
+
+
+def write(path, seed, **description):
+    network = randomize(build_backbone("iresnet", **OPTIONS), seed=seed)
+    save_model(path, network.state_dict(), describe_backbone("iresnet", **OPTIONS) | description)
+    return network.state_dict()
+
+
+def opened(path):
+    return open_model(path, torch.device("cpu"))
+
+
+def test_parameters_and_statistics_are_averaged_by_their_weights(tmp_path):
+    paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    states = [write(path, seed) for seed, path in enumerate(paths)]
+    average_models(paths, [1, 2, 5], tmp_path / "out.safetensors")
+    found = opened(tmp_path / "out.safetensors").network.state_dict()
+    for name, value in found.items():
+        one, two, three = (state[name].double() for state in states)
+        expected = (one + 2 * two + 5 * three) / 8 if value.is_floating_point() else one
+        torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_description_is_that_of_the_first_model_without_its_thresholds(tmp_path):
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write(first, 0, thresholds=[{"fmr": 1e-3}], config={"seed": 3})
+    write(second, 1)
+    average_models([first, second], [0.25, 0.75], tmp_path / "out.safetensors")
+    metadata = opened(tmp_path / "out.safetensors").metadata
+    assert metadata["config"] == {"seed": 3} and "thresholds" not in metadata
+    assert metadata["average_of"] == [
+        {"model": str(first), "weight": 0.25},
+        {"model": str(second), "weight": 0.75},
+    ]
+
+
+def test_a_file_of_mxnet_is_averaged_with_a_network_that_was_fine_tuned_from_it(tmp_path):
+    options = {name: value for name, value in OPTIONS.items() if name != "image_size"}
+    path = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **options), eps=2e-5))
+    write(tmp_path / "tuned.safetensors", 5)
+    average_models([tmp_path / "tuned.safetensors", path], [0, 1], tmp_path / "out.safetensors")
+    image = torch.randint(0, 256, (2, 112, 112, 3), dtype=torch.uint8)
+    models = [opened(path), opened(tmp_path / "out.safetensors")]
+    with torch.no_grad():
+        expected, found = (model.network.eval()(model.prepare(image)) for model in models)
+    torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
+
+
+def test_other_networks_and_wrong_weights_are_refused(tmp_path):
+    first, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write(first, 0)
+    wide = OPTIONS | {"widths": (4, 4, 8, 16)}
+    save_model(other, build_backbone("iresnet", **wide).state_dict(), describe_backbone("iresnet", **wide))
+    with pytest.raises(ModelError, match="does not fit the network"):
+        average_models([first, other], [1, 1], tmp_path / "out.safetensors")
+    with pytest.raises(ModelError, match="one number of at least 0"):
+        average_models([first, first], [1, -1], tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+    out = ["--output", tmp_path / "out.safetensors"]
+    assert "needs at least two models" in str(refusal("average", first, *out))
+    assert "1 weights for 2 models" in str(refusal("average", first, first, "--weight", 1, *out))
+    assert "ends with .safetensors" in str(refusal("average", first, first, "--output", tmp_path / "m.onnx"))
