@@ -210,7 +210,7 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
         )
     layers: dict[str, Layer] = {}
     names: dict[str, str] = {}
-    for node in _LayerTracer().trace(backbone).nodes:
+    for node in _trace(backbone).nodes:
         sources = tuple(names[source.name] for source in node.all_input_nodes)
         name = names[node.name] = str(node.target) if node.op == "call_module" else node.name
         module = backbone.get_submodule(name) if node.op == "call_module" else None
@@ -226,6 +226,15 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
             assert node.target is operator.add, f"{node.target}: backbones have no operation except add"
             layers[name] = Layer("add", sources)
     raise AssertionError("the traced backbone has no output")
+
+
+def _trace(backbone: Backbone) -> torch.fx.Graph:
+    # In training mode, backbones compare the size of the features, which a tracer does not know, with their own.
+    was_training, backbone.training = backbone.training, False
+    try:
+        return _LayerTracer().trace(backbone)
+    finally:
+        backbone.training = was_training
 
 
 def _module_layer(module: nn.Module, sources: tuple[str, ...]) -> Layer:

@@ -14,8 +14,7 @@ exported file does. Of torch only `fake_quantize_per_tensor_affine` is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from facetrain.errors import ModelError
 from facetrain.models.inference_network import layers_with_statistics
 from facetrain.models.int8.network import MAXIMUM, Int8Network, Range
 from facetrain.models.int8.quantize import fold, folded_network, quantize
-from facetrain.models.layer_graph import Layer, LayerGraph
+from facetrain.models.layer_graph import Layer
 
 _METADATA_KEY = "int8"
 """Key of a model file's description under which the ranges are."""
@@ -44,7 +43,7 @@ class FakeQuantized(nn.Module):
         """By the name of the value, as in `Int8Network`."""
         # The parameters themselves: the tensors of the layer graph have no gradient.
         parameters = dict(backbone.named_parameters())
-        graph = _layers(backbone)
+        graph = layers_with_statistics(backbone)
         layers = {name: _with_parameters(name, layer, parameters) for name, layer in graph.layers.items()}
         self._graph = replace(graph, layers=layers)
 
@@ -85,8 +84,7 @@ def prepare(backbone: Backbone, image_BCHW: Tensor) -> dict[str, Range]:
     Raises:
         ModelError: it is not an IResNet or a MobileFaceNet.
     """
-    with _evaluation_mode(backbone):
-        folded = folded_network(backbone)
+    folded = folded_network(backbone)
     if folded is None:
         raise ModelError(
             "model.quantize: works with IResNets (r18 to r2060, iresnet) and MobileFaceNets; "
@@ -133,23 +131,6 @@ def read_ranges(description: Mapping[str, Any], network: Int8Network, origin: st
     return ranges
 
 
-@contextmanager
-def _evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Switch a network to evaluation mode: in training mode it also takes images of other sizes, which is no layer."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _layers(backbone: Backbone) -> LayerGraph:
-    with _evaluation_mode(backbone):
-        return layers_with_statistics(backbone)
-
-
 def _with_parameters(name: str, layer: Layer, parameters: Mapping[str, nn.Parameter]) -> Layer:
     found = {key: parameters[f"{name}.{key}"] for key in layer.weights if f"{name}.{key}" in parameters}
     return replace(layer, weights=layer.weights | found)
@@ -158,7 +139,7 @@ def _with_parameters(name: str, layer: Layer, parameters: Mapping[str, nn.Parame
 @torch.no_grad()
 def _write_weights(backbone: Backbone, network: Int8Network) -> None:
     """Give a backbone the weights of its folded layers; a folded batch norm adds the bias and changes nothing else."""
-    graph = _layers(backbone)
+    graph = layers_with_statistics(backbone)
     consumers = graph.consumers()
     for name, layer in network.graph.layers.items():
         weights = graph.layers[name].weights  # those of the backbone: the same memory
