@@ -1,3 +1,4 @@
+import mmap
 import os
 import struct
 
@@ -70,7 +71,7 @@ def test_the_catalog_is_cached_and_rebuilt_when_the_file_changes(tmp_path):
     rec, idx = tmp_path / "train.rec", tmp_path / "train.idx"
     first = load_catalog(rec, idx)
     second = load_catalog(rec, idx)
-    assert isinstance(second.offset.base, np.memmap)
+    assert isinstance(second.offset.base.obj, mmap.mmap)
     np.testing.assert_array_equal(first.label, second.label)
     assert first.announced_end == second.announced_end == 4.0
     write_records(tmp_path, [0, 1, 2, 2])
