@@ -147,6 +147,10 @@ def test_a_network_without_an_int8_form_is_refused():
         (["model.init_from=x", "model.dropout=0.1"], "cannot be combined with dropout"),
         (["model.init_from=x"], "set train.precision to fp32"),
         (["model.init_from=x", "train.precision=fp32", "train.compile=on"], "train.compile: on"),
+        (
+            ["model.init_from=x", "train.precision=fp32", "train.stages=[{until_epoch: 2, image_size: 80}]"],
+            "cannot be combined with image_size in train.stages",
+        ),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path, settings, message):
