@@ -9,6 +9,21 @@ from pydantic import Field, model_validator
 from facetrain.config.section import Expectations, ImageSize, Positive, Probability, Section, Switch
 
 
+class MuonConfig(Section):
+    """Muon (Jordan et al., 2024): steps that are orthogonal matrices.
+
+    It is for the weights of convolutions and linear layers before the last layer; the optimizer of `name` updates all
+    other parameters and the class centers.
+    """
+
+    lr: Annotated[float, Field(gt=0)] = 0.02
+    """Highest learning rate; the schedule is that of `optim.lr`."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Momentum."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Weight decay; a step multiplies the weights by 1 − learning rate · weight decay."""
+
+
 class OptimConfig(Section):
     """Optimizer and learning rate."""
 
@@ -24,6 +39,8 @@ class OptimConfig(Section):
     """Term added to the denominator; only for adamw."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
+    muon: MuonConfig | None = None
+    """Muon; `{}` for its default values. null: the optimizer of `name` updates all parameters."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor between the learning rates of two neighboring layers of the backbone (stem, blocks, last layer): the last
     layer has `lr`, the first the smallest rate. 1: the same rate everywhere."""

@@ -53,7 +53,7 @@ class Stepper:
     def __init__(
         self,
         backbone: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         head: RowUpdater,
         scale: LossScale,
         *,
@@ -61,13 +61,13 @@ class Stepper:
         clip_grad_norm: float | None,
         outside_ddp: Sequence[nn.Parameter] = (),
     ) -> None:
-        """Take the optimizer of the backbone's parameters, and the head, which updates its own.
+        """Take the optimizers of the backbone's parameters, and the head, which updates its own.
 
         `schedule` returns the learning rate of a step. `clip_grad_norm` bounds the L2 norm of the backbone's
-        gradient (None: no bound). `outside_ddp` are further parameters of the optimizer, whose gradients the step
+        gradient (None: no bound). `outside_ddp` are further parameters of the optimizers, whose gradients the step
         averages over the ranks; the bound includes them.
         """
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self.scale = scale
         self._parameters = [*(p for p in backbone.parameters() if p.requires_grad), *outside_ddp]
         self._outside_ddp = outside_ddp
@@ -78,12 +78,19 @@ class Stepper:
     def begin(self, step: int) -> float:
         """Prepare a step: set the learning rates and draw the classes. Return the scheduled learning rate."""
         lr = self._schedule(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["lr_factor"]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["lr_factor"]
         self._head.lr = lr
         self._head.loss_scale = self.scale.value if self.scale.enabled else None
         self._head.begin_step(step)
         return lr
+
+    def optimizer_states(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the state of each parameter of the optimizers; a change of it changes the optimizers."""
+        return {
+            parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()
+        }
 
     def finish(self) -> StepResult:
         """Update the weights by the gradients of the backward passes, and clear the gradients. Collective."""
@@ -93,8 +100,9 @@ class Stepper:
         # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.
         skipped = collectives.max_((~torch.isfinite(norm)).float())
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
-        fused_step(self.optimizer, grad_scale=self.scale.value * clip_factor, skip=skipped)
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            fused_step(optimizer, grad_scale=self.scale.value * clip_factor, skip=skipped)
+            optimizer.zero_grad(set_to_none=True)
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         self.scale.update(skipped)

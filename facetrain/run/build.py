@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from facetrain.backbone.base import Backbone
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
@@ -23,19 +21,16 @@ from facetrain.data.staged_loader import StagedLoader, TrainLoader
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.head.head_group import Head, head_parts
+from facetrain.head.head_group import head_parts
 from facetrain.models.initialize_from import initialize_centers
 from facetrain.models.int8.fake_quantization import FakeQuantized
-from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, parameter_groups
-from facetrain.optim.stepper import Stepper
 from facetrain.optim.weight_average import WeightAverage
 from facetrain.run.build_backbone import build_initial_backbone, prepare_quantization
 from facetrain.run.build_distillation import build_distillation
 from facetrain.run.build_head import build_head
+from facetrain.run.build_stepper import build_stepper
 from facetrain.run.step_schedule import Stage, StepSchedule
-from facetrain.training.distillation import Distillation
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
 from facetrain.training.loss_spikes import SpikeDetector
@@ -181,7 +176,7 @@ def build_state(
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
     distillation = build_distillation(config, world, num_classes, folder, source, build_augment(config))
-    stepper = _build_stepper(config, backbone, head, scale, schedule, distillation)
+    stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
     # From here on, random numbers may differ between ranks: each has a dropout of its own.
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
     tolerance = config.train.loss_spike
@@ -200,7 +195,8 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     frozen = trained < _LEAST_TRAINED * sum(weight.numel() for weight in weights)
     ranks = state.world.size if is_batch_norm_synced(config) else 1
     weight_norm = None
-    if state.step == 0 and not config.model.init_from and config.optim.name == "sgd":
+    plain_sgd = config.optim.name == "sgd" and config.optim.muon is None
+    if state.step == 0 and not config.model.init_from and plain_sgd:
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
     # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
     has_level = not any(part.head.penalizes_norms for part in head_parts(head))
@@ -235,53 +231,3 @@ def is_batch_norm_synced(config: Config) -> bool:
         # A global batch size promises a result that does not depend on the number of ranks.
         return config.train.global_batch_size is not None
     return config.model.batch_norm == "sync"
-
-
-def _build_stepper(
-    config: Config,
-    backbone: Backbone,
-    head: Head,
-    scale: LossScale,
-    schedule: StepSchedule,
-    distillation: Distillation | None,
-) -> Stepper:
-    groups = parameter_groups(
-        backbone,
-        config.model.lr_factors,
-        layer_decay=config.optim.layer_decay,
-        layer_prefixes=backbone.layer_prefixes(),
-    )
-    projection = [] if distillation is None else list(distillation.parameters())
-    if projection:
-        groups.append({"params": projection, "lr_factor": 1.0})
-    optimizer = build_optimizer(
-        groups,
-        config.optim.name,
-        momentum=config.optim.momentum,
-        betas=config.optim.betas,
-        eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
-    )
-    return Stepper(
-        backbone,
-        optimizer,
-        head,
-        scale,
-        schedule=learning_rates(config, schedule),
-        clip_grad_norm=config.optim.clip_grad_norm,
-        outside_ddp=projection,
-    )
-
-
-def learning_rates(config: Config, schedule: StepSchedule) -> Callable[[int], float]:
-    """Return the function from a step to its learning rate: the schedule's, times the factor of the step's stage."""
-    rate_at = LearningRateSchedule(
-        name=config.optim.schedule,
-        base=config.optim.lr,
-        warmup_steps=schedule.warmup_steps,
-        total_steps=schedule.progress(schedule.total_steps),
-        power=config.optim.power,
-        start_factor=config.optim.start_factor,
-        final_factor=config.optim.final_factor,
-    )
-    return lambda step: schedule.stage_at(step).lr_factor * rate_at(schedule.progress(step))

@@ -34,7 +34,15 @@ _SHAPING_KEYS = (
     "optim.name",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
-_MEANING_KEYS = ("seed", "head.loss", "head.margin", "distill", "train.stages", "head.expectation_margin")
+_MEANING_KEYS = (
+    "seed",
+    "head.loss",
+    "head.margin",
+    "distill",
+    "optim.muon",
+    "train.stages",
+    "head.expectation_margin",
+)
 """Config keys and sections without which a run is another one: they change only with --set."""
 _CHUNK_IMAGES = 1 << 20
 

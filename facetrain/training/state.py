@@ -155,21 +155,21 @@ class TrainState:
         names: dict[Tensor, str] = {parameter: name for name, parameter in self._named_parameters().items()}
         return {
             f"{names[parameter]}.{key}": value
-            for parameter, values in self.stepper.optimizer.state.items()
+            for parameter, values in self.stepper.optimizer_states().items()
             for key, value in values.items()
         }
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the optimizer by the names that checkpoints use, and those that are not trained."""
+        """Return the parameters of the optimizers by the names that checkpoints use, and those that are not trained."""
         projection = dict(self.distillation.named_parameters("distill")) if self.distillation else {}
         return dict(self.backbone.named_parameters()) | projection
 
     def _load_optimizer(self, saved: dict[str, Tensor]) -> None:
-        parameters = self._named_parameters()
+        parameters, states = self._named_parameters(), self.stepper.optimizer_states()
         for name, value in saved.items():
             parameter_name, _, key = name.rpartition(".")
             parameter = parameters[parameter_name]
-            if parameter not in self.stepper.optimizer.state:
+            if parameter not in states:
                 raise ValueError(
                     f"optimizer state {name} belongs to a parameter that is not trained (model.freeze)"
                 )
@@ -179,7 +179,7 @@ class TrainState:
                 # In the parameter's memory layout (channels_last), because the fused kernels walk through the
                 # memory of parameter and moment side by side and do not look at strides.
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            self.stepper.optimizer.state[parameter][key] = value.to(parameter.device)
+            states[parameter][key] = value.to(parameter.device)
 
     def _rank_state(self) -> dict[str, Tensor]:
         state = {"random.cpu": torch.get_rng_state()}

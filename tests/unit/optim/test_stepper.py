@@ -35,7 +35,7 @@ def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
         weight_decay=0.01,
     )
     scale = LossScale(torch.device("cpu"), enabled=enabled)
-    return Stepper(net, optimizer, CountingHead(), scale, schedule=lambda t: 0.1, clip_grad_norm=clip)
+    return Stepper(net, [optimizer], CountingHead(), scale, schedule=lambda t: 0.1, clip_grad_norm=clip)
 
 
 def clone_of(net):

@@ -79,7 +79,7 @@ def state():
     )
     optimizer = build_optimizer(parameter_groups(backbone, {}), "sgd", **rules)
     scale = LossScale(CPU, enabled=False)
-    stepper = Stepper(backbone, optimizer, head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
+    stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
     return TrainState(world, network, head, stepper, SpikeDetector(5.0, CPU))
 

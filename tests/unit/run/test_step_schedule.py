@@ -7,7 +7,7 @@ from facetrain.config.loading import build_config
 from facetrain.data.sampler import GlobalSampler, MixtureSampler
 from facetrain.errors import ConfigError, DataError
 from facetrain.optim.learning_rate import polynomial_lr
-from facetrain.run.build import learning_rates
+from facetrain.run.build_stepper import learning_rates
 from facetrain.run.step_schedule import schedule_steps, stage_configs
 
 IMAGES = 103

@@ -57,14 +57,16 @@ def train(network, inner, batches, *, accumulate=1, scaled=False, broken_step=No
     """Take a step with each batch; return losses, the state of the network and its embeddings in evaluation."""
     stepper = Stepper(
         inner.backbone,
-        build_optimizer(
-            parameter_groups(inner.backbone, {}),
-            "sgd",
-            momentum=0.9,
-            betas=(0.9, 0.99),
-            eps=1e-8,
-            weight_decay=0,
-        ),
+        [
+            build_optimizer(
+                parameter_groups(inner.backbone, {}),
+                "sgd",
+                momentum=0.9,
+                betas=(0.9, 0.99),
+                eps=1e-8,
+                weight_decay=0,
+            )
+        ],
         UpdatedHead(),
         LossScale(CPU, enabled=scaled),
         schedule=lambda step: 0.05,

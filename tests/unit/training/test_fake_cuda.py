@@ -44,14 +44,16 @@ def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(name, mon
         backbone = torch.nn.Sequential(*layers)
         stepper = Stepper(
             backbone,
-            build_optimizer(
-                parameter_groups(backbone, {}),
-                name,
-                momentum=0.9,
-                betas=(0.9, 0.99),
-                eps=1e-8,
-                weight_decay=0,
-            ),
+            [
+                build_optimizer(
+                    parameter_groups(backbone, {}),
+                    name,
+                    momentum=0.9,
+                    betas=(0.9, 0.99),
+                    eps=1e-8,
+                    weight_decay=0,
+                )
+            ],
             UpdatedHead(),
             LossScale(GPU, enabled=True),
             schedule=lambda step: 0.1,

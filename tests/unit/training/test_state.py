@@ -73,13 +73,13 @@ def test_a_checkpoint_that_no_run_saves_is_refused_and_nothing_outside_is_writte
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["name: sgd", "name: adamw", "muon: {lr: 0.01}"])
 def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optimizer):  # noqa: F811
     described = (
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
         # With 16 channels and more, the weights are in channels_last on a CPU too.
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 16, 16], embedding_size: 16}\n"
-        f"optim: {{name: {optimizer}, lr: 0.01}}\n"
+        f"optim: {{{optimizer}, lr: 0.01}}\n"
         "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"
         "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false}\n"
     )

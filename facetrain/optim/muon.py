@@ -1,0 +1,125 @@
+"""Muon: momentum SGD with orthogonalized steps, for the weights of convolutions and linear layers."""
+
+# N weights of the same shape   R rows   C columns of a weight as a matrix
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from facetrain.optim.optimizer import ParameterGroup
+
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315
+"""Coefficients of x, x³ and x⁵ in a Newton–Schulz step: its slope at 0 is as steep as possible."""
+_NEWTON_SCHULZ_STEPS = 5
+_LEAST_NORM = 1e-7
+"""A gradient of zeros stays zero."""
+
+
+class Muon(Optimizer):
+    """Optimizer that moves each weight by an orthogonal matrix near its momentum.
+
+    Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024,
+    https://kellerjordan.github.io/posts/muon/). A weight (O, I, …) is a matrix of R = O rows and C = I · … columns.
+    With the gradient G, the momentum μ, its buffer B, the weight decay λ and the learning rate γ, a step is
+
+        B ← μ B + (1 − μ) G
+        W ← (1 − γ λ) W − γ √max(1, R / C) · orthogonalize(μ B + (1 − μ) G)
+
+    It equals `torch.optim.Muon`, which takes matrices only and cannot skip a step on the device. As with the fused
+    optimizers of torch, gradients are divided by `grad_scale` and nothing changes where `found_inf` is 1
+    (`optimizer.fused_step`). Weights of the same shape share their matrix products.
+    """
+
+    grad_scale: Tensor
+    found_inf: Tensor
+
+    def __init__(self, groups: list[ParameterGroup], *, momentum: float, weight_decay: float) -> None:
+        """Take the weights in groups with a learning rate `lr` each, which is 0 until it is set."""
+        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        for group in self.param_groups:
+            same_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    same_shape[weight.shape].append((weight, weight.grad))
+            for pairs in same_shape.values():
+                self._update(pairs, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _update(
+        self, pairs: list[tuple[Tensor, Tensor]], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        """Update weights of the same shape by their gradients."""
+        directions = []
+        for weight, gradient in pairs:
+            buffer = self.state[weight]["momentum_buffer"]
+            # A skipped step leaves the buffer as it is: its mean with itself is exact.
+            gradient = torch.where(self.found_inf.bool(), buffer, gradient / self.grad_scale)
+            buffer.lerp_(gradient, 1 - momentum)
+            directions.append(gradient.lerp(buffer, momentum).reshape(len(weight), -1))
+        matrix_NRC = torch.stack(directions)
+        rows, columns = matrix_NRC.shape[1:]
+        rate = lr * (1 - self.found_inf)
+        step_NRC = orthogonalize(matrix_NRC) * (rate * math.sqrt(max(1.0, rows / columns)))
+        for (weight, _), step_RC in zip(pairs, step_NRC, strict=True):
+            weight.mul_(1 - rate * weight_decay).sub_(step_RC.reshape(weight.shape))
+
+
+def orthogonalize(matrix_NRC: Tensor) -> Tensor:
+    """Return nearly orthogonal matrices (N, R, C) with the singular vectors of the given ones, float32.
+
+    Five Newton–Schulz steps of fifth degree map all singular values near 1 (about 0.7 to 1.2), but those of less than
+    a thousandth of the matrix's norm. On a GPU the products are computed in bfloat16, which changes nothing for the
+    training (Jordan et al.).
+    """
+    a, b, c = _COEFFICIENTS
+    x = matrix_NRC.to(torch.bfloat16 if matrix_NRC.is_cuda else torch.float32)
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    # The Frobenius norm is at least the largest singular value, which the iteration needs to be at most 1.
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(_LEAST_NORM)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).float()
+
+
+def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]]) -> set[Tensor]:
+    """Return the weights that Muon is for: those of convolutions and linear layers before the last layer.
+
+    `layer_prefixes` has the prefixes of the parameter names of each layer but the last, as for `parameter_groups`.
+
+    Norms, slopes, biases and positions are no matrices, and the last layer, as Jordan et al. recommend, is left to the
+    other optimizer. So are depthwise and grouped convolutions, whose groups share no channels.
+    """
+    prefixes = tuple(prefix for layer in layer_prefixes for prefix in layer)
+    return {
+        layer.weight
+        for name, layer in module.named_modules()
+        if f"{name}.".startswith(prefixes)
+        and (isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1))
+    }
+
+
+def split_groups(
+    groups: list[ParameterGroup], chosen: set[Tensor]
+) -> tuple[list[ParameterGroup], list[ParameterGroup]]:
+    """Split the parameter groups into groups of the chosen parameters and groups of the others; none is empty."""
+    both: tuple[list[ParameterGroup], list[ParameterGroup]] = [], []
+    for group in groups:
+        for half, is_chosen in zip(both, (True, False), strict=True):
+            parameters = [parameter for parameter in group["params"] if (parameter in chosen) == is_chosen]
+            if parameters:
+                half.append(group | {"params": parameters})
+    return both
