@@ -1,9 +1,12 @@
-"""Messages and files of a run beside its checkpoints: opening lines, skipped files, metrics, results."""
+"""Messages and files of a run beside its checkpoints: metrics, opening lines, skipped files, results."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.data.staged_loader import TrainLoader
+from facetrain.errors import DivergedError
 from facetrain.files import printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
 from facetrain.run.build_backbone import describe_model
@@ -21,6 +25,7 @@ from facetrain.run.prepare import PreparedRun
 from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
+from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.state import averaged_state
 
@@ -28,27 +33,103 @@ _CARDS_FILE = "dataset_cards.yaml"
 """File of the run folder with the cards of the training data."""
 
 
-def report_config_changes(run: PreparedRun, recorder: Recorder, report: Callable[[str], None]) -> None:
-    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
-    for change in run.changes:
-        line = f"config changed since the checkpoint of step {run.state.step}: {change}"
-        report(line)
-        recorder.note(run.state.step, {"config_key": change.key, "before": change.before, "now": change.now})
+@dataclass(frozen=True)
+class RunOutputs:
+    """Outputs of this rank while a run trains. Only the leader has metrics and a console; every rank has a log."""
+
+    recorder: Recorder
+    """metrics.jsonl, the console, TensorBoard and the optional services."""
+    spike_recorder: Recorder
+    """loss_spikes.jsonl."""
+    console: Console | None
+
+    def print(self, line: str) -> None:
+        """Print a line to the console, or write it to the log of a rank that has no console."""
+        if self.console:
+            self.console.print(line)
+        else:
+            logger.info(line)
+
+    def report(self, line: str) -> None:
+        """Write a line to the log, and on the leader to the console too."""
+        logger.info(line)
+        if self.console:
+            self.console.print(line)
+
+    def sync(self) -> None:
+        """Wait until all metrics and loss spikes are on the disk. For any thread.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        self.recorder.sync()
+        self.spike_recorder.sync()
+
+    def close(self) -> None:
+        """Close all outputs but the log."""
+        self.recorder.close()
+        self.spike_recorder.close()
 
 
-def write_dataset_cards(run: PreparedRun) -> None:
-    """Copy the cards of the training data to the run folder: those beside the data may change."""
+def open_outputs(run: PreparedRun) -> RunOutputs:
+    """Open the outputs of this rank. A resumed run drops the records after the step that it continues from."""
+    if not run.world.is_leader:
+        return RunOutputs(Recorder(), Recorder(), None)
+    console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
+    resume_at = run.state.step if run.resumed else None
+    recorder = open_recorder(run.config, run.folder, console, run_id=run.run_id, resume_at=resume_at)
+    finds_spikes = run.state.spike_detector is not None
+    spikes = JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at) if finds_spikes else None
+    return RunOutputs(recorder, Recorder(journal=spikes), console)
+
+
+def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
+    """Report what a run begins with, and copy the cards of its data to the run folder. For the leader only."""
+    outputs.report(_opening_line(run))
+    _report_config_changes(run, outputs)
+    report_skipped_files(run, outputs.print)
+    # The cards beside the data may change.
     write_atomically(run.folder / _CARDS_FILE, card_text(read_cards(Path(run.config.data.train))))
 
 
-def described_model(run: PreparedRun) -> dict[str, Any]:
-    """Return the metadata of a model file: network, config, cards of the training data, ranges of 8-bit activations."""
-    quantized = run.state.network.quantized
+def _opening_line(run: PreparedRun) -> str:
+    """Return the first line of a run: its data, its network, its steps, and where it computes."""
+    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
+    verified = _float32(run)
+    trained = verified if config.train.precision == "fp32" else config.train.precision
+    batches = sorted({stage.global_batch_size for stage in schedule.stages})
+    sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
-        describe_model(run.config)
-        | {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
-        | (quantized.description() if quantized else {})
+        f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
+        f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{sizes} images on {world.size} × {world.device.type} in {trained}"
+        + (f", verified in {verified}" if run.sets and verified != trained else "")
+        + (f"; resuming from step {step:,}" if step else "")
     )
+
+
+def _float32(run: PreparedRun) -> str:
+    """Return the name of float32 arithmetic in this run."""
+    return (
+        "fp32 (convolutions in TF32)" if run.world.device.type == "cuda" and run.config.train.tf32 else "fp32"
+    )
+
+
+def _remark(run: PreparedRun) -> str:
+    """Return a remark about low-rank adapters or rounding, if there are any."""
+    lora = run.config.model.lora
+    if lora is None:
+        return " rounded to int8" if run.config.model.quantize else ""
+    return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
+
+
+def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
+    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
+    for change in run.changes:
+        outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
+        outputs.recorder.note(
+            run.state.step, {"config_key": change.key, "before": change.before, "now": change.now}
+        )
 
 
 def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
@@ -63,6 +144,16 @@ def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None])
         )
 
 
+def described_model(run: PreparedRun) -> dict[str, Any]:
+    """Return the metadata of a model file: network, config, cards of the training data, ranges of 8-bit activations."""
+    quantized = run.state.network.quantized
+    return (
+        describe_model(run.config)
+        | {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
+        | (quantized.description() if quantized else {})
+    )
+
+
 def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
     """Write the list of images that any rank could not read, and return it. Collective."""
     run.state.add_skipped_images(loader.skipped)
@@ -70,6 +161,12 @@ def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
     if skipped and run.world.is_leader:
         write_atomically(run.folder / "skipped_images.txt", "\n".join(skipped) + "\n")
     return skipped
+
+
+def write_divergence(run: PreparedRun, error: DivergedError) -> None:
+    """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
+    with suppress(OSError):  # a full disk must not hide the reason why the run ended
+        write_atomically(run.folder / "diverged.json", json.dumps(error.report) + "\n")
 
 
 def write_results(run: PreparedRun, skipped: list[str]) -> None:
@@ -95,52 +192,3 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         seconds=time.perf_counter() - run.started_at,
     )
     print("\n".join(map(printable, summary.splitlines())))
-
-
-def open_metrics(run: PreparedRun) -> tuple[Recorder, Console | None]:
-    """Open the outputs of the metrics on the leader; the other ranks have none."""
-    if not run.world.is_leader:
-        return Recorder(), None
-    console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
-    resume_at = run.state.step if run.resumed else None
-    recorder = open_recorder(run.config, run.folder, console, run_id=run.run_id, resume_at=resume_at)
-    return recorder, console
-
-
-def open_loss_spikes(run: PreparedRun) -> Recorder:
-    """Open loss_spikes.jsonl on the leader if the run looks for loss spikes; the other ranks write nothing."""
-    if run.state.spike_detector is None or not run.world.is_leader:
-        return Recorder()
-    resume_at = run.state.step if run.resumed else None
-    return Recorder(journal=JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at))
-
-
-def _float32(run: PreparedRun) -> str:
-    """Return the name of float32 arithmetic in this run."""
-    return (
-        "fp32 (convolutions in TF32)" if run.world.device.type == "cuda" and run.config.train.tf32 else "fp32"
-    )
-
-
-def _remark(run: PreparedRun) -> str:
-    """Return a remark about low-rank adapters or rounding, if there are any."""
-    lora = run.config.model.lora
-    if lora is None:
-        return " rounded to int8" if run.config.model.quantize else ""
-    return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
-
-
-def opening_line(run: PreparedRun) -> str:
-    """Return the first line of a run: its data, its network, its steps, and where it computes."""
-    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
-    verified = _float32(run)
-    trained = verified if config.train.precision == "fp32" else config.train.precision
-    batches = sorted({stage.global_batch_size for stage in schedule.stages})
-    sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
-    return (
-        f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
-        f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
-        f"{sizes} images on {world.size} × {world.device.type} in {trained}"
-        + (f", verified in {verified}" if run.sets and verified != trained else "")
-        + (f"; resuming from step {step:,}" if step else "")
-    )

@@ -6,33 +6,27 @@ the parts to the training loop (`facetrain.training.loop.fit`).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
-from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
-from facetrain.data.loader import Batch
-from facetrain.data.staged_loader import TrainLoader
 from facetrain.distributed.agreement import explain_failures, only_leader_reports
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
-from facetrain.files import sync_folder, write_atomically
-from facetrain.run.build import (
-    build_augment,
-    build_learning_check,
-    build_loader,
+from facetrain.run.batches import run_batches
+from facetrain.run.build import build_augment, build_loader
+from facetrain.run.build_callbacks import (
+    build_checkpointing,
+    build_evaluation,
+    build_intervals,
+    build_logging,
 )
 from facetrain.run.build_execution import begin_trial
-from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
-from facetrain.run.callbacks.evaluation import Evaluation
-from facetrain.run.callbacks.logging import Logging
+from facetrain.run.callbacks.checkpointing import Stopping
 from facetrain.run.folder import (
     create_run_folder,
     is_restart,
@@ -41,28 +35,21 @@ from facetrain.run.folder import (
     remove_if_empty,
 )
 from facetrain.run.lock import locked
-from facetrain.run.open_data import must_generate, write_while_training
 from facetrain.run.outputs import (
-    described_model,
-    open_loss_spikes,
-    open_metrics,
-    opening_line,
-    report_config_changes,
-    report_skipped_files,
-    write_dataset_cards,
+    RunOutputs,
+    open_outputs,
+    report_start,
+    write_divergence,
     write_results,
     write_skipped_images,
 )
 from facetrain.run.prepare import PreparedRun, prepare_run
 from facetrain.run.run_state import Start, train_recorded
-from facetrain.telemetry.log import logger, stop_logging
-from facetrain.telemetry.recorder import Recorder
+from facetrain.telemetry.log import stop_logging
 from facetrain.training.deterministic import deterministic_algorithms
-from facetrain.training.loop import Callbacks, Intervals, fit
+from facetrain.training.loop import Callbacks, fit
 from facetrain.training.precision import tf32_convolutions
-from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 from facetrain.training.step import TrainStep
-from facetrain.verify.verifier import Verifier
 
 
 def train(
@@ -149,83 +136,42 @@ def _run(run: PreparedRun) -> int:
 
 def _train(run: PreparedRun) -> int:
     """Train, and write the results; return the exit code."""
-    config, state, schedule = run.config, run.state, run.schedule
-    first_step = state.step
-    recorder, console = open_metrics(run)
-    spike_recorder = open_loss_spikes(run)
-    # The leader has a console, other ranks have their log.
-    print_message = console.print if console else logger.info
-
-    def report(line: str) -> None:
-        """Write a line to the log, and on the leader to the console too."""
-        logger.info(line)
-        if console:
-            console.print(line)
-
-    if console:
-        report(opening_line(run))
-        report_config_changes(run, recorder, report)
-        report_skipped_files(run, console.print)
-        write_dataset_cards(run)
-    loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
-    step = TrainStep(
-        run.network,
-        build_augment(config),
-        max_skipped_steps=config.train.max_skipped_steps,
-        trial=begin_trial(run.execution, state, schedule, report),
+    outputs = open_outputs(run)
+    if run.world.is_leader:
+        report_start(run, outputs)
+    state, first_step = run.state, run.state.step
+    loader = build_loader(
+        run.config, run.world, run.source, run.schedule, workers=run.workers, start_step=first_step
     )
+    step = _build_step(run, outputs)
     with StopRequest() as stop_request:
-        stopping = Stopping(stop_request, print_message)
-        checkpointing = _build_checkpointing(run, recorder, spike_recorder, print_message, loader.skipped)
+        stopping = Stopping(stop_request, outputs.print)
+        checkpointing = build_checkpointing(run, outputs, loader)
         callbacks = Callbacks(
-            logging=Logging(
-                recorder,
-                spike_recorder,
-                step,
-                loader,
-                print_message,
-                images_after=schedule.images_after,
-                max_skipped_images=config.data.max_skipped,
-                check_lock=run.check_lock,
-                learning_check=build_learning_check(config, state, schedule),
-            ),
-            evaluation=Evaluation(_build_verifier(run, stop_request), recorder),
+            logging=build_logging(run, outputs, step, loader),
+            evaluation=build_evaluation(run, outputs, stop_request),
             checkpointing=checkpointing,
             stopping=stopping,
         )
-        intervals = Intervals(
-            log=config.log.every_steps,
-            verify=config.eval.every_steps,
-            save=config.checkpoint.every_steps,
-            total_steps=schedule.total_steps,
-        )
         try:
-            fit(
-                state,
-                _batches(run, loader, print_message, report),
-                step,
-                callbacks,
-                intervals,
-                resumed=run.resumed,
-            )
+            batches = run_batches(run, loader, outputs)
+            fit(state, batches, step, callbacks, build_intervals(run), resumed=run.resumed)
             checkpointing.finish()
-            if state.step == schedule.total_steps and state.step > first_step:
+            if state.step == run.schedule.total_steps and state.step > first_step:
                 checkpointing.require_saved(state)
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
             checkpointing.finish()
             write_skipped_images(run, loader)
             if isinstance(error, DivergedError) and run.world.is_leader:
-                with suppress(OSError):  # a full disk must not hide the reason why the run ended
-                    write_atomically(run.folder / "diverged.json", json.dumps(error.report) + "\n")
+                write_divergence(run, error)
             raise only_leader_reports(run.world, error) from error
         finally:
             loader.close()
-            recorder.close()
-            spike_recorder.close()
+            outputs.close()
     skipped = write_skipped_images(run, loader)
     if stopping.signal:
-        print_message(
+        outputs.print(
             f"stopped at step {state.step}; `facetrain resume {run.folder}` continues from step "
             f"{checkpointing.last_saved}"
         )
@@ -234,109 +180,10 @@ def _train(run: PreparedRun) -> int:
     return 0
 
 
-def _batches(
-    run: PreparedRun,
-    loader: TrainLoader,
-    print_message: Callable[[str], None],
-    report: Callable[[str], None],
-) -> Iterable[tuple[Batch, ...]]:
-    """Return the batches; while they are consumed, a synthetic dataset is written and a profile recorded."""
-    generates = run.world.is_leader and must_generate(run.config)
-    batches = write_while_training(run.config, run.source, loader) if generates else loader
-    if len(run.schedule.stages) > 1:
-        batches = _batches_in_stages(run, batches, report)
-    return _profiled_batches(run, batches, print_message) if run.profile else batches
-
-
-def _batches_in_stages(
-    run: PreparedRun, batches: Iterable[tuple[Batch, ...]], report: Callable[[str], None]
-) -> Iterator[tuple[Batch, ...]]:
-    """Yield the batches, and report the beginning of each stage."""
-    first_steps = {stage.first_step: stage for stage in run.schedule.stages}
-    for micro_batches in batches:
-        stage = first_steps.get(micro_batches[0].step)
-        if stage is not None:
-            # CUDA graphs fit batches of one shape; torch.compile notices another one by itself.
-            run.execution.record_again()
-            number = run.schedule.stages.index(stage) + 1
-            report(
-                f"stage {number} of {len(run.schedule.stages)}, from step {stage.first_step:,} (epoch "
-                f"{stage.first_epoch}) to step {stage.stop_step:,}: {stage.describe()}"
-            )
-        yield micro_batches
-
-
-def _profiled_batches(
-    run: PreparedRun, batches: Iterable[tuple[Batch, ...]], print_message: Callable[[str], None]
-) -> Iterator[tuple[Batch, ...]]:
-    """Yield the batches, and write a profile of a few steps to the run folder."""
-    folder, has_profile = run.folder / "profile", False
-
-    def write(profile: Profile) -> None:
-        nonlocal has_profile
-        has_profile = True
-        if run.world.is_leader:
-            summary = profile.format_summary()
-            write_atomically(folder / "summary.txt", summary + "\n")
-            print_message(
-                f"{summary}\nprofile written to {folder}; open it in ui.perfetto.dev or with "
-                f"tensorboard --logdir {folder}"
-            )
-
-    name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
-    yield from profiled(batches, folder / name, run.world.device, write)
-    if not has_profile:
-        print_message(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
-
-
-def _build_verifier(run: PreparedRun, stop_request: StopRequest) -> Verifier:
-    return Verifier(
-        run.sets,
-        image_size=run.config.data.image_size,
-        batch_size=run.config.eval.batch_size,
-        device=run.world.device,
-        workers=run.workers,
-        check_stop=stop_request.raise_if_requested,
-    )
-
-
-def _build_checkpointing(
-    run: PreparedRun,
-    recorder: Recorder,
-    spike_recorder: Recorder,
-    print_message: Callable[[str], None],
-    skipped: Sequence[str],
-) -> Checkpointing:
-    config = run.config
-
-    def sync_run() -> None:
-        run.log.sync()
-        recorder.sync()
-        spike_recorder.sync()
-        if run.world.is_leader:
-            sync_folder(run.folder)  # the names of these files, which are new in a new run
-
-    writer = CheckpointWriter(
-        run.folder / "checkpoints",
-        keep=config.checkpoint.keep,
-        asynchronous=config.checkpoint.asynchronous,
-        best_metric=config.checkpoint.best_metric,
-        sync_run=sync_run,
-    )
-    meta = {
-        "model": described_model(run),
-        "config": dump_config(config),
-        "schedule": asdict(run.schedule),
-        "run_id": run.run_id,
-        "dataset": run.digests.labels,
-        "landmarks": run.digests.landmarks,
-    }
-    return Checkpointing(
-        writer,
-        recorder,
-        meta,
-        print_message,
-        every_minutes=config.checkpoint.every_minutes,
-        skipped=skipped,
-        check_lock=run.check_lock,
+def _build_step(run: PreparedRun, outputs: RunOutputs) -> TrainStep:
+    return TrainStep(
+        run.network,
+        build_augment(run.config),
+        max_skipped_steps=run.config.train.max_skipped_steps,
+        trial=begin_trial(run.execution, run.state, run.schedule, outputs.report),
     )
