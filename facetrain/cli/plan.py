@@ -89,9 +89,9 @@ def _dataset_size(config: Config) -> tuple[int | None, int | None]:
 def _report(
     config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
 ) -> dict[str, Any]:
-    from facetrain.plan import limits
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast, runs_fused
+    from facetrain.plan.limits import MemoryBudget, cheapest_change
     from facetrain.plan.teacher_cost import teacher_cost
     from facetrain.run.build_backbone import check_stage_sizes
     from facetrain.run.step_schedule import local_batch_size, stage_configs
@@ -105,9 +105,9 @@ def _report(
     ]
     # The stage that needs most decides whether the run fits; where verification does, that with the largest step.
     needed, config, size = max(needs, key=lambda need: (need[0].total, need[0].activations))
-    options: Any = {"cuda": cuda, "image_size": size}
-    fits = limits.fits(config, num_classes, gpus, memory, **options)
-    change = None if fits else limits.cheapest_change(config, num_classes, gpus, memory, **options)
+    budget = MemoryBudget(gpus, memory, cuda=cuda, image_size=size)
+    fits = budget.fits(config, num_classes)
+    change = None if fits else cheapest_change(config, num_classes, budget)
     return {
         "gpus": gpus,
         "gpu": gpu,
@@ -123,8 +123,8 @@ def _report(
         or teacher_cost(config.distill, config.train.precision).is_counted,
         "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,
-        "largest_batch": limits.largest_batch(config, num_classes, gpus, memory, **options),
-        "most_identities": limits.most_identities(config, gpus, memory, **options),
+        "largest_batch": budget.largest_batch(config, num_classes),
+        "most_identities": budget.most_identities(config),
         "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
         **timed,
     }

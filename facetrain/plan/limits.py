@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from facetrain.config.schema import Config
+from facetrain.plan.backbone_cost import BackboneCost
 from facetrain.plan.forecast import backbone_cost, forecast
 from facetrain.run.step_schedule import local_batch_size
 
@@ -18,51 +18,53 @@ _LARGEST_ANSWER = 1 << 34
 """The search for a limit ends here: no dataset has so many identities."""
 
 
-def fits(
-    config: Config,
-    num_classes: int,
-    gpus: int,
-    memory: int,
-    *,
-    cuda: bool = True,
-    image_size: int | None = None,
-) -> bool:
-    """Return whether the rank that needs most fits in `memory` bytes.
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Ranks of a run, and the memory that each may fill with training images of one size."""
 
-    Here and below, `image_size` is the side of the training images in pixels; None: `data.image_size`.
-    """
-    needed = forecast(config, num_classes, gpus, cuda=cuda, image_size=image_size)
-    return needed.total <= USABLE * memory
+    gpus: int
+    """Ranks of the whole run; processes if `cuda` is false."""
+    memory: int
+    """Bytes of one GPU, or of one process."""
+    cuda: bool = True
+    """Whether the run is on GPUs; else it is on a CPU."""
+    image_size: int | None = None
+    """Side of the training images in pixels; None: `data.image_size`."""
 
+    def fits(
+        self,
+        config: Config,
+        num_classes: int,
+        *,
+        batch: int | None = None,
+        cost: BackboneCost | None = None,
+    ) -> bool:
+        """Return whether the rank that needs most fits. `batch` and `cost` are those of `forecast`."""
+        needed = forecast(
+            config,
+            num_classes,
+            self.gpus,
+            batch=batch,
+            cost=cost,
+            cuda=self.cuda,
+            image_size=self.image_size,
+        )
+        return needed.total <= USABLE * self.memory
 
-def largest_batch(
-    config: Config,
-    num_classes: int,
-    gpus: int,
-    memory: int,
-    *,
-    cuda: bool = True,
-    image_size: int | None = None,
-) -> int:
-    """Return the most images per rank and micro-batch that fit in `memory` bytes; 0 if not even two fit."""
-    cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
-    needed = partial(forecast, config, num_classes, gpus, cost=cost, cuda=cuda, image_size=image_size)
-    return _largest_that(lambda batch: needed(batch=batch).total <= USABLE * memory)
+    def largest_batch(self, config: Config, num_classes: int) -> int:
+        """Return the most images per rank and micro-batch that fit; 0 if not even two fit."""
+        cost = self._backbone_cost(config)
+        return _largest_that(lambda batch: self.fits(config, num_classes, batch=batch, cost=cost))
 
+    def most_identities(self, config: Config) -> int:
+        """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""
+        if config.head.placement == "disk":
+            return _LARGEST_ANSWER
+        cost = self._backbone_cost(config)
+        return _largest_that(lambda classes: self.fits(config, classes, cost=cost), smallest=self.gpus)
 
-def most_identities(
-    config: Config, gpus: int, memory: int, *, cuda: bool = True, image_size: int | None = None
-) -> int:
-    """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""
-    if config.head.placement == "disk":
-        return _LARGEST_ANSWER
-    cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
-
-    def fit(classes: int) -> bool:
-        needed = forecast(config, classes, gpus, cost=cost, cuda=cuda, image_size=image_size)
-        return needed.total <= USABLE * memory
-
-    return _largest_that(fit, smallest=gpus)
+    def _backbone_cost(self, config: Config) -> BackboneCost:
+        return backbone_cost(config, self.gpus, cuda=self.cuda, image_size=self.image_size)
 
 
 def _largest_that(fits_with: Callable[[int], bool], smallest: int = 2) -> int:
@@ -102,22 +104,14 @@ class Change:
         return " ".join(f"--set {key}={json.dumps(value)}" for key, value in self.keys.items())
 
 
-def cheapest_change(
-    config: Config,
-    num_classes: int,
-    gpus: int,
-    memory: int,
-    *,
-    cuda: bool = True,
-    image_size: int | None = None,
-) -> Change | None:
+def cheapest_change(config: Config, num_classes: int, budget: MemoryBudget) -> Change | None:
     """Return the cheapest change with which the run fits: a single one, or else several together.
 
     Single changes are tried from cheap to expensive; then they are combined in that order. None: nothing fits.
     """
-    changes = _possible_changes(config, gpus, cuda=cuda)
+    changes = _possible_changes(config, budget)
     for change in changes:
-        if fits(change.applied(config), num_classes, gpus, memory, cuda=cuda, image_size=image_size):
+        if budget.fits(change.applied(config), num_classes):
             return change
     keys: dict[str, Any] = {}
     for change in changes:
@@ -125,14 +119,14 @@ def cheapest_change(
         # A later change may replace the value of an earlier one, whose price is then not paid.
         prices = [c.price for c in changes if c.keys.items() <= keys.items()]
         together = Change(keys, "together: " + "; ".join(prices))
-        if fits(together.applied(config), num_classes, gpus, memory, cuda=cuda, image_size=image_size):
+        if budget.fits(together.applied(config), num_classes):
             return together
     return None
 
 
-def _possible_changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
+def _possible_changes(config: Config, budget: MemoryBudget) -> list[Change]:
     """Return the changes that this config allows, from cheap to expensive."""
-    head, batch = config.head, local_batch_size(config, gpus)
+    head, batch = config.head, local_batch_size(config, budget.gpus)
     changes = []
     if head.momentum_dtype == "float32":
         price = "momentum of the centers rounded to 8 bits of mantissa"
@@ -149,7 +143,7 @@ def _possible_changes(config: Config, gpus: int, *, cuda: bool) -> list[Change]:
         changes.append(Change({"head.weight_dtype": "bfloat16"}, price))
     if config.optim.name == "sgd" and head.momentum_dtype != "int8":
         changes.append(Change({"head.momentum_dtype": "int8"}, "momentum of the centers stored in 8 bits"))
-    if head.placement == "device" and cuda:
+    if head.placement == "device" and budget.cuda:
         sampling = {"head.sample_rate": 0.1} if head.sample_rate > 0.1 else {}
         price = "the sampled centers are copied to the GPU and back in each step"
         changes.append(Change({"head.placement": "host"} | sampling, price))

@@ -19,7 +19,7 @@ from facetrain.bench.train import build_run, repeated_batch
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.world import join
-from facetrain.plan.limits import most_identities
+from facetrain.plan.limits import MemoryBudget
 from facetrain.telemetry.memory import peak_gib
 
 _SEARCHED_PART = 0.3
@@ -61,7 +61,8 @@ def measure_limit(device: str, backbone: str, batch: int, image_size: int, failu
     """Yield the largest number of identities with which a step fits in the device's memory, by bisection."""
     config = expected.run_config(backbone, batch, image_size=image_size, device=device)
     if device == "cuda":
-        planned = most_identities(config, 1, torch.cuda.get_device_properties(0).total_memory)
+        memory = torch.cuda.get_device_properties(0).total_memory
+        planned = MemoryBudget(gpus=1, memory=memory).most_identities(config)
     else:
         planned = _REHEARSED_IDENTITIES
 

@@ -5,7 +5,7 @@ import pytest
 
 from facetrain.plan import device
 from facetrain.plan.forecast import forecast
-from facetrain.plan.limits import cheapest_change, fits, largest_batch, most_identities
+from facetrain.plan.limits import MemoryBudget, cheapest_change
 from tests.support import published_speeds
 from tests.support.published_speeds import ALL, RUNS, TENTH
 
@@ -51,7 +51,7 @@ def test_runs_with_two_million_identities_fit_on_the_gpus_they_were_trained_on(n
     described = config(name)
     needed = forecast(described, described.data.num_classes, gpus)
     assert described.data.num_classes == 2_059_906
-    assert fits(described, 2_059_906, gpus, 32 * GIB)
+    assert MemoryBudget(gpus, 32 * GIB).fits(described, 2_059_906)
     # In 32 bits, on the rank that has one more: centers, and momentum as large.
     rows = -(-2_059_906 // gpus)
     assert needed.centers == needed.center_moments == rows * 512 * 4
@@ -71,20 +71,21 @@ def test_the_forecast_memory_exceeds_the_published_one_by_a_fixed_part_at_most(c
 
 
 def test_the_limits_fit_and_slightly_more_does_not():
-    described, memory = config(), 16 * GIB
-    batch = largest_batch(described, 360_232, 8, memory)
-    identities = most_identities(described, 8, memory)
-    assert fits(config("glint360k_r50", f"train.batch_size={batch}"), 360_232, 8, memory)
-    assert not fits(config("glint360k_r50", f"train.batch_size={batch + 8}"), 360_232, 8, memory)
-    assert fits(described, identities, 8, memory) and not fits(described, identities + 10_000, 8, memory)
+    described, budget = config(), MemoryBudget(8, 16 * GIB)
+    batch = budget.largest_batch(described, 360_232)
+    identities = budget.most_identities(described)
+    assert budget.fits(config("glint360k_r50", f"train.batch_size={batch}"), 360_232)
+    assert not budget.fits(config("glint360k_r50", f"train.batch_size={batch + 8}"), 360_232)
+    assert budget.fits(described, identities) and not budget.fits(described, identities + 10_000)
 
 
 def test_the_cheapest_change_makes_a_run_fit_and_none_is_offered_if_none_does():
     described = config("glint360k_r50", "train.precision=bf16")
-    change = cheapest_change(described, 29_000_000, 8, 20 * GIB)
+    budget = MemoryBudget(8, 20 * GIB)
+    change = cheapest_change(described, 29_000_000, budget)
     assert change is not None and change.keys == {"head.momentum_dtype": "bfloat16"}
-    assert fits(change.applied(described), 29_000_000, 8, 20 * GIB)
-    far = cheapest_change(described, 200_000_000, 8, 8 * GIB)
+    assert budget.fits(change.applied(described), 29_000_000)
+    far = cheapest_change(described, 200_000_000, MemoryBudget(8, 8 * GIB))
     assert far is not None and far.keys["head.placement"] == "host"
     assert "--set head.placement" in far.overrides()
-    assert cheapest_change(described, 1000, 1, GIB // 2) is None
+    assert cheapest_change(described, 1000, MemoryBudget(1, GIB // 2)) is None
