@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
-
-import numpy as np
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.mixture import MixtureDataset
 from facetrain.errors import ConfigError
 from facetrain.run.step_schedule import StepSchedule
 from facetrain.telemetry.mlflow import flatten
@@ -44,17 +39,6 @@ _MEANING_KEYS = (
     "head.expectation_margin",
 )
 """Config keys and sections without which a run is another one: they change only with --set."""
-_CHUNK_IMAGES = 1 << 20
-
-
-@dataclass(frozen=True)
-class DataDigests:
-    """Digests of the training data of a run; only the leader computes them."""
-
-    labels: str = ""
-    """`digest_labels`."""
-    landmarks: str = ""
-    """`digest_landmarks`; empty for a backbone that takes no landmarks."""
 
 
 @dataclass(frozen=True)
@@ -69,32 +53,6 @@ class ConfigChange:
         return f"{self.key}: {json.dumps(self.before)} → {json.dumps(self.now)}"
 
 
-def digest_labels(source: FaceDataset) -> str:
-    """Return a digest of a dataset: number and order of its images, the identity of each, and heads of its own.
-
-    The images themselves are not read: that would take hours.
-    """
-    digest = hashlib.sha256(f"{source.num_images} {source.num_classes}".encode())
-    for start in range(0, source.num_images, _CHUNK_IMAGES):
-        digest.update(source.labels[start : start + _CHUNK_IMAGES].astype(np.int64).tobytes())
-    if isinstance(source, MixtureDataset) and source.heads is not None:
-        digest.update(
-            json.dumps([asdict(head) for head in source.heads], sort_keys=True, default=str).encode()
-        )
-    return digest.hexdigest()[:32]
-
-
-def digest_landmarks(source: FaceDataset) -> str:
-    """Return a digest of the landmarks of a dataset's images; empty if it has none."""
-    landmarks_N52 = image_landmarks(source)
-    if landmarks_N52 is None:
-        return ""
-    digest = hashlib.sha256()
-    for start in range(0, len(landmarks_N52), _CHUNK_IMAGES):
-        digest.update(np.ascontiguousarray(landmarks_N52[start : start + _CHUNK_IMAGES], "<f4").tobytes())
-    return digest.hexdigest()[:32]
-
-
 def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigChange]:
     """Return the config keys whose values are not those with which the checkpoint was trained, in their order."""
     saved, current = _saved_config(checkpoint), dict(flatten(plain_config(config)))
@@ -106,50 +64,25 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
     ]
 
 
-def check_meaning(
-    checkpoint: Checkpoint,
-    changes: list[ConfigChange],
-    digests: DataDigests,
-    num_classes: int,
-    set_keys: Set[str],
-) -> None:
+def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys: Set[str]) -> None:
     """Check that a config that was edited still describes the same run.
 
     Args:
         checkpoint: the checkpoint that the run continues from.
         changes: the keys whose values differ.
-        digests: digests of the training data.
-        num_classes: number of identities of the training data.
         set_keys: keys and sections that the command line sets: they change on purpose.
 
     Raises:
-        ConfigError: the seed, the margin, the loss, the dataset or its landmarks are others, and not by `--set`.
+        ConfigError: the seed, the margin or the loss is another, and not by `--set`.
     """
     for change in changes:
-        is_meaning = any(_is_within(change.key, key) for key in _MEANING_KEYS)
-        if is_meaning and not any(_is_within(change.key, key) for key in set_keys):
+        is_meaning = any(is_within(change.key, key) for key in _MEANING_KEYS)
+        if is_meaning and not any(is_within(change.key, key) for key in set_keys):
             before, now = json.dumps(change.before), json.dumps(change.now)
             raise ConfigError(
                 f"{change.key}: {checkpoint.folder} was trained with {before}, but the config has {now}; restore "
                 f"{before} in the config, or change it on purpose with --set {change.key}={now}"
             )
-    # Another number of identities has a message of its own, when the centers are loaded.
-    if num_classes != checkpoint.manifest.num_classes or any(_is_within(key, "data") for key in set_keys):
-        return
-    trained_on = checkpoint.meta.get("dataset")
-    if trained_on not in (None, digests.labels):
-        raise ConfigError(
-            f"data.train: {checkpoint.folder} was trained on a dataset with digest {trained_on}, but this one has "
-            f"{digests.labels}: other images, or another order of them; restore the dataset, or change it on purpose "
-            "with --set data.train=PATH"
-        )
-    trained_on = checkpoint.meta.get("landmarks")
-    if trained_on not in (None, digests.landmarks):
-        raise ConfigError(
-            f"data.train: {checkpoint.folder} was trained with landmarks with digest {trained_on}, but those beside "
-            f"the dataset now have {digests.landmarks or 'none'}; restore the landmark file, or change it on purpose "
-            "with --set data.train=PATH"
-        )
 
 
 def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
@@ -188,6 +121,11 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
         )
 
 
+def is_within(key: str, section: str) -> bool:
+    """Return whether a dotted key is a section or inside it."""
+    return key == section or key.startswith(f"{section}.")
+
+
 def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the config in a checkpoint by dotted keys; empty if it has none that can be read."""
     text = checkpoint.meta.get("config")
@@ -206,11 +144,6 @@ def _has_expectations(config: Any) -> bool:
     stages = _lookup(config, "train.stages")
     values = [stage.get("expectations") for stage in stages or [] if isinstance(stage, dict)]
     return any(value not in (None, "off") for value in (*values, _lookup(config, "head.expectations")))
-
-
-def _is_within(key: str, section: str) -> bool:
-    """Return whether a dotted key is a section or inside it."""
-    return key == section or key.startswith(f"{section}.")
 
 
 def _lookup(config: Any, key: str) -> Any:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from facetrain.backbone.zoo import takes_landmarks
 from facetrain.checkpoint.identity import adopt_checkpoint, new_run_id, read_run_id, run_id_of
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
@@ -28,13 +27,11 @@ from facetrain.run.build_backbone import check_stage_sizes
 from facetrain.run.build_execution import build_execution
 from facetrain.run.compatibility import (
     ConfigChange,
-    DataDigests,
     check_compatibility,
     check_meaning,
-    digest_labels,
-    digest_landmarks,
     find_config_changes,
 )
+from facetrain.run.data_digests import DataDigests, check_data, digest_data
 from facetrain.run.folder import missing_newest, recorded_threads, rename_later_checkpoints, write_run_files
 from facetrain.run.lock import RunLock
 from facetrain.run.open_data import open_data
@@ -169,22 +166,18 @@ def _build_parts(
     check_stage_sizes(config)
     source, sets = open_data(config, workers=workers)
     schedule = schedule_steps(config, epoch_size(source), world.size)
-    digests = _digest_data(config, source) if world.is_leader else DataDigests()
+    digests = digest_data(config, source) if world.is_leader else DataDigests()
     run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""
     changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
     if checkpoint is not None:
         check_compatibility(checkpoint, config, schedule)
         if world.is_leader:
-            check_meaning(checkpoint, changes, digests, source.num_classes, set_keys)
+            check_meaning(checkpoint, changes, set_keys)
+            check_data(checkpoint, digests, source.num_classes, set_keys)
     state = build_state(config, world, source.num_classes, schedule, folder, source)
     state.head.check_labels(source.labels)
     execution = build_execution(config, world, state.network, schedule)
     return _Parts(source, sets, schedule, state, execution, run_id, digests, changes)
-
-
-def _digest_data(config: Config, source: FaceDataset) -> DataDigests:
-    landmarks = digest_landmarks(source) if takes_landmarks(config.model.backbone) else ""
-    return DataDigests(digest_labels(source), landmarks)
 
 
 class _ContinuedFolder(NamedTuple):

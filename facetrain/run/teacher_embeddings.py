@@ -15,7 +15,7 @@ from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.distributed.world import join
 from facetrain.models.model_file import open_model
 from facetrain.progress import ProgressCallback
-from facetrain.run.compatibility import digest_labels
+from facetrain.run.data_digests import digest_labels
 from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import CachedTeacher, new_cache
 from facetrain.verify.embedder import ImageEmbedder

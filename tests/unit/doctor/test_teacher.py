@@ -12,7 +12,7 @@ from facetrain.doctor import teacher as checks
 from facetrain.errors import DataError
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.run import teacher_embeddings
-from facetrain.run.compatibility import digest_labels
+from facetrain.run.data_digests import digest_labels
 from facetrain.training.teacher_cache import new_cache
 
 SIDE = 16

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from facetrain.errors import ConfigError
-from facetrain.run.compatibility import DataDigests, check_meaning, digest_landmarks
+from facetrain.run.data_digests import DataDigests, check_data, digest_landmarks
 
 
 def checkpoint_of(**meta):
@@ -15,7 +15,7 @@ def checkpoint_of(**meta):
 
 
 def check(digests, set_keys=(), num_classes=3, **meta):
-    check_meaning(checkpoint_of(**meta), [], digests, num_classes, set(set_keys))
+    check_data(checkpoint_of(**meta), digests, num_classes, set(set_keys))
 
 
 def test_landmarks_have_a_digest_of_their_numbers_and_gaps():

@@ -17,7 +17,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
 from facetrain.run import training
-from facetrain.run.compatibility import digest_labels
+from facetrain.run.data_digests import digest_labels
 from facetrain.run.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.teacher import LiveTeacher, digest_model
