@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +14,7 @@ from facetrain.cli.outputs import echo_line, require_writable
 
 if TYPE_CHECKING:
     from facetrain.verify.exact_search import Found
+    from facetrain.verify.search_results import SearchResults
     from facetrain.verify.stored_embeddings import StoredEmbeddings
 
 _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"
@@ -89,7 +88,7 @@ def search(
 
     Files of embeddings are read in blocks: a gallery may be larger than the memory.
     """
-    from facetrain.cli.progress import progress_bar
+    from facetrain.verify.search_results import SearchResults
 
     require_writable(output)
     lowest = _stored_threshold(model, fmr, device) if fmr is not None else threshold
@@ -98,22 +97,28 @@ def search(
         folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
         found = _search_ivf(probes, entries, top, folder, nlist, nprobe, recall)
     else:
-        from facetrain.verify.exact_search import scan_with_faiss, search_exactly
-        from facetrain.verify.ivf_index import import_faiss
-
-        scan = scan_with_faiss(import_faiss()) if index == "flat" else None
-        with progress_bar("comparing") as progress:
-            found = search_exactly(probes, entries, top, scan=scan, progress=progress)
+        found = _search_exactly(probes, entries, top, with_faiss=index == "flat")
+    results = SearchResults(found, probes, entries, lowest)
     if output is not None:
-        _write_csv(output, _results(found, probes, entries, lowest))
+        results.write_csv(output)
     if as_json:
-        typer.echo(json.dumps(list(_results(found, probes, entries, lowest)), indent=1))
+        typer.echo(json.dumps(list(results), indent=1))
     elif output is None:
-        for result in _results(found, probes, entries, lowest):
-            for line in _format_result(result):
-                echo_line(line)
+        _echo_results(results)
     else:
         echo_line(f"{output}: searched {probes.count:,} probes in {entries.count:,} gallery entries")
+
+
+def _search_exactly(
+    probes: StoredEmbeddings, entries: StoredEmbeddings, top: int, *, with_faiss: bool
+) -> Found:
+    from facetrain.cli.progress import progress_bar
+    from facetrain.verify.exact_search import scan_with_faiss, search_exactly
+    from facetrain.verify.ivf_index import import_faiss
+
+    scan = scan_with_faiss(import_faiss()) if with_faiss else None
+    with progress_bar("comparing") as progress:
+        return search_exactly(probes, entries, top, scan=scan, progress=progress)
 
 
 def _search_ivf(
@@ -125,9 +130,10 @@ def _search_ivf(
     nprobe: int,
     report_recall: bool,
 ) -> Found:
+    """Search with the index in `folder`, which is built first if it does not exist."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.exact_search import Found, require_same_size, search_exactly
-    from facetrain.verify.ivf_index import IvfIndex, build_ivf, default_nlist, recall
+    from facetrain.verify.exact_search import require_same_size
+    from facetrain.verify.ivf_index import IvfIndex, build_ivf, default_nlist
 
     require_same_size(probes, entries)
     if not folder.exists():
@@ -137,32 +143,28 @@ def _search_ivf(
     with progress_bar("searching") as progress:
         found = opened.search(probes, top, nprobe, progress=progress)
     if report_recall:
-        with progress_bar("searching exactly") as progress:
-            first = replace(probes, count=min(probes.count, _RECALL_PROBES))
-            exact = search_exactly(first, entries, top, progress=progress)
-        share = recall(Found(found.row_QK[: first.count], found.cosine_QK[: first.count]), exact)
+        share, count = _recall_of_first(found, probes, entries, top)
+        lists = opened.facts.nlist
         typer.echo(
-            f"recall {share:.4f} of the exact results, {first.count:,} probes, {opened.facts.nlist:,} lists, "
-            f"{min(nprobe, opened.facts.nlist):,} per probe",
+            f"recall {share:.4f} of the exact results, {count:,} probes, {lists:,} lists, {min(nprobe, lists):,} per "
+            "probe",
             err=True,
         )
     return found
 
 
-def _results(
-    found: Found, probes: StoredEmbeddings, entries: StoredEmbeddings, lowest: float | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the name of each probe, and the entries that were found for it."""
-    for probe, rows in enumerate(found.row_QK):
-        cosines = found.cosine_QK[probe].tolist()
-        yield {
-            "probe": probes.name[probe],
-            "found": [
-                {"name": entries.name[row], "label": int(entries.label[row]), "cosine": cosine, "row": row}
-                for row, cosine in zip(rows.tolist(), cosines, strict=True)
-                if row >= 0 and (lowest is None or cosine >= lowest)
-            ],
-        }
+def _recall_of_first(
+    found: Found, probes: StoredEmbeddings, entries: StoredEmbeddings, top: int
+) -> tuple[float, int]:
+    """Return the share of the exact results that were found for the first probes, and the number of these."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.verify.exact_search import Found, search_exactly
+    from facetrain.verify.ivf_index import recall
+
+    first = replace(probes, count=min(probes.count, _RECALL_PROBES))
+    with progress_bar("searching exactly") as progress:
+        exact = search_exactly(first, entries, top, progress=progress)
+    return recall(Found(found.row_QK[: first.count], found.cosine_QK[: first.count]), exact), first.count
 
 
 def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
@@ -199,19 +201,10 @@ def _embeddings(path: Path, model: Path | None, device: str) -> StoredEmbeddings
         return StoredEmbeddings.of(embed_input(model, path, device=device, progress=progress), path)
 
 
-def _format_result(result: dict[str, Any]) -> list[str]:
-    entries = [f"  {entry['cosine']:.4f}  {entry['name']}" for entry in result["found"]]
-    return [result["probe"], *(entries or ["  no entry reaches the threshold"])]
-
-
-def _write_csv(path: Path, results: Iterator[dict[str, Any]]) -> None:
-    from facetrain.errors import UsageError
-    from facetrain.files import os_errors_as
-
-    with os_errors_as(UsageError, path), path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["probe", "rank", "name", "label", "cosine", "row"])
-        for result in results:
-            for rank, entry in enumerate(result["found"], start=1):
-                cosine = f"{entry['cosine']:.6f}"
-                writer.writerow([result["probe"], rank, entry["name"], entry["label"], cosine, entry["row"]])
+def _echo_results(results: SearchResults) -> None:
+    for result in results:
+        echo_line(result["probe"])
+        for entry in result["found"]:
+            echo_line(f"  {entry['cosine']:.4f}  {entry['name']}")
+        if not result["found"]:
+            echo_line("  no entry reaches the threshold")
