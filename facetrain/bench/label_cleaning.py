@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.tools.clean import (
+from facetrain.data.tools.clean import CleanReport, find_label_faults
+from facetrain.data.tools.label_faults import (
     DUPLICATE_IDENTITY,
     MISLABELED_IMAGE,
     MIXED_IDENTITY,
     OUTLIER_IMAGE,
-    CleanReport,
-    find_label_faults,
 )
 from facetrain.errors import UsageError
 from facetrain.verify.image_embeddings import embed_input

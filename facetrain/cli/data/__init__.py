@@ -1,7 +1,7 @@
 """The commands `facetrain data …`, for the owner of a dataset.
 
 `create` makes datasets, verification sets and landmarks, `transform` makes new datasets from existing ones, `inspect`
-shows and checks a dataset, and `clean` finds overlapping and wrong identities with a model.
+shows and checks a dataset, and `overlap` and `clean` find overlapping and wrong identities with a model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from facetrain.cli.data import clean, create, inspect, transform
+from facetrain.cli.data import clean, create, inspect, overlap, transform
 from facetrain.cli.native_messages import collect_native_messages
 
 app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
@@ -28,7 +28,7 @@ app.command("shuffle")(transform.shuffle)
 app.command("subset")(transform.subset)
 app.command("unpack")(transform.unpack)
 app.command("convert")(transform.convert)
-app.command("overlap")(clean.overlap)
+app.command("overlap")(overlap.overlap)
 app.command("clean")(clean.clean)
 
 

@@ -26,3 +26,22 @@ Workers = Annotated[
 MinImages = Annotated[
     int, typer.Option(min=1, help="Leave out identities with fewer images than this number.")
 ]
+Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Number of images per forward pass.")]
+Precision = Annotated[
+    float,
+    typer.Option(
+        min=0.5,
+        max=0.999,
+        help="Share of true findings among the reported ones to aim at; the thresholds are calibrated for it on the "
+        "dataset. A higher share reports less.",
+    ),
+]
+Sheet = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a contact sheet of every decision, for a decision by eye: .html with names in any script, or .png. "
+        "Further pages get _2, _3, … after the name.",
+    ),
+]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
-from facetrain.data.tools.clean import (
+from facetrain.data.tools.clean import CleanReport
+from facetrain.data.tools.label_faults import (
     DUPLICATE_IDENTITY,
     FAULT_KINDS,
     MIXED_IDENTITY,
-    CleanReport,
     LabelFault,
     applied_by_default,
 )

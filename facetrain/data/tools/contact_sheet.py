@@ -26,7 +26,7 @@ from facetrain.html_page import escape, html_page
 
 if TYPE_CHECKING:
     from facetrain.data.augment import Augment
-    from facetrain.data.tools.clean import LabelFault
+    from facetrain.data.tools.label_faults import LabelFault
 
 
 LABEL_HEIGHT = 16

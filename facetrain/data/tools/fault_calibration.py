@@ -11,8 +11,6 @@ import numpy as np
 
 PRECISION = 0.95
 """Share of true faults among the reported ones that a threshold aims at."""
-WEAK_EER, USELESS_EER = 0.05, 0.2
-"""Equal error rates from which a model is weak for a dataset, and from which it cannot separate its identities."""
 TAIL = 0.4
 """Share of the scores that the tail of the correct labels is fitted to; more faults than these are not expected."""
 _LINEAR = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
@@ -25,35 +23,6 @@ _LARGEST_CHANCE = 0.5
 """Largest chance of a false report that an unreported image counts with; without it, one image could decide."""
 _BINS = 32
 _EM_ROUNDS = 50
-
-
-@dataclass(frozen=True)
-class Separation:
-    """Error of a model on a dataset, between an image's identity and another identity."""
-
-    eer: float
-    """Share of images below `threshold` to the center of their identity, and above it to that of another one."""
-    threshold: float
-    """Cosine of an image and a center with equal shares of both errors."""
-
-    @property
-    def useless(self) -> bool:
-        """Whether the model cannot separate the identities of the dataset."""
-        return not self.eer < USELESS_EER
-
-    def sentence(self) -> str:
-        """Return the error and what follows from it."""
-        line = f"this model separates the identities of this dataset with an EER of {self.eer:.2%}"
-        if self.useless:
-            return (
-                f"{line}: it cannot separate them, or most labels are wrong; do not trust the faults, and use a "
-                "stronger model"
-            )
-        if self.eer >= WEAK_EER:
-            return (
-                f"{line}: it is weak for this dataset, so only few faults are certain enough to be reported"
-            )
-        return f"{line}: one error in {round(1 / self.eer):,} comparisons" if self.eer > 0 else line
 
 
 @dataclass(frozen=True)
@@ -74,26 +43,6 @@ class FaultThreshold:
     def too_few(self) -> bool:
         """Whether nothing is reported because there are fewer than `MIN_SCORES` scores."""
         return self.scores < MIN_SCORES
-
-
-def separate(genuine_N: np.ndarray, impostor_N: np.ndarray) -> Separation:
-    """Return the equal error rate and its threshold; an EER of 1 if there is nothing to compare.
-
-    Args:
-        genuine_N: similarities of images and their identities; NaN is ignored.
-        impostor_N: similarities of images and random other identities; NaN is ignored.
-    """
-    genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
-    if not len(genuine) or not len(impostor):
-        return Separation(1.0, 1.0)
-    grid = np.linspace(-1, 1, 2001)
-    rejected = np.searchsorted(genuine, grid) / len(genuine)
-    accepted = 1 - np.searchsorted(impostor, grid) / len(impostor)
-    # The larger error is smallest where they cross. The middle of a plateau has the same margin on both sides.
-    error = np.maximum(rejected, accepted)
-    best = np.flatnonzero(error <= error.min() + 1e-12)
-    middle = best[len(best) // 2]
-    return Separation(float((rejected[middle] + accepted[middle]) / 2), float(grid[middle]))
 
 
 def calibrate_threshold(

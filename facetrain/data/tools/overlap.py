@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.data.tools.clean import measure_separation
 from facetrain.data.tools.fault_calibration import (
     PRECISION,
     FaultThreshold,
-    Separation,
     calibrate_threshold,
 )
+from facetrain.data.tools.separation import Separation, measure_separation
 from facetrain.data.tools.similarity import check_labeled, compute_centers, nearest_other_center
 
 _LEAST_SIMILAR = 0.25

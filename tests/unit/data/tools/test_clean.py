@@ -3,7 +3,8 @@ import pytest
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools import identity_groups, similarity
-from facetrain.data.tools.clean import apply_faults, find_label_faults, write_cleaned
+from facetrain.data.tools.clean import find_label_faults, write_cleaned
+from facetrain.data.tools.label_faults import apply_faults
 from facetrain.data.tools.overlap import find_overlap
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.clean import CleanReport, LabelFault, apply_faults
+from facetrain.data.tools.clean import CleanReport
 from facetrain.data.tools.clean_report import describe_report, format_report, read_report
-from facetrain.data.tools.fault_calibration import FaultThreshold, Separation
+from facetrain.data.tools.fault_calibration import FaultThreshold
+from facetrain.data.tools.label_faults import LabelFault, apply_faults
+from facetrain.data.tools.separation import Separation
 from facetrain.errors import DataError
 from tests.support.datasets import write_records
 

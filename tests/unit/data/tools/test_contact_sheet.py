@@ -4,7 +4,6 @@ import pytest
 from facetrain.data.augment import Augment
 from facetrain.data.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.clean import LabelFault
 from facetrain.data.tools.contact_sheet import (
     LABEL_HEIGHT,
     _ascii,
@@ -15,6 +14,7 @@ from facetrain.data.tools.contact_sheet import (
     write_pair_sheet,
 )
 from facetrain.data.tools.inspect import image_locations
+from facetrain.data.tools.label_faults import LabelFault
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image
 

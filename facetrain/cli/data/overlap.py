@@ -1,0 +1,117 @@
+"""`facetrain data overlap`: identities that a training set and a test set have in common, found by a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from facetrain.cli.data.options import BatchSize, Dataset, Json, Model, Precision, Sheet
+from facetrain.cli.devices import Device
+from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from facetrain.data.dataset import FaceDataset
+    from facetrain.data.tools.overlap import OverlapReport
+    from facetrain.verify.embedding_files import Embeddings
+
+_PRINTED_IDENTITIES = 20
+
+
+def overlap(
+    model: Model,
+    dataset: Dataset,
+    test: Annotated[Path, typer.Argument(help="Test set: a .bin, a folder of images, or a dataset.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TXT",
+            help="Write the identities found, one number per line, for `without` in a mixture.",
+        ),
+    ] = None,
+    sheet: Sheet = None,
+    precision: Precision = 0.95,
+    device: Device = "auto",
+    batch_size: BatchSize = 256,
+    as_json: Json = False,
+) -> None:
+    """Find the identities of a training set that a test set also has."""
+    from facetrain.data.open_dataset import open_dataset
+    from facetrain.data.tools.contact_sheet import identity_title
+    from facetrain.data.tools.overlap import find_overlap
+
+    require_writable(output, sheet)
+    train = _embed(model, dataset, device, batch_size, "embedding the dataset")
+    tested = _embed(model, test, device, batch_size, "embedding the test set")
+    report = find_overlap(train.embedding, train.label, tested.embedding, precision=precision)
+    source = open_dataset(dataset)
+    if output is not None:
+        _write_list(report, dataset, output)
+    titles = [
+        f"{number}. {identity_title(source, one.identity)}, {train.name[one.image]} | {tested.name[one.test_image]}, "
+        f"cosine {one.similarity:.3f}"
+        for number, one in enumerate(report.found, 1)
+    ]
+    if sheet is not None:
+        _write_sheet(report, dataset, test, sheet, titles)
+    if as_json:
+        typer.echo(json.dumps(_facts(report, source)))
+    else:
+        _echo_report(report, dataset, test, titles)
+
+
+def _embed(model: Path, images: Path, device: str, batch_size: int, title: str) -> Embeddings:
+    from facetrain.cli.progress import progress_bar
+    from facetrain.verify.image_embeddings import embed_input
+
+    with progress_bar(title) as progress:
+        return embed_input(model, images, device=device, batch_size=batch_size, progress=progress)
+
+
+def _write_list(report: OverlapReport, dataset: Path, output: Path) -> None:
+    if report.separation.useless:
+        raise UsageError(f"{dataset}: {report.separation.sentence()}; nothing is written to {output}")
+    write_text(output, "".join(f"{one.identity}\n" for one in report.found))
+
+
+def _write_sheet(report: OverlapReport, dataset: Path, test: Path, sheet: Path, titles: list[str]) -> None:
+    from facetrain.data.tools.contact_sheet import write_pair_sheet
+    from facetrain.verify.image_embeddings import read_input
+
+    pairs = [(one.image, one.test_image) for one in report.found]
+    left, right = read_input(dataset)[0], read_input(test)[0]
+    write_pair_sheet(pairs, left.__getitem__, right.__getitem__, sheet, labels=titles)
+
+
+def _facts(report: OverlapReport, source: FaceDataset) -> dict[str, object]:
+    from facetrain.data.dataset import identity_name
+
+    threshold = report.threshold.threshold
+    return {
+        "eer": report.separation.eer,
+        "expected_false": report.threshold.expected_false,
+        "threshold": threshold if math.isfinite(threshold) else None,
+        "overlapping": [
+            vars(one) | {"identity_name": identity_name(source, one.identity)} for one in report.found
+        ],
+    }
+
+
+def _echo_report(report: OverlapReport, dataset: Path, test: Path, titles: list[str]) -> None:
+    from facetrain.data.tools.fault_calibration import MIN_SCORES
+
+    expected = f"{report.threshold.expected_false:.1f}"
+    false = f", about {expected} by mistake, more if the model confuses some people" if report.found else ""
+    echo_line(f"{len(report.found):,} identities of {dataset} are also in {test}{false}")
+    echo_line(f"  {report.separation.sentence()}")
+    if report.threshold.too_few and not report.separation.useless:
+        echo_line(
+            f"  not judged: {report.threshold.scores:,} images of the dataset are too few to calibrate on; "
+            f"{MIN_SCORES} are needed"
+        )
+    for title in titles[:_PRINTED_IDENTITIES]:
+        echo_line(f"  {title}")

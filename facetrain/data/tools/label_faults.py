@@ -1,0 +1,78 @@
+"""Label faults: mixed identities, duplicate identities, mislabeled images and outliers, and the labels without them."""
+
+# N images   K labels
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MIXED_IDENTITY = "mixed_identity"
+DUPLICATE_IDENTITY = "duplicate_identity"
+MISLABELED_IMAGE = "mislabeled_image"
+OUTLIER_IMAGE = "outlier_image"
+FAULT_KINDS = {
+    MIXED_IDENTITY: "identities with images of two people",
+    DUPLICATE_IDENTITY: "pairs of identities that show one person",
+    MISLABELED_IMAGE: "images of another identity",
+    OUTLIER_IMAGE: "images that do not show their identity, and not clearly another one",
+}
+
+
+@dataclass(frozen=True)
+class LabelFault:
+    """Disagreement of a label and the embeddings, and the decision on it."""
+
+    kind: str
+    """A key of `FAULT_KINDS`."""
+    identity: int
+    """Identity in the dataset."""
+    other: int
+    """The other identity of a duplicate identity or a mislabeled image; else −1."""
+    image: int
+    """Number of the mislabeled or outlier image; for a mixed identity, one image of the smaller group; else −1."""
+    similarity: float
+    """Cosine of two identities or groups, of a mislabeled image and `other`, or of an outlier and its identity."""
+    images: tuple[int, ...] = ()
+    """Images of the smaller group of a mixed identity, or the mislabeled or outlier image."""
+    target: int = -1
+    """Label that `images` get, −1 to leave them out; for a duplicate identity, the label that both get."""
+
+
+def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:
+    """Return the faults to apply: all with `merge`, otherwise all but duplicate identities."""
+    return [one for one in faults if merge or one.kind != DUPLICATE_IDENTITY]
+
+
+def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:
+    """Return the labels after the decisions on faults: first groups, then single images, last merged identities."""
+    label = label_N.astype(np.int64)
+    for one in faults:
+        if one.kind == MIXED_IDENTITY:
+            label[list(one.images)] = one.target
+    for one in faults:
+        if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE):
+            label[list(one.images)] = one.target
+    root_K = np.arange(max(int(label.max()), int(label_N.max())) + 1)
+    for one in faults:
+        if one.kind == DUPLICATE_IDENTITY:
+            root, leaf = sorted((_root(root_K, one.identity), _root(root_K, one.other)))
+            root_K[leaf] = root
+    # A root has a smaller number than the identities that were merged with it, so one ascending pass finds the roots.
+    for identity in range(len(root_K)):
+        root_K[identity] = root_K[root_K[identity]]
+    return np.where(label >= 0, root_K[label], -1)
+
+
+def count_changes(label_N: np.ndarray, corrected_N: np.ndarray) -> tuple[int, int]:
+    """Return the numbers of images whose label changes, and of identities that keep none of their images."""
+    kept_N = (corrected_N >= 0) & (label_N == corrected_N)
+    disappearing = len(np.unique(label_N)) - len(np.unique(label_N[kept_N]))
+    return int((label_N != corrected_N).sum()), disappearing
+
+
+def _root(root_K: np.ndarray, identity: int) -> int:
+    while root_K[identity] != identity:
+        identity = int(root_K[identity])
+    return identity
