@@ -10,26 +10,20 @@ count is watched: if it does not rise for `SILENCE_S`, the host is gone. No cloc
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
-import os
-import secrets
-import socket
-import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
 
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.files import os_errors_as, parse_json
+from facetrain.files import os_errors_as
+from facetrain.run.lock_file import LockFile
+from facetrain.run.lock_holder import ENDED, STOPPED, Holder
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -39,31 +33,6 @@ SILENCE_S = 30.0
 """Seconds without a rewrite after which the lock of another host is stale: several times `BEAT_S`, because network
 file systems delay writes."""
 _POLL_S = 0.5
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
-_STOPPED, _ENDED = "Tt", "ZX"
-"""Letters of process states, from proc(5)."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Process that holds a lock."""
-
-    token: str
-    """Random, so that every lock is distinct."""
-    host: str
-    machine: str
-    """Start of the host's kernel and namespace of its processes: only within both does `pid` name a process."""
-    pid: int
-    pid_start: str
-    """Start of the process in clock ticks: another process may get the same number later."""
-    since: str
-    launchers: tuple[str, ...]
-    """Elastic agents of the job: after a failure they start its processes again."""
-    beat: int = 0
-
-    def dump(self) -> bytes:
-        """Return the content of the file. Its length does not depend on the count, so that one write replaces it."""
-        return json.dumps(vars(self) | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
 
 
 class RunLock:
@@ -78,17 +47,10 @@ class RunLock:
         silence_s: float = SILENCE_S,
     ) -> None:
         """Prepare to lock a folder. `launchers` are the ids of the elastic agents that started this job."""
-        self._folder, self._path = folder, folder / LOCK_FILE
+        self._folder = folder
         self._beat_s, self._silence_s = beat_s, silence_s
-        self._me = Holder(
-            token=secrets.token_hex(8),
-            host=socket.gethostname(),
-            machine=_machine(),
-            pid=os.getpid(),
-            pid_start=_process(os.getpid())[1],
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-            launchers=tuple(name for name in launchers if name),
-        )
+        self._me = Holder.of_this_process(launchers)
+        self._file = LockFile(folder / LOCK_FILE, self._me.token)
         self._watched: tuple[bytes, int] | None = None
         self._watched_since = 0.0
         self._claim_seen_at: float | None = None
@@ -105,24 +67,23 @@ class RunLock:
         with os_errors_as(RunError, self._folder):
             if self._begin():
                 return None
-            content = self._read()
+            content = self._file.read()
             if content is None:  # removed in the meantime
                 return ""
-            holder = _parse(content[0])
+            holder = Holder.parse(content[0])
             if holder is None:
-                return self._watch(content, f"{self._path} cannot be read")
+                return self._watch(content, f"{self._file.path} cannot be read")
             if set(holder.launchers) & set(self._me.launchers):
-                return self._take_over(
-                    content
-                )  # the agents of this job end its processes before they start new ones
+                # The agents of this job end its processes before they start new ones.
+                return self._take_over(content)
             place = f"process {holder.pid} on {holder.host}"
             if holder.machine != self._me.machine:
                 return self._watch(content, f"{place} has locked this run")
-            state = _process(holder.pid)[0] if _is_same_process(holder) else _ENDED[0]
-            if state in _ENDED:
+            state = holder.process_state()
+            if state in ENDED:
                 return self._take_over(content)
         advice = f"wait until it ends, or end it with `kill {holder.pid}`"
-        if state in _STOPPED:
+        if state in STOPPED:
             advice = (
                 f"it is stopped (SIGSTOP): continue it with `kill -CONT {holder.pid}`, or end it with "
                 f"`kill -KILL {holder.pid}`"
@@ -142,8 +103,8 @@ class RunLock:
         except OSError:  # as in `_keep_alive`: if the disk is gone, the next save reports it
             return
         if not is_held:
-            content = self._read()
-            holder = _parse(content[0]) if content else None
+            content = self._file.read()
+            holder = Holder.parse(content[0]) if content else None
             by = f"process {holder.pid} on {holder.host}" if holder else "another process"
             raise RunError(
                 f"{self._folder}: {by} has taken over this run, because the lock of this process did not change for "
@@ -158,55 +119,7 @@ class RunLock:
             self._thread = None
         with suppress(OSError):
             if self._is_mine():
-                self._path.unlink()
-
-    def _create(self) -> bool:
-        """Create the file with all of its content; return False if it exists."""
-        scratch = self._folder / f".{LOCK_FILE}.{self._me.token}"
-        try:
-            with scratch.open("wb") as file:
-                file.write(self._me.dump())
-                file.flush()
-                os.fsync(
-                    file.fileno()
-                )  # an empty lock, after a power cut, would be watched like that of another host
-            try:
-                os.link(scratch, self._path)
-            except OSError as error:
-                if error.errno in _NO_HARD_LINKS:
-                    return self._create_exclusively()
-                # NFS repeats a request whose answer was lost: the link may exist in spite of the error.
-                if error.errno != errno.EEXIST and os.stat(scratch).st_nlink != 2:
-                    raise
-            return os.stat(scratch).st_nlink == 2
-        finally:
-            with suppress(OSError):
-                scratch.unlink()
-
-    def _create_exclusively(self) -> bool:
-        try:
-            with self._path.open("xb") as file:
-                file.write(self._me.dump())
-        except FileExistsError:
-            return False
-        return True
-
-    def _read(self) -> tuple[bytes, int] | None:
-        """Return content and modification time of the file; None if there is none."""
-        try:
-            # Opened again for each read: NFS shows the changes of other hosts to a file that is opened after them.
-            with self._open("rb") as file:
-                return file.read(1 << 16), os.fstat(file.fileno()).st_mtime_ns
-        except FileNotFoundError:
-            return None
-
-    def _open(self, mode: Literal["rb", "r+b"]) -> BinaryIO:
-        """Open the file, unless something else has its name."""
-        # A read of a pipe would wait without end, and a link could lead to a file of another program.
-        if not stat.S_ISREG(os.lstat(self._path).st_mode):
-            reason = "not a regular file; remove it if no other process writes the run"
-            raise OSError(errno.EINVAL, reason, str(self._path))
-        return self._path.open(mode)
+                self._file.path.unlink()
 
     def _watch(self, content: tuple[bytes, int], fact: str) -> str | None:
         """Wait for the next rewrite of a lock whose process cannot be seen from this host."""
@@ -233,9 +146,9 @@ class RunLock:
         except FileExistsError:
             return self._wait_for_claim(claim)
         try:
-            if self._read() != content:
+            if self._file.read() != content:
                 return ""
-            self._path.unlink()
+            self._file.path.unlink()
             # While the claim is held, so that no other process finds the same stale lock again.
             return None if self._begin() else ""
         finally:
@@ -254,7 +167,7 @@ class RunLock:
 
     def _begin(self) -> bool:
         """Create the file, and rewrite it from now on; return False if it exists."""
-        if not self._create():
+        if not self._file.create(self._me.dump()):
             return False
         # A daemon: a run that ends by an error in another thread must not wait for it.
         self._thread = threading.Thread(target=self._keep_alive, name="run-lock", daemon=True)
@@ -271,8 +184,8 @@ class RunLock:
     def _renew(self) -> bool:
         """Rewrite the file with a higher count; return False if it is the lock of another process."""
         try:
-            with self._open("r+b") as file:
-                holder = _parse(file.read(1 << 16))
+            with self._file.open("r+b") as file:
+                holder = Holder.parse(file.read(1 << 16))
                 if holder is not None and holder.token != self._me.token:
                     return False
                 # In place: a new file under the name would not be seen by hosts that cache the folder.
@@ -280,12 +193,12 @@ class RunLock:
                 file.seek(0)
                 file.write(self._me.dump())
         except FileNotFoundError:  # the file was removed: the folder is locked again
-            return self._create()
+            return self._file.create(self._me.dump())
         return True
 
     def _is_mine(self) -> bool:
-        content = self._read()
-        holder = _parse(content[0]) if content else None
+        content = self._file.read()
+        holder = Holder.parse(content[0]) if content else None
         return holder is not None and holder.token == self._me.token
 
 
@@ -313,50 +226,3 @@ def locked(world: World, folder: Path, launchers: Sequence[str]) -> Iterator[Run
     finally:
         if lock is not None:
             lock.release()
-
-
-def _parse(content: bytes) -> Holder | None:
-    """Return the holder that a file describes; None if it does not describe one."""
-    try:
-        values: dict[str, Any] = parse_json(content.decode())
-        return Holder(
-            **{name: str(values[name]) for name in ("token", "host", "machine", "pid_start", "since")},
-            pid=int(values["pid"]),
-            launchers=tuple(map(str, values["launchers"])),
-            beat=int(values["beat"]),
-        )
-    except (ValueError, TypeError, KeyError, OverflowError):  # the last one: a number of JSON may be infinite
-        return None
-
-
-def _machine() -> str:
-    """Return the start of the kernel and the namespace of the processes; "" where the system has no /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _is_same_process(holder: Holder) -> bool:
-    """Return whether the process of a lock still has its number, and no later process has got it."""
-    return _process(holder.pid)[1] in ("", holder.pid_start)
-
-
-def _process(pid: int) -> tuple[str, str]:
-    """Return state and start time of a process, as in proc(5); the start is "" where it cannot be read."""
-    try:
-        # The name of the program, in parentheses, may contain spaces and parentheses.
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        pass
-    try:
-        os.kill(pid, 0)  # signal 0 only checks that the process exists
-    except (ProcessLookupError, OverflowError, ValueError):
-        return _ENDED[0], ""
-    except PermissionError:
-        pass
-    return "R", ""

@@ -13,7 +13,8 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.run.lock import LOCK_FILE, Holder, RunLock, locked
+from facetrain.run.lock import LOCK_FILE, RunLock, locked
+from facetrain.run.lock_holder import Holder
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -106,7 +107,7 @@ def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, cap
 
 
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.lock._machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.lock_holder._machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
     assert there.try_acquire() is None
     monkeypatch.undo()
@@ -157,7 +158,7 @@ def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
 
 
 def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.lock._machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.lock_holder._machine", lambda: "node7 boot 1")
     stopped = RunLock(tmp_path, beat_s=60.0)  # as if by SIGSTOP
     assert stopped.try_acquire() is None
     monkeypatch.undo()
