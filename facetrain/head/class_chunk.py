@@ -215,3 +215,14 @@ def fused_chunks_available(
     from facetrain.head.kernels.margin_softmax import can_launch
 
     return can_launch(device, product_dtype)
+
+
+def default_chunk_size(logits_per_class: int, columns: int, device_type: str) -> int:
+    """Return the classes per chunk: `logits_per_class` for the gathered batch, `columns` numbers per row.
+
+    On CUDA a chunk has 2^26 logits, enough to occupy the device. On a CPU a chunk's logits (held twice), centers,
+    momentum and gradient together have 2^22 numbers, which fit into the last-level cache.
+    """
+    if device_type == "cuda":
+        return max((1 << 26) // logits_per_class, 128)
+    return max((1 << 22) // (2 * logits_per_class + 3 * columns), 128)

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed import collectives
-from facetrain.head.margin_head import MarginHead, check_labels, start_gather
+from facetrain.head.gathered_batch import LabelGather, check_labels, start_gather
+from facetrain.head.margin_head import MarginHead
 from facetrain.head.sampling import SampledClasses, to_device
 
 
@@ -65,7 +66,7 @@ class HeadGroup:
         self.loss_scale: Tensor | None = None
         """Factor on the loss in the next backward pass, as in `MarginHead`; the training step sets it."""
         self._needs_norms = any(head.needs_norms for head in heads)
-        self._expected_labels: collectives.GatheredRows | None = None
+        self._labels = LabelGather()
 
     def begin_step(self, step: int) -> None:
         """Start a step of all heads."""
@@ -86,7 +87,7 @@ class HeadGroup:
         """
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
-        label_G = self._labels_on_host(label_B)
+        label_G = self._labels.gather(label_B).cpu().numpy()
         gathered = start_gather(embedding_BD, with_norms=self._needs_norms)
         # The composition of the batch is known on the host, so all ranks pass over the same heads.
         number_G = np.searchsorted(self._first, label_G, side="right") - 1
@@ -113,7 +114,7 @@ class HeadGroup:
 
     def expect_labels(self, label_B: Tensor) -> None:
         """Start to gather the labels of the next call, as `MarginHead.expect_labels`. Collective."""
-        self._expected_labels = collectives.GatheredRows(label_B)
+        self._labels.expect(label_B)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update the centers of all heads by their accumulated gradients, as `MarginHead.step`."""
@@ -160,11 +161,6 @@ class HeadGroup:
         for name, tensor in self.state().items():
             if name in saved:
                 tensor.copy_(saved[name])
-
-    def _labels_on_host(self, label_B: Tensor) -> np.ndarray:
-        expected, self._expected_labels = self._expected_labels, None
-        label_G = expected.wait() if expected is not None else collectives.gather(label_B).flatten()
-        return label_G.cpu().numpy()
 
     def _sample(self, part: HeadPart, label: np.ndarray, device: torch.device) -> SampledClasses:
         head_label = label - part.first_class

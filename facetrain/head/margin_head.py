@@ -14,12 +14,12 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
-from facetrain.errors import DataError
 from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
-from facetrain.head.class_chunk import Chunk, FusedChunk, fused_chunks_available
+from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import ExpectationPass
+from facetrain.head.gathered_batch import LabelGather, check_labels, start_gather
 from facetrain.head.head_settings import HeadSettings, HeadStage
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
 from facetrain.head.margins import CombinedMargin, Margin
@@ -32,7 +32,7 @@ from facetrain.head.row_optimizer import (
 from facetrain.head.sampling import ClassSampler, SampledClasses
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
 from facetrain.head.sub_centers import SubCenters
-from facetrain.head.target import TargetClass
+from facetrain.head.target import NearestCount, TargetClass
 from facetrain.head.teacher_centers import follow_teacher
 
 _ROWS_PER_COPY = 1 << 16
@@ -97,10 +97,9 @@ class MarginHead:
             self._device, margin, self._loss, settings.sub_centers, settings.product_dtype
         )
         self.chunk_type = FusedChunk if fused else Chunk
-        self._expected_labels: collectives.GatheredRows | None = None
+        self._labels = LabelGather()
+        self._nearest = NearestCount()
         self._step = 0
-        self._nearest: Tensor | int = 0
-        self._counted_images = 0
 
     def _allocate_tables(self, optimizer: RowOptimizerSettings) -> RowTables:
         """Return the tables of the centers and of the optimizer's moments."""
@@ -194,7 +193,9 @@ class MarginHead:
         """
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
-        label_G = self._gathered_labels(label_B)
+        label_G = self._labels.gather(label_B)
+        if self.reads_labels:
+            label_G = label_G.cpu()  # waits for the device, unless the labels were expected
         gathered = start_gather(embedding_BD, with_norms=self.needs_norms)
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
         sampled = self.sample_classes(label_G)
@@ -232,7 +233,7 @@ class MarginHead:
             chunk_size=self._chunk_size(len(unit_GD)),
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
-            count_nearest=self._count_nearest,
+            count_nearest=self._nearest.add,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._settings.product_dtype,
             target_row_G=sampled.target_row_G,
@@ -271,7 +272,7 @@ class MarginHead:
         from waiting for the device. Every rank must call it, or none.
         """
         if self.reads_labels:
-            self._expected_labels = collectives.GatheredRows(label_B)
+            self._labels.expect(label_B)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update the centers by the accumulated gradient / `grad_scale`, unless they were updated in backward.
@@ -290,10 +291,7 @@ class MarginHead:
         A target class is the nearest if no other class of the step has a larger cosine, without the margin. The loss
         `unified` counts no samples. Collective; waits for the device.
         """
-        counts = torch.tensor([int(self._nearest), self._counted_images])
-        nearest = int(collectives.sum_(counts[:1].clone()))
-        self._nearest, self._counted_images = 0, 0
-        return nearest, int(counts[1])
+        return self._nearest.take()
 
     @property
     def needs_norms(self) -> bool:
@@ -356,20 +354,6 @@ class MarginHead:
             if name in saved:
                 tensor.copy_(saved[name])
 
-    def _gathered_labels(self, label_B: Tensor) -> Tensor:
-        """Return the labels of all ranks (G,): on the host if the sampler needs them there, else on the device."""
-        expected, self._expected_labels = self._expected_labels, None
-        if expected is not None:
-            return expected.wait()
-        label_G = collectives.gather(label_B).flatten()
-        # Labels that were not expected: the host waits for the device.
-        return label_G.cpu() if self.reads_labels else label_G
-
-    def _count_nearest(self, nearest: Tensor, images: int) -> None:
-        # Stays on the device until `take_nearest`.
-        self._nearest = self._nearest + nearest
-        self._counted_images += images
-
     def _chunk_size(self, global_batch: int) -> int:
         if self._settings.chunk_size:
             return self._settings.chunk_size
@@ -395,39 +379,3 @@ class MarginHead:
 
 def _ignore(*arguments: object) -> None:
     """Do nothing at the end of a backward pass."""
-
-
-def start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:
-    """Start to gather unit embeddings, each followed by its norm if requested: (G, X). Collective."""
-    embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
-    unit_BD = F.normalize(embedding_BD)
-    if not with_norms:
-        return collectives.GatheredRows(unit_BD)
-    norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
-    return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
-
-
-def check_labels(labels: np.ndarray, num_classes: int) -> None:
-    """Check that every label is one of `num_classes` classes.
-
-    Raises:
-        DataError: one is not.
-    """
-    wrong = labels[(labels < 0) | (labels >= num_classes)]
-    if len(wrong):
-        raise DataError(
-            f"label {int(wrong[0])} is outside the {num_classes:,} classes of the head (0 to "
-            f"{num_classes - 1:,}); {len(wrong):,} labels of the batch are invalid; check "
-            "data.num_classes and the dataset"
-        )
-
-
-def default_chunk_size(logits_per_class: int, columns: int, device_type: str) -> int:
-    """Return the classes per chunk: `logits_per_class` for the gathered batch, `columns` numbers per row.
-
-    On CUDA a chunk has 2^26 logits, enough to occupy the device. On a CPU a chunk's logits (held twice), centers,
-    momentum and gradient together have 2^22 numbers, which fit into the last-level cache.
-    """
-    if device_type == "cuda":
-        return max((1 << 26) // logits_per_class, 128)
-    return max((1 << 22) // (2 * logits_per_class + 3 * columns), 128)

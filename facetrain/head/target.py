@@ -1,4 +1,4 @@
-"""Target class of each sample: its center, its cosine in full precision, and the margin on it."""
+"""Target class of each sample: its center, its cosine in full precision, the margin on it, how often it is nearest."""
 
 # G gathered batch   D embedding   K this rank's classes   S sampled of K   N sub-centers of a class
 
@@ -90,3 +90,27 @@ def find_target(
         inverse_norm_G,
         with_margin=margin.apply(cos_G, norm_G),
     )
+
+
+class NearestCount:
+    """Number of samples whose target class was the nearest of the step's classes."""
+
+    def __init__(self) -> None:
+        self._nearest: Tensor | int = 0
+        self._images = 0
+
+    def add(self, nearest: Tensor, images: int) -> None:
+        """Count a batch of `images`, of which `nearest` (a scalar) had the nearest target class on this rank."""
+        # Stays on the device until `take`.
+        self._nearest = self._nearest + nearest
+        self._images += images
+
+    def take(self) -> tuple[int, int]:
+        """Return that number on all ranks, and the number of samples, since the last call.
+
+        Collective; waits for the device.
+        """
+        counts = torch.tensor([int(self._nearest), self._images])
+        nearest = int(collectives.sum_(counts[:1].clone()))
+        self._nearest, self._images = 0, 0
+        return nearest, int(counts[1])

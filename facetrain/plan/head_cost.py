@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from facetrain.head.margin_head import default_chunk_size
+from facetrain.head.class_chunk import default_chunk_size
 from facetrain.head.row_optimizer import RowOptimizerSettings, moment_layout
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}

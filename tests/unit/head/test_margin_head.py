@@ -1,38 +1,13 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
-from facetrain.errors import ConfigError, DataError
-from facetrain.head.class_shard import ClassShard, shard_classes
+from facetrain.errors import DataError
 from facetrain.head.head_settings import HeadStage
 from facetrain.head.margins import CombinedMargin
-from facetrain.head.sampling import draw_classes, is_drawn
-from tests.support.dense_head import MARGINS, dense_loss, sample_classes
+from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import make_head, make_margin
-
-CLASSES, SIZE, BATCH = 23, 8, 12
-
-
-def small_head(margin="arcface", **options):
-    head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]),
-        **{"weight_dtype": torch.float64, "momentum_dtype": torch.float64, "chunk_size": 5, "weight_decay": 0.01}
-        | options,
-    )  # fmt: skip
-    head.lr = 0.1
-    return head
-
-
-def batch(number=0):
-    generator = torch.Generator().manual_seed(number)
-    embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
-    return embedding.requires_grad_(), torch.randint(0, CLASSES, (BATCH,), generator=generator)
-
-
-def sample_of(head, label, step, rate):
-    return sample_classes(ClassShard(0, CLASSES), label, rate, seed=head._seed, step=step)
+from tests.unit.head.helpers import BATCH, CLASSES, SIZE, batch, sample_of, small_head
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
@@ -188,23 +163,6 @@ def test_a_label_outside_the_classes_is_an_error_and_changes_no_center():
     assert torch.equal(head.weight.data, before)
 
 
-def test_the_sample_does_not_depend_on_the_shards_and_contains_the_batchs_classes():
-    positive = torch.tensor([3, 500, 999])
-    whole = sample_classes(ClassShard(0, 1000), positive, 0.2, seed=4, step=7)
-    pieces = []
-    for rank in range(3):
-        shard = shard_classes(1000, rank, 3)
-        mine = positive[(positive >= shard.start) & (positive < shard.stop)] - shard.start
-        pieces.append(sample_classes(shard, mine, 0.2, seed=4, step=7) + shard.start)
-    assert torch.equal(torch.cat(pieces), whole)
-    assert set(positive.tolist()) <= set(whole.tolist())
-    assert 150 < len(whole) < 260
-    other = sample_classes(ClassShard(0, 1000), positive, 0.2, seed=4, step=8)
-    assert not torch.equal(whole, other)
-    only = sample_classes(ClassShard(0, 1000), positive, 0.0, seed=4, step=7)
-    assert only.tolist() == [3, 500, 999]
-
-
 def test_labels_near_two_to_the_31_update_the_right_centers():
     ranks = 2**27
     head = make_head(
@@ -221,39 +179,6 @@ def test_labels_near_two_to_the_31_update_the_right_centers():
         head(embedding, torch.tensor([2**31, 5]))
 
 
-@pytest.mark.parametrize("block", [1, 8])
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.7])
-def test_every_class_is_drawn_with_probability_sample_rate(rate, block):
-    hits, steps = torch.zeros(1000), 2000
-    for step in range(steps):
-        drawn = draw_classes(ClassShard(0, 1000), rate, seed=1, step=step, block=block)
-        assert (drawn.diff() > 0).all()
-        assert len(drawn) == pytest.approx(1000 * rate, abs=2 * block)
-        hits[drawn] += 1
-    deviation = (rate * (1 - rate) / steps) ** 0.5
-    assert (hits / steps - rate).abs().max() < 5 * deviation
-
-
-@pytest.mark.parametrize("block", [1, 8])
-def test_the_draw_of_classes_near_two_to_the_31_does_not_depend_on_the_shards(block):
-    start = 2**31 - 1000
-    options = {"seed": 4, "step": 7, "block": block}
-    whole = draw_classes(ClassShard(start, start + 3000), 0.01, **options)
-    edges = [start, start + 997, start + 2005, start + 3000]
-    parts = [draw_classes(ClassShard(a, b), 0.01, **options) for a, b in itertools.pairwise(edges)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert (whole.diff() > 0).all() and 30 - 2 * block <= len(whole) <= 30 + 2 * block
-
-
-def test_classes_of_a_block_are_drawn_together_and_blocks_differ_from_step_to_step():
-    apart = set()
-    for step in range(50):
-        drawn = draw_classes(ClassShard(0, 10_000), 0.01, seed=1, step=step, block=8)
-        assert (drawn.diff() == 1).float().mean() > 0.8
-        apart.update((drawn[:-1][drawn.diff() > 1] % 8).tolist())
-    assert apart == set(range(8))
-
-
 def test_centers_outside_the_sample_do_not_change():
     head = small_head(sample_rate=0.2)
     before = head.weight.data.clone()
@@ -262,106 +187,6 @@ def test_centers_outside_the_sample_do_not_change():
     head(embedding, label).backward()
     moved = (head.weight.data != before).any(1).nonzero()[:, 0]
     assert torch.equal(moved, sample_of(head, label, 0, 0.2)) and len(moved) < CLASSES
-
-
-def test_initial_centers_do_not_depend_on_the_number_of_ranks():
-    whole = small_head(seed=5).weight.data
-    parts = [small_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(parts[0][:7], parts[1][:7])
-    assert not torch.equal(small_head(seed=6).weight.data, whole)
-
-
-def test_saved_rows_load_into_shards_of_another_world_size():
-    whole = small_head(seed=1)
-    whole(*batch()).backward()
-    state = whole.row_state()
-    for rank in range(3):
-        part = small_head(seed=2, rank=rank, world_size=3)
-        part.load_rows(lambda name, start, stop: state[name][start:stop])
-        shard = part.shard
-        assert torch.equal(part.weight.data, state["weight"][shard.start : shard.stop])
-        assert torch.equal(part.row_state()["momentum"], state["momentum"][shard.start : shard.stop])
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("placement", ["host", "disk"])
-def test_centers_in_host_memory_or_on_disk_give_the_same_numbers(placement, optimizer, rate, tmp_path):
-    options = {"sample_rate": rate, "sample_block": 2, "optimizer": optimizer}
-    here, there = small_head(**options), small_head(**options, placement=placement, folder=tmp_path)
-    # Cases of the prefetcher: consecutive steps, a flush by row_state, skipped step 4, and step 6 twice.
-    for step in (0, 1, 2, 3, 5, 6, 6, 7):
-        losses = []
-        for head in (here, there):
-            head.begin_step(step)
-            loss = head(*batch(step))
-            loss.backward()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-        if step in (2, 7):
-            for name, table in here.row_state().items():
-                torch.testing.assert_close(there.row_state()[name], table)
-    assert len(list(tmp_path.glob("rank_00000/rows.bin"))) == (placement == "disk")
-
-
-@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
-def test_8_bit_momentum_and_its_scales_share_a_row_on_disk(weight_dtype, tmp_path):
-    head = make_head(
-        embedding_size=256, num_classes=50, margin=CombinedMargin(64.0, m2=0.5), placement="disk", folder=tmp_path,
-        weight_dtype=weight_dtype, momentum_dtype=torch.int8, sample_rate=0.3,
-    )  # fmt: skip
-    head.lr = 0.1
-    head.begin_step(0)
-    before = {name: table.clone() for name, table in head.row_state().items()}
-    label = torch.arange(12)
-    head(torch.randn(12, 256, requires_grad=True), label).backward()
-    after = head.row_state()
-    assert (tmp_path / "rank_00000/rows.bin").stat().st_size == 50 * (256 * weight_dtype.itemsize + 256 + 64)
-    for name in ("weight", "momentum", "momentum_scale"):
-        assert (after[name] != before[name])[label].any(1).all()
-    untouched = (after["momentum_scale"] == 0).all(1)
-    assert untouched.any() and torch.equal(after["weight"][untouched], before["weight"][untouched])
-
-
-def test_training_with_bfloat16_storage_stays_close_to_float32():
-    exact = small_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
-    small = small_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
-    assert small.weight.data.dtype == torch.bfloat16
-    for step in range(20):
-        losses = []
-        for head in (exact, small):
-            head.begin_step(step)
-            embedding, label = batch(step % 4)
-            loss = head(embedding.float(), label)
-            loss.backward()
-            losses.append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.4])
-def test_training_with_8_bit_momentum_stays_close_to_float32_and_saves_its_scales(rate):
-    exact, small = (
-        small_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
-        for dtype in (torch.float32, torch.int8)
-    )
-    assert {name: t.dtype for name, t in small.row_state().items()} == {
-        "weight": torch.float32, "momentum": torch.int8, "momentum_scale": torch.float32,
-    }  # fmt: skip
-    for step in range(20):
-        losses = []
-        for head in (exact, small):
-            head.begin_step(step)
-            embedding, label = batch(step % 4)
-            loss = head(embedding.float(), label)
-            loss.backward()
-            losses.append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
-def test_8_bit_moments_are_an_error_with_adamw():
-    with pytest.raises(ConfigError, match="use bfloat16 with adamw"):
-        small_head(optimizer="adamw", momentum_dtype=torch.int8)
 
 
 @pytest.mark.parametrize("margin", list(MARGINS))
@@ -377,21 +202,6 @@ def test_products_in_bfloat16_stay_close_to_the_dense_reference(margin):
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=0.02)
     assert torch.nn.functional.cosine_similarity(ours.grad.double(), reference.grad).min() > 0.98
-
-
-@pytest.mark.parametrize("block", [1, 3])
-@pytest.mark.parametrize("rate", [0.003, 0.07, 0.5, 0.97])
-def test_the_host_knows_which_classes_are_drawn_without_drawing_all(rate, block):
-    far = 2**31 - 1000
-    for step, (start, stop) in itertools.product(
-        range(5), [(0, 700), (13, 14), (300, 701), (far, far + 900), (9, 9)]
-    ):
-        options = {"seed": 2, "step": step, "block": block}
-        drawn = draw_classes(ClassShard(start, stop), rate, **options).numpy()
-        classes = np.arange(start, stop)
-        np.testing.assert_array_equal(is_drawn(classes, rate, **options), np.isin(classes, drawn))
-        whole = draw_classes(ClassShard(max(start - 2000, 0), stop + 2000), rate, **options).numpy()
-        np.testing.assert_array_equal(drawn, whole[(whole >= start) & (whole < stop)])
 
 
 def test_labels_that_were_expected_give_the_same_step():

@@ -1,0 +1,109 @@
+"""Tables of class centers and their moments: initial values, shards, placement and number formats."""
+
+import pytest
+import torch
+
+from facetrain.errors import ConfigError
+from facetrain.head.margins import CombinedMargin
+from tests.support.heads import make_head
+from tests.unit.head.helpers import batch, small_head
+
+
+def test_initial_centers_do_not_depend_on_the_number_of_ranks():
+    whole = small_head(seed=5).weight.data
+    parts = [small_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not torch.equal(parts[0][:7], parts[1][:7])
+    assert not torch.equal(small_head(seed=6).weight.data, whole)
+
+
+def test_saved_rows_load_into_shards_of_another_world_size():
+    whole = small_head(seed=1)
+    whole(*batch()).backward()
+    state = whole.row_state()
+    for rank in range(3):
+        part = small_head(seed=2, rank=rank, world_size=3)
+        part.load_rows(lambda name, start, stop: state[name][start:stop])
+        shard = part.shard
+        assert torch.equal(part.weight.data, state["weight"][shard.start : shard.stop])
+        assert torch.equal(part.row_state()["momentum"], state["momentum"][shard.start : shard.stop])
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("placement", ["host", "disk"])
+def test_centers_in_host_memory_or_on_disk_give_the_same_numbers(placement, optimizer, rate, tmp_path):
+    options = {"sample_rate": rate, "sample_block": 2, "optimizer": optimizer}
+    here, there = small_head(**options), small_head(**options, placement=placement, folder=tmp_path)
+    # Cases of the prefetcher: consecutive steps, a flush by row_state, skipped step 4, and step 6 twice.
+    for step in (0, 1, 2, 3, 5, 6, 6, 7):
+        losses = []
+        for head in (here, there):
+            head.begin_step(step)
+            loss = head(*batch(step))
+            loss.backward()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+        if step in (2, 7):
+            for name, table in here.row_state().items():
+                torch.testing.assert_close(there.row_state()[name], table)
+    assert len(list(tmp_path.glob("rank_00000/rows.bin"))) == (placement == "disk")
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_8_bit_momentum_and_its_scales_share_a_row_on_disk(weight_dtype, tmp_path):
+    head = make_head(
+        embedding_size=256, num_classes=50, margin=CombinedMargin(64.0, m2=0.5), placement="disk", folder=tmp_path,
+        weight_dtype=weight_dtype, momentum_dtype=torch.int8, sample_rate=0.3,
+    )  # fmt: skip
+    head.lr = 0.1
+    head.begin_step(0)
+    before = {name: table.clone() for name, table in head.row_state().items()}
+    label = torch.arange(12)
+    head(torch.randn(12, 256, requires_grad=True), label).backward()
+    after = head.row_state()
+    assert (tmp_path / "rank_00000/rows.bin").stat().st_size == 50 * (256 * weight_dtype.itemsize + 256 + 64)
+    for name in ("weight", "momentum", "momentum_scale"):
+        assert (after[name] != before[name])[label].any(1).all()
+    untouched = (after["momentum_scale"] == 0).all(1)
+    assert untouched.any() and torch.equal(after["weight"][untouched], before["weight"][untouched])
+
+
+def test_training_with_bfloat16_storage_stays_close_to_float32():
+    exact = small_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
+    small = small_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
+    assert small.weight.data.dtype == torch.bfloat16
+    for step in range(20):
+        losses = []
+        for head in (exact, small):
+            head.begin_step(step)
+            embedding, label = batch(step % 4)
+            loss = head(embedding.float(), label)
+            loss.backward()
+            losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_training_with_8_bit_momentum_stays_close_to_float32_and_saves_its_scales(rate):
+    exact, small = (
+        small_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
+        for dtype in (torch.float32, torch.int8)
+    )
+    assert {name: t.dtype for name, t in small.row_state().items()} == {
+        "weight": torch.float32, "momentum": torch.int8, "momentum_scale": torch.float32,
+    }  # fmt: skip
+    for step in range(20):
+        losses = []
+        for head in (exact, small):
+            head.begin_step(step)
+            embedding, label = batch(step % 4)
+            loss = head(embedding.float(), label)
+            loss.backward()
+            losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_8_bit_moments_are_an_error_with_adamw():
+    with pytest.raises(ConfigError, match="use bfloat16 with adamw"):
+        small_head(optimizer="adamw", momentum_dtype=torch.int8)
