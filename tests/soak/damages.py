@@ -13,153 +13,39 @@ weights of the undisturbed run. If the refusal names another checkpoint, a secon
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import random
-import re
-import resource
 import shutil
-import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot  # noqa: F401 (imported before the fork, as the next two)
 import onnx  # noqa: F401
 import torch
 import torch._dynamo
 
-from facetrain.checkpoint.commit import complete_steps, step_folder
-from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import load_config, override_keys
-from facetrain.doctor.run_checks import check_checkpoints
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.errors import FacetrainError
-from facetrain.models.model_file import open_model
-from facetrain.run import lock, training
-from facetrain.run.list_runs import list_runs
-from facetrain.run.report import write_run_report
+from facetrain.run import lock
 from tests.soak.damage_kinds import CRAFTED, Damager
+from tests.soak.damage_readers import Hang, Readers, limited
+from tests.soak.damage_resumes import Resumer
+from tests.soak.damage_tally import Tally, table
 from tests.soak.kills import Starter
-from tests.soak.settings import STEPS, Setting, write_data
+from tests.soak.settings import Setting, write_data
 
-_MAX_CPU_SECONDS, _MAX_SECONDS = 20, 120
-"""Limits of a reader and of a resume. On a loaded machine only the time on the processor shows that a reader is slow;
-one that waits without end is found by the clock."""
-_MAX_RESUME_CPU_SECONDS = 60
-_MAX_MEMORY = 6 << 30
-"""Address space that a resume may add: an absurd size in a file must not end the machine."""
 _RESUMED_EVERY, _REPORTED_EVERY = 20, 20
 """One of so many damaged runs is resumed, or described by a report, whose figures take a second."""
 _KEPT_STEPS = 3
-_REFUSED = 2
-"""Exit code of facetrain for an error that it expects."""
-_WAY_ON = re.compile(r"--checkpoint (\d+)")
-
-
 _SILENCE_S = 1.0
 """Seconds for which a damaged lock is watched, instead of 30."""
-
-
-class Hang(BaseException):
-    """A reader took too long. Not an Exception: no handler of a reader may catch it."""
-
-
-@dataclass
-class Tally:
-    """Counts of all damages."""
-
-    by_kind: Counter[str] = field(default_factory=Counter)
-    by_target: Counter[str] = field(default_factory=Counter)
-    refused: int = 0
-    """Damages that at least one reader refused."""
-    resumes: Counter[str] = field(default_factory=Counter)
-    """Ends of the resumed runs."""
-    refusals: Counter[str] = field(default_factory=Counter)
-    """Messages of the resumes that refused a run, without names and numbers."""
-    faults: Counter[str] = field(default_factory=Counter)
-    first_faults: list[str] = field(default_factory=list)
-
-    def add(self, other: dict[str, Any]) -> None:
-        """Add the counts of another tally, as a dict."""
-        for name, value in other.items():
-            if isinstance(value, dict):
-                getattr(self, name).update(value)
-            else:
-                setattr(self, name, getattr(self, name) + value)
-
-    def add_fault(self, name: str, details: str) -> None:
-        """Count a fault, and keep the details of the first one of its name."""
-        if name not in self.faults:
-            self.first_faults.append(f"{name}\n{details}")
-        self.faults[name] += 1
-
-
-class Readers:
-    """All readers of a run folder."""
-
-    def __init__(self, original: Path) -> None:
-        self._saved = {
-            step: _digests(step_folder(original / "checkpoints", step))
-            for step in complete_steps(original / "checkpoints")
-        }
-
-    def read(
-        self, run: Path, *, is_crafted: bool, with_report: bool
-    ) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield the name and the call of each reader."""
-        yield "config", lambda: void(load_config(run / "config.yaml"))
-        yield "newest checkpoint", lambda: self._load(run, is_crafted=is_crafted)
-        yield "doctor", lambda: void(check_checkpoints(run))
-        yield "runs", lambda: void(list_runs(run))
-        yield "model", lambda: void(open_model(run, torch.device("cpu")))
-        if with_report:
-            yield "report", lambda: write_run_report(run, run.parent / "report.html")
-
-    def _load(self, run: Path, *, is_crafted: bool) -> None:
-        checkpoint = Checkpoint.open(run)
-        checkpoint.verify()
-        checkpoint.replicated()
-        checkpoint.rank_state(0)
-        checkpoint.rows("weight", 0, checkpoint.manifest.num_classes)
-        if not is_crafted and _digests(checkpoint.folder) != self._saved.get(checkpoint.step):
-            raise AssertionError(f"accepted a damaged checkpoint of step {checkpoint.step}")
-
-
-def void(value: object) -> None:
-    """Discard a result."""
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.is_file() and not path.is_symlink() and path.suffix == ".safetensors"
-    }
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    def hang(*_: object) -> None:
-        raise Hang
-
-    signal.signal(signal.SIGALRM, hang)
-    signal.signal(signal.SIGPROF, hang)
-    signal.setitimer(signal.ITIMER_REAL, _MAX_SECONDS)
-    signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def damage_often(
@@ -185,7 +71,7 @@ def damage_often(
         with_report = number % _REPORTED_EVERY == 10
         for reader, read in readers.read(run, is_crafted=is_crafted, with_report=with_report):
             try:
-                with _limited():
+                with limited():
                     read()
             except FacetrainError as error:
                 refused = True
@@ -203,107 +89,6 @@ def damage_often(
             raise RuntimeError(f"{name}: a file outside of the run was changed")
         yield tally
     _remove(run)
-
-
-class Resumer:
-    """Resumes damaged runs in forked processes, and compares their weights with those of the undisturbed run."""
-
-    def __init__(self, run: Path, whole: Path) -> None:
-        self._run, self._whole = run, _weights(whole)
-        self._output = run.parent / "output"
-
-    def resume(self, tally: Tally, name: str, *, is_crafted: bool, is_config: bool) -> None:
-        """Resume the run, and again from the checkpoint that a refusal names."""
-        code, text = self._start(None)
-        end = self._judge(tally, f"resume: {name}", code, text, is_crafted=is_crafted, is_config=is_config)
-        if code == _REFUSED:
-            tally.refusals[self._reduced(text)] += 1
-            if way_on := _WAY_ON.search(text):
-                code, text = self._start(int(way_on[1]))
-                again = self._judge(
-                    tally, f"resume again: {name}", code, text, is_crafted=is_crafted, is_config=is_config
-                )
-                if code == _REFUSED:
-                    tally.add_fault(f"resume: {name}: the named checkpoint is refused too", text[-1500:])
-                end = f"{end}; from the checkpoint that the message names: {again}"
-        tally.resumes[end] += 1
-
-    def _judge(
-        self, tally: Tally, name: str, code: int | None, text: str, *, is_crafted: bool, is_config: bool
-    ) -> str:
-        """Return the end of a resume in a few words; count a fault if it is none of the allowed ones."""
-        if code == _REFUSED and "Traceback" not in text:
-            lines = [line for line in text.splitlines() if line.startswith("error: ")]
-            if len(lines) != 1 or text.splitlines()[-1] != lines[0]:
-                tally.add_fault(f"{name}: message of several lines", text[-1500:])
-            return "refused"
-        if code != 0 or "Traceback" in text:
-            tally.add_fault(f"{name}: {'hangs' if code is None else f'exit code {code}'}", text[-1500:])
-            return "fault"
-        try:
-            is_equal = _weights(self._run) == self._whole
-        except FacetrainError:
-            is_equal = False
-        if is_equal:
-            return "continued to the weights of the undisturbed run"
-        if is_config:
-            return "continued with another config, which was reported"
-        if is_crafted:
-            return f"continued from a crafted checkpoint ({name.partition(': ')[2]})"
-        tally.add_fault(f"{name}: other weights than the undisturbed run", text[-1500:])
-        return "fault"
-
-    def _start(self, step: int | None) -> tuple[int | None, str]:
-        """Resume in a forked process; return its exit code, or None if it hangs, and what it printed."""
-        child = os.fork()
-        if not child:
-            os.setpgid(0, 0)
-            log = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + _MAX_MEMORY, resource.RLIM_INFINITY))
-            resource.setrlimit(resource.RLIMIT_CPU, (_MAX_RESUME_CPU_SECONDS, resource.RLIM_INFINITY))
-            # A damaged limit of the steps could let the run train for days.
-            limit = [f"train.max_steps={STEPS}"]
-            try:
-                config = load_config(self._run / "config.yaml", limit)
-                os._exit(training.resume(config, self._run, step, set_keys=override_keys(limit)))
-            except FacetrainError as error:
-                print(f"error: {error}", file=sys.stderr, flush=True)
-                os._exit(_REFUSED)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(99)
-        code = _wait(child, _MAX_SECONDS)
-        return code, self._output.read_text(errors="replace")
-
-    def _reduced(self, text: str) -> str:
-        """Return the last line of a message without names and numbers."""
-        line = text.strip().splitlines()[-1].removeprefix("error: ").replace(str(self._run), "RUN")
-        return re.sub(r"\d+", "N", re.sub(r"\S*/\S+/step_\d+", "STEP", line))[:150]
-
-
-def _wait(child: int, seconds: float) -> int | None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            return None if code == -signal.SIGXCPU else code
-        time.sleep(0.01)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
-def _weights(run: Path) -> dict[str, str]:
-    return {
-        entry.name: entry.sha256
-        for entry in Checkpoint.open(run).manifest.files
-        if entry.name.startswith(("rep", "rows"))
-    }
 
 
 def _tree(run: Path) -> dict[str, tuple[int, int, int]]:
@@ -332,24 +117,6 @@ def train_half(folder: Path, data: Path, seed: int) -> tuple[Path, Path]:
     half = folder / "half"
     starter.kill_when(half, lambda: len(complete_steps(half / "checkpoints")) >= _KEPT_STEPS)
     return half, starter.whole
-
-
-def table(tally: Tally, seconds: float) -> str:
-    """Format the counts as Markdown."""
-    lines = [
-        f"{sum(tally.by_kind.values()):,} damages in {seconds:,.0f} s; {tally.refused:,} refused by at least one "
-        f"reader; {sum(tally.resumes.values()):,} resumed; {sum(tally.faults.values()):,} faults"
-    ]
-    for title, counts in (
-        ("damage", tally.by_kind),
-        ("target", tally.by_target),
-        ("end of a resumed run", tally.resumes),
-        ("message of a resume that refused", tally.refusals),
-    ):
-        lines += ["", f"| {title} | number |", "|---|---|"]
-        lines += [f"| {name} | {n:,} |" for name, n in sorted(counts.items())]
-    lines += [f"fault ({tally.faults[text.splitlines()[0]]} times): {text}" for text in tally.first_faults]
-    return "\n".join(lines)
 
 
 def _distribute(
