@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from facetrain.backbone.zoo import build_backbone, names
 from facetrain.data.augment import normalize
 from facetrain.distributed.world import join
-from facetrain.models.export.deployed import example_pixels
+from facetrain.models.export.example_inputs import example_pixels
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.inference_network import inference_network

@@ -159,7 +159,7 @@ def _faces(compare: Path | None, size: int) -> Tensor:
         UsageError: the input has no images.
     """
     from facetrain.errors import UsageError
-    from facetrain.models.export.faces import decode_faces, drawn_faces
+    from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
     if compare is None:
         return drawn_faces(size)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError, RunError
-from facetrain.models.export.deployed import Deployed, example_pixels, inputs_of_file
+from facetrain.models.export.deployed import Deployed
+from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import Comparison, ExportOptions, Similarity
 from facetrain.models.export.runtime import Runtime
 from facetrain.models.inference_network import inference_network

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 
-import torch
 from torch import Tensor, nn
 
 from facetrain.models.export.formats import ExportOptions
@@ -34,25 +33,6 @@ class Deployed(nn.Module):
             image = (image.permute(0, 3, 1, 2).float() - self._mean) / self._scale
         embedding = self.network(image) if landmarks is None else self.network(image, landmarks)
         return nn.functional.normalize(embedding) if self._unit else embedding
-
-
-def inputs_of_file(model: EmbeddingModel, options: ExportOptions, pixels_NHWC: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs of the exported file for uint8 RGB images (N, H, W, 3): the images, and example landmarks."""
-    image = (pixels_NHWC if options.from_pixels else model.prepare(pixels_NHWC)).contiguous()
-    return (image, *example_landmarks(model, len(image)))
-
-
-def example_pixels(model: EmbeddingModel, count: int) -> Tensor:
-    """Return random uint8 images (N, H, W, 3) of the size that a model takes, the same at every call."""
-    shape = (count, model.image_size, model.image_size, 3)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
-    """Return the further inputs of a model: random landmarks (N, 5, 2), the same at every call, if it takes them."""
-    if not model.takes_landmarks:
-        return ()
-    return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
 
 
 def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, str]:

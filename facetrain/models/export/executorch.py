@@ -14,7 +14,8 @@ import torch
 from facetrain.errors import RunError
 from facetrain.files import new_file
 from facetrain.models.export.checks import compare, require_no_landmarks, require_torch_network
-from facetrain.models.export.deployed import Deployed, example_pixels, file_metadata, inputs_of_file
+from facetrain.models.export.deployed import Deployed, file_metadata
+from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import Exported, ExportOptions
 from facetrain.models.export.runtime import Runtime, runtime_model
 from facetrain.models.model_file import EmbeddingModel

@@ -14,7 +14,8 @@ import torch
 from facetrain.errors import ModelError, RunError
 from facetrain.files import new_file
 from facetrain.models.export.checks import compare, require_torch_network
-from facetrain.models.export.deployed import Deployed, example_pixels, file_metadata, inputs_of_file
+from facetrain.models.export.deployed import Deployed, file_metadata
+from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import Comparison, Exported, ExportOptions
 from facetrain.models.export.int8 import export_int8
 from facetrain.models.export.runtime import Runtime

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, new_file
 from facetrain.models.export.checks import compare, require_torch_network
-from facetrain.models.export.deployed import example_landmarks
+from facetrain.models.export.example_inputs import example_landmarks
 from facetrain.models.export.formats import Exported, ExportOptions
 from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel, save_model

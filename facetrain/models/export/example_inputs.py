@@ -1,0 +1,53 @@
+"""Example inputs of a model: random ones, and faces on which an exported file is compared with the network."""
+
+# N images   H, W height and width   S side in pixels
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.synthetic.render import render_jpeg
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.model_file import EmbeddingModel
+
+_NUM_DRAWN = 20
+"""Drawn faces, each of another person. Drawing 100 would take longer than the export."""
+
+
+def inputs_of_file(model: EmbeddingModel, options: ExportOptions, pixels_NHWC: Tensor) -> tuple[Tensor, ...]:
+    """Return the inputs of the exported file for uint8 RGB images (N, H, W, 3): the images, and example landmarks."""
+    image = (pixels_NHWC if options.from_pixels else model.prepare(pixels_NHWC)).contiguous()
+    return (image, *example_landmarks(model, len(image)))
+
+
+def example_pixels(model: EmbeddingModel, count: int) -> Tensor:
+    """Return random uint8 images (N, H, W, 3) of the size that a model takes, the same at every call."""
+    shape = (count, model.image_size, model.image_size, 3)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
+    """Return the further inputs of a model: random landmarks (N, 5, 2), the same at every call, if it takes them."""
+    if not model.takes_landmarks:
+        return ()
+    return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
+
+
+def drawn_faces(size: int) -> Tensor:
+    """Return drawn faces, uint8 (N, S, S, 3), the same at every call."""
+    return decode_faces([render_jpeg(0, identity, 0, size) for identity in range(_NUM_DRAWN)], size)
+
+
+def decode_faces(images: Sequence[bytes], size: int) -> Tensor:
+    """Return encoded images as uint8 (N, S, S, 3) RGB.
+
+    Raises:
+        ImageError: an image cannot be decoded.
+    """
+    decoded = [resize_square(decode_rgb(data, location=f"image {n}"), size) for n, data in enumerate(images)]
+    return torch.from_numpy(np.stack(decoded))
