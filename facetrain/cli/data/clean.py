@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
     from facetrain.data.tools.clean import CleanReport
     from facetrain.data.tools.label_faults import LabelFault
+    from facetrain.verify.embedding_files import Embeddings
 
 _MAX_CUT, _SMALL_CUT = 0.05, 2
 """Share of the images or identities, and number of them in small datasets, that `clean` changes without --yes."""
@@ -93,7 +94,8 @@ def clean(
     if apply is not None:
         decisions = _read_decisions(apply, source)
     else:
-        decisions = _find_decisions(model, folder, precision, merge, device, batch_size)
+        embedded = _embed(model, folder, device, batch_size)
+        decisions = _find_decisions(embedded, source, model, precision, merge)
     if report is not None:
         write_text(report, format_report(decisions.facts))
     label_N = apply_faults(source.labels, decisions.applied)
@@ -154,20 +156,23 @@ def _read_decisions(report: Path, source: FaceDataset) -> _Decisions:
     return _Decisions(applied, applied, found=None, facts={})
 
 
-def _find_decisions(
-    model: Path, folder: Path, precision: float, merge: bool, device: str, batch_size: int
-) -> _Decisions:
+def _embed(model: Path, folder: Path, device: str, batch_size: int) -> Embeddings:
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.tools.clean import find_label_faults
-    from facetrain.data.tools.clean_report import describe_report
-    from facetrain.data.tools.label_faults import applied_by_default
     from facetrain.verify.image_embeddings import embed_input
 
     with progress_bar("embedding") as progress:
-        embedded = embed_input(model, folder, device=device, batch_size=batch_size, progress=progress)
+        return embed_input(model, folder, device=device, batch_size=batch_size, progress=progress)
+
+
+def _find_decisions(
+    embedded: Embeddings, source: FaceDataset, model: Path, precision: float, merge: bool
+) -> _Decisions:
+    from facetrain.data.tools.clean import find_label_faults
+    from facetrain.data.tools.clean_report import describe_report
+    from facetrain.data.tools.label_faults import applied_by_default
+
     found = find_label_faults(embedded.embedding, embedded.label, precision=precision, merge=merge)
-    facts = describe_report(open_dataset(folder), found, model, merge=merge)
+    facts = describe_report(source, found, model, merge=merge)
     return _Decisions(found.faults, applied_by_default(found.faults, merge=merge), found, facts)
 
 
