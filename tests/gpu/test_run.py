@@ -59,7 +59,7 @@ def test_losses_in_16_bits_are_near_those_in_32(precision, describe, tmp_path): 
     assert all(map(math.isfinite, found))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["name=sgd", "name=adamw", "muon.lr=0.01"])
 @pytest.mark.parametrize("placement", ["device", "host"])
 def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_path, optimizer, placement):  # noqa: F811
     config = describe(
@@ -67,7 +67,7 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_pat
     )
     changes = (
         f"train.device={DEVICE}",
-        f"optim.name={optimizer}",
+        f"optim.{optimizer}",
         "optim.lr=0.01",
         "model.widths=[16, 16, 16, 16]",
     )

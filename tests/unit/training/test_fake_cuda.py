@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from facetrain.config.training_section import OptimConfig
 from facetrain.data.augment import Augment, normalize
 from facetrain.data.loader import Batch
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.stepper import Stepper
+from facetrain.run.build_stepper import build_optimizers
 from facetrain.telemetry.meter import Meter
 from facetrain.training.loss_spikes import SpikeDetector
 from tests.support.fake_cuda import GPU, fake_cuda
@@ -37,23 +39,14 @@ def test_augmentations_mix_no_devices_and_never_block_the_host(monkeypatch):
     assert not blocking
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(name, monkeypatch):
+@pytest.mark.parametrize("settings", [{"name": "sgd"}, {"name": "adamw"}, {"muon": {}}])
+def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(settings, monkeypatch):
     with fake_cuda(monkeypatch) as blocking:
         layers = torch.nn.Conv2d(3, 16, 3, device=GPU), torch.nn.BatchNorm2d(16, device=GPU)
         backbone = torch.nn.Sequential(*layers)
         stepper = Stepper(
             backbone,
-            [
-                build_optimizer(
-                    parameter_groups(backbone, {}),
-                    name,
-                    momentum=0.9,
-                    betas=(0.9, 0.99),
-                    eps=1e-8,
-                    weight_decay=0,
-                )
-            ],
+            build_optimizers(OptimConfig(**settings), parameter_groups(backbone, {}), {layers[0].weight}),
             UpdatedHead(),
             LossScale(GPU, enabled=True),
             schedule=lambda step: 0.1,
