@@ -65,6 +65,40 @@ def test_scaled_and_clipped_steps_equal_plain_sgd_after_torchs_own_clipping(enab
         torch.testing.assert_close(net.weight, plain.weight, rtol=1e-5, atol=1e-6)
 
 
+def test_two_optimizers_update_all_parameters_as_one_does_and_share_the_bound_of_the_gradient():
+    torch.manual_seed(0)
+    nets = [nn.Linear(5, 3)]
+    nets.append(clone_of(nets[0]))
+    rules = {"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+    steppers = [
+        Stepper(
+            net,
+            [build_optimizer([{"params": part, "lr_factor": 1.0}], "sgd", **rules) for part in parts],
+            CountingHead(),
+            LossScale(torch.device("cpu"), enabled=False),
+            schedule=lambda t: 0.1,
+            clip_grad_norm=0.05,
+        )
+        for net, parts in zip(
+            nets, ([list(nets[0].parameters())], [[p] for p in nets[1].parameters()]), strict=True
+        )
+    ]
+    for t in range(3):
+        x = torch.randn(7, 5)
+        for net, stepper in zip(nets, steppers, strict=True):
+            stepper.begin(t)
+            net(x).pow(2).mean().backward()
+            stepper.finish()
+            assert all(parameter.grad is None for parameter in net.parameters())
+    one, two = (list(net.parameters()) for net in nets)
+    states = [stepper.optimizer_states() for stepper in steppers]
+    for parameter, other in zip(one, two, strict=True):
+        assert torch.equal(parameter, other)
+        assert torch.equal(
+            *(state[p]["momentum_buffer"] for state, p in zip(states, (parameter, other), strict=True))
+        )
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_gradient_that_is_not_finite_changes_nothing_not_even_on_the_first_step(name):
     torch.manual_seed(0)
