@@ -105,6 +105,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0], help="default %(default)s")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="default 1 2 3 4 5")
     options = parser.parse_args()
+    for path in (options.data / "faces_train", options.data / "lfw_verification" / f"{LFW}.bin"):
+        if not path.exists():
+            parser.error(f"--data: {path} does not exist")
     options.output.mkdir(parents=True, exist_ok=True)
     results = [run_seed(options.recipe, seed, options.data, options.output) for seed in options.seeds]
     print(table(options.recipe, results))
