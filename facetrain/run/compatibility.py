@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Set
+import shlex
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,7 +15,6 @@ from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.run.step_schedule import StepSchedule
-from facetrain.telemetry.mlflow import flatten
 
 _SHAPING_KEYS = (
     "data.image_size",
@@ -43,7 +43,7 @@ _MEANING_KEYS = (
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """Config key whose value is not that of the checkpoint."""
+    """Config key or section whose value is not that of the checkpoint."""
 
     key: str
     before: Any
@@ -54,14 +54,12 @@ class ConfigChange:
 
 
 def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigChange]:
-    """Return the config keys whose values are not those with which the checkpoint was trained, in their order."""
-    saved, current = _saved_config(checkpoint), dict(flatten(plain_config(config)))
-    keys = dict.fromkeys([*current, *saved])
-    return [
-        ConfigChange(key, saved.get(key), current.get(key))
-        for key in keys
-        if saved and saved.get(key) != current.get(key)
-    ]
+    """Return the config keys whose values are not those with which the checkpoint was trained, in their order.
+
+    A section that only one of the two configs has is one change.
+    """
+    saved = _saved_config(checkpoint)
+    return list(_differences(saved, plain_config(config))) if saved else []
 
 
 def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys: Set[str]) -> None:
@@ -75,14 +73,18 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
     Raises:
         ConfigError: the seed, the margin or the loss is another, and not by `--set`.
     """
-    for change in changes:
-        is_meaning = any(is_within(change.key, key) for key in _MEANING_KEYS)
-        if is_meaning and not any(is_within(change.key, key) for key in set_keys):
-            before, now = json.dumps(change.before), json.dumps(change.now)
-            raise ConfigError(
-                f"{change.key}: {checkpoint.folder} was trained with {before}, but the config has {now}; restore "
-                f"{before} in the config, or change it on purpose with --set {change.key}={now}"
-            )
+    refused = [
+        change
+        for change in changes
+        if any(is_within(change.key, key) for key in _MEANING_KEYS)
+        and not any(is_within(change.key, key) or is_within(key, change.key) for key in set_keys)
+    ]
+    if refused:
+        options = " ".join(f"--set {shlex.quote(f'{one.key}={json.dumps(one.now)}')}" for one in refused)
+        raise ConfigError(
+            f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
+            f"restore them in the config, or change them on purpose with {options}"
+        )
 
 
 def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
@@ -127,16 +129,25 @@ def is_within(key: str, section: str) -> bool:
 
 
 def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the config in a checkpoint by dotted keys; empty if it has none that can be read."""
+    """Return the config in a checkpoint; empty if it has none that can be read."""
     text = checkpoint.meta.get("config")
     try:
         values = yaml.parse(text, "config") if isinstance(text, str) else {}
         if not isinstance(values, dict):
             return {}
         # Keys that this version has added get their defaults.
-        return dict(flatten(plain_config(build_config(values, "config"))))
+        return plain_config(build_config(values, "config"))
     except ConfigError:
         return {}
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], section: str = "") -> Iterator[ConfigChange]:
+    for name in dict.fromkeys([*now, *before]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{section}{name}.")
+        elif old != new:
+            yield ConfigChange(f"{section}{name}", old, new)
 
 
 def _has_expectations(config: Any) -> bool:

@@ -153,7 +153,7 @@ def main() -> None:
         "--data",
         type=Path,
         required=True,
-        help="folder with faces_train, y1/model-symbol.json and lfw_verification/lfw_folds1-2.bin",
+        help=f"folder with faces_train, y1/model-symbol.json and lfw_verification/{LFW}.bin",
     )
     parser.add_argument(
         "--output",
@@ -164,6 +164,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default 1 2 3")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), help="default: all")
     options = parser.parse_args()
+    for path in ("faces_train", "y1/model-symbol.json", f"lfw_verification/{LFW}.bin"):
+        if not (options.data / path).exists():
+            parser.error(f"--data: {options.data / path} does not exist")
     options.output.mkdir(parents=True, exist_ok=True)
     for step in steps(options.data, options.output, options.recipes, options.seeds):
         if not step.output.exists():

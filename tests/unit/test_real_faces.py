@@ -90,3 +90,11 @@ def test_the_table_has_mean_spread_and_interval_in_percent(runner, tmp_path):
         "88.00 (88.00 to 88.00) [86.00, 89.00]",
         "7.00 (6.00 to 8.00) [1.00, 10.00]",
     ]
+
+
+def test_a_folder_without_the_faces_is_a_usage_error(runner, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["run.py", "--data", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as stopped:
+        runner["main"]()
+    assert stopped.value.code == 2
+    assert f"error: --data: {tmp_path / 'none' / 'faces_train'} does not exist" in capsys.readouterr().err

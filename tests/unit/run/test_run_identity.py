@@ -1,6 +1,7 @@
 """Checkpoints of another run, renamed and damaged ones, and a config that was edited between stop and resume."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -144,17 +145,28 @@ def test_every_config_key_that_was_edited_is_reported(run, capfd):
         ("seed", "seed: 2048", "seed: 1", "seed=1"),
         ("head.margin.m2", "m2: 0.3", "m2: 0.5", "head.margin.m2=0.5"),
         ("head.loss", "loss: softmax", "loss: unified", "head.loss=unified"),
-        ("optim.muon.lr", "muon: null", "muon: {lr: 0.01}", "optim.muon={lr: 0.01}"),
+        ("optim.muon", "muon: null", "muon: {lr: 0.01}", "optim.muon={lr: 0.01}"),
+        ("optim.muon", "muon: null", "muon: {lr: 0.01}", "optim.muon.lr=0.01"),
     ],
 )
 def test_an_edited_key_that_makes_it_another_run_is_refused_unless_it_is_set(run, key, old, new, change):
     edit(run, old, new)
     before = (run / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=rf"^{key}: .* was trained with .*--set {key}="):
+    with pytest.raises(ConfigError, match=rf"^{key}: .* was trained with .*--set '?{key}="):
         go_on(run, 2)
     assert (run / "config.yaml").read_text() == before
     if key != "head.loss":  # the other loss has a state of its own
         assert go_on(run, 2, [change]) == 0
+
+
+def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(run):
+    edit(run, "seed: 2048", "seed: 1")
+    edit(run, "muon: null", "muon: {lr: 0.01}")
+    with pytest.raises(ConfigError) as refused:
+        go_on(run, 2)
+    assert str(refused.value).startswith('seed: 2048 → 1, optim.muon: null → {"lr": 0.01')
+    options = shlex.split(str(refused.value).partition("with --set ")[2])
+    assert go_on(run, 2, [option for option in options if option != "--set"]) == 0
 
 
 def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):  # noqa: F811
