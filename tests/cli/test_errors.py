@@ -28,7 +28,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_an_impossible_request_ends_with_2_and_one_line(describe, options, message):  # noqa: F811
-    process = facetrain("train", "--config", describe(), *options)
+    process = facetrain("train", "--config", describe(), *options, fresh=True)
     assert process.returncode == 2, process.stderr
     lines = [line for line in process.stderr.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], process.stderr
@@ -59,7 +59,7 @@ def test_an_impossible_request_ends_with_2_and_one_line(describe, options, messa
     ],
 )
 def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, message):
-    process = facetrain(*line.split())
+    process = facetrain(*line.split(), fresh=True)
     assert process.returncode == 2 and not process.stdout
     assert process.stderr.startswith(f"error: {message}") and process.stderr.count("\n") == 1
 
@@ -70,14 +70,14 @@ def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
 
 
 def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
-    process = facetrain("eval", tmp_path, "--target", "x", "--debug")
+    process = facetrain("eval", tmp_path, "--target", "x", "--debug", fresh=True)
     assert process.returncode == 1 and "Traceback" in process.stderr
-    process = facetrain("eval", tmp_path, "--target", "x")
+    process = facetrain("eval", tmp_path, "--target", "x", fresh=True)
     assert process.returncode == 2 and "Traceback" not in process.stderr
 
 
 def test_help_names_every_command():
-    process = facetrain("--help")
+    process = facetrain("--help", fresh=True)
     assert process.returncode == 0
     assert "--install-completion" in process.stdout
     assert facetrain("-h").stdout == process.stdout
