@@ -1,4 +1,6 @@
+import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -9,12 +11,24 @@ from tests.support.datasets import write_records
 
 CONFIG = ROOT / "configs" / "wf42m_pfc02_r100.yaml"
 FEW_BLOCKS = ("--set", "model.backbone=r18")  # 8 blocks are counted sooner than the 49 of r100
-TINY = "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 32, 32], embedding_size: 32}\n"
+_SMALLEST = "{backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 32, 32], embedding_size: 32}"
+TINY = f"model: {_SMALLEST}\n"
+AS_TINY = ("--set", f"model={_SMALLEST}")
+
+
+def plan(*arguments):
+    """Return the exit code, the output and the messages of `facetrain plan` in this process.
+
+    It keeps the costs of a network, and imports torch once.
+    """
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as messages:
+        code = app(["plan", *map(str, arguments)], standalone_mode=False)
+    return code or 0, output.getvalue(), messages.getvalue()
 
 
 def test_the_json_of_a_plan_has_memory_limits_and_time():
     arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", *FEW_BLOCKS)
-    done = facetrain(*arguments, "--json")
+    done = facetrain(*arguments, "--json", fresh=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["fits"] and report["change"] is None and report["fused"]
@@ -24,25 +38,25 @@ def test_the_json_of_a_plan_has_memory_limits_and_time():
 
 
 def test_for_a_run_that_does_not_fit_the_cheapest_change_is_printed():
-    done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 6)
-    assert done.returncode == 1 and not done.stderr, done.stderr
-    assert "does not fit" in done.stdout and "cheapest change that makes it fit: --set " in done.stdout
+    code, printed, messages = plan("--config", CONFIG, "--gpus", 1, "--memory", 1.7, *AS_TINY)
+    assert code == 1 and not messages, messages
+    assert "does not fit" in printed and "cheapest change that makes it fit: --set " in printed
 
 
 def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
-    sets = ("--set", "model.backbone=mbf", "--set", "head.sample_rate=0.01", "--set", "train.compile=on")
-    done = facetrain("plan", "--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
-    assert done.returncode == 0, done.stderr
-    assert "2 × cpu" in done.stdout and "saving" in done.stdout and "largest batch per process" in done.stdout
-    assert "that of a compiled network is not forecast" in done.stdout
-    assert "images/s" not in done.stdout and "holds up to twice" in done.stdout
+    sets = (*AS_TINY, "--set", "head.sample_rate=0.01", "--set", "train.compile=on")
+    code, printed, messages = plan("--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
+    assert code == 0, messages
+    assert "2 × cpu" in printed and "saving" in printed and "largest batch per process" in printed
+    assert "that of a compiled network is not forecast" in printed
+    assert "images/s" not in printed and "holds up to twice" in printed
     assert "also give --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
 
 
 def test_the_numbers_of_identities_and_images_are_read_from_the_dataset(tmp_path):
     write_records(tmp_path / "data", [n // 4 for n in range(40)])
-    (tmp_path / "own.yaml").write_text(f"data: {{train: {tmp_path}/data}}\nmodel: {{backbone: mbf}}\n")
-    report = json.loads(facetrain("plan", "--config", tmp_path / "own.yaml", "--gpus", 1, "--json").stdout)
+    (tmp_path / "own.yaml").write_text(f"data: {{train: {tmp_path}/data}}\n{TINY}")
+    report = json.loads(plan("--config", tmp_path / "own.yaml", "--gpus", 1, "--json")[1])
     assert report["identities"] == 10
     assert report["days"] * 86_400 * report["images_per_second"] == pytest.approx(40 * 20, rel=0.01)
     error = refusal("plan", "--config", CONFIG, "--set", "data.num_classes=null", "--set", "data.train=/none")
@@ -50,11 +64,11 @@ def test_the_numbers_of_identities_and_images_are_read_from_the_dataset(tmp_path
 
 
 def test_a_v100_is_reported_to_lack_bf16():
-    sets = ("--set", "head.sample_rate=0.02", *FEW_BLOCKS)
-    arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--gpu", "v100", *sets)
-    printed = facetrain(*arguments).stdout
+    arguments = ("--config", CONFIG, "--gpus", 8, "--gpu", "v100", "--set", "head.sample_rate=0.02", *AS_TINY)
+    _, printed, _ = plan(*arguments)
     assert "a v100 cannot multiply in bf16" in printed and "fused kernels" not in printed
-    assert "bf16" not in facetrain(*arguments, "--set", "train.precision=fp16").stdout
+    _, printed, _ = plan(*arguments, "--set", "train.precision=fp16")
+    assert "8 × v100" in printed and "bf16" not in printed
 
 
 @pytest.mark.parametrize(
@@ -72,7 +86,7 @@ def test_a_global_batch_that_cannot_be_divided_is_refused_as_in_training():
 
 
 def test_an_unknown_gpu_is_a_usage_error_of_one_line():
-    done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus")
+    done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus", fresh=True)
     assert done.returncode == 2
     assert done.stderr == "error: --gpu abacus: unknown; use one of v100, a100, h100, h200, cpu\n"
 
@@ -83,9 +97,9 @@ def test_the_plan_of_a_run_in_stages_adds_up_their_times_and_takes_the_memory_of
     (tmp_path / "run.yaml").write_text(text)
 
     def plan_of(*options):
-        planned = facetrain("plan", "--config", tmp_path / "run.yaml", "--gpus", "1", "--json", *options)
-        assert planned.returncode == 0, planned.stderr
-        return json.loads(planned.stdout)
+        code, printed, messages = plan("--config", tmp_path / "run.yaml", "--gpus", 1, "--json", *options)
+        assert code == 0, messages
+        return json.loads(printed)
 
     staged = plan_of()
     small, large = (
@@ -99,18 +113,13 @@ def test_the_plan_of_a_run_in_stages_adds_up_their_times_and_takes_the_memory_of
     assert "stages" not in small
 
 
-def test_the_plan_of_smaller_images_at_first_takes_their_time_and_the_memory_of_the_largest(tmp_path, capsys):
+def test_the_plan_of_smaller_images_at_first_takes_their_time_and_the_memory_of_the_largest(tmp_path):
     text = "data: {train: none, num_classes: 1000, num_images: 12800}\nmodel: {backbone: r18}\n"
     text += "train: {batch_size: 64, epochs: 4, stages: [{until_epoch: 3, image_size: 56}]}\n"
     (tmp_path / "run.yaml").write_text(text)
 
     def plan_of(*options):
-        # In this process, which keeps the costs of a network.
-        app(
-            ["plan", "--config", str(tmp_path / "run.yaml"), "--gpus", "1", "--json", *options],
-            standalone_mode=False,
-        )
-        return json.loads(capsys.readouterr().out)
+        return json.loads(plan("--config", tmp_path / "run.yaml", "--gpus", 1, "--json", *options)[1])
 
     staged, constant = plan_of(), plan_of("--set", "train.stages=[]")
     assert staged["parts_bytes"] == constant["parts_bytes"]
