@@ -1,7 +1,11 @@
-"""Compiles the head's Triton kernels for A100, H100, H200 and B200 without a GPU, and prints what the code uses."""
+"""Compiles the head's Triton kernels for A100, H100, H200 and B200 without a GPU, and prints what the code uses.
+
+The argument is `softmax` or `updates`: two processes of pytest compile one part each.
+"""
 
 import json
 import re
+import sys
 from typing import Any
 
 import triton
@@ -89,19 +93,21 @@ def compile_update(options: dict[str, Any], capability: int) -> dict[str, int]:
     }
 
 
-def main() -> None:
-    softmaxes = {
+def compile_softmaxes() -> dict[str, dict[str, int]]:
+    return {
         f"{kernel.__name__} for {capability}": compile_for(kernel, capability, columns)
         for kernel in (softmax._statistics, softmax._slopes)
         for capability, columns in ((80, 128), (90, 256), (100, 128))
     }
-    updates = {
+
+
+def compile_updates() -> dict[str, dict[str, int]]:
+    return {
         f"{name} for {capability}": compile_update(options, capability)
         for name, options in UPDATES.items()
         for capability in SHARED_BYTES
     }
-    print(json.dumps({"softmax": softmaxes, "updates": updates}))
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps({"softmax": compile_softmaxes, "updates": compile_updates}[sys.argv[1]]()))

@@ -10,9 +10,9 @@ import pytest
 from tests.support.command import ROOT, environment
 
 
-def report(module, **variables):
+def report(module, *arguments, **variables):
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.support.{module}"],
+        [sys.executable, "-m", f"tests.support.{module}", *arguments],
         env=environment(**variables), cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -28,8 +28,8 @@ def found():
     return report("interpret_kernels", TRITON_INTERPRET="1")
 
 
-@pytest.fixture(scope="session")
-def compiled():
+@pytest.fixture
+def compiled(request):
     """Return the output of tests.support.compile_kernels: name of a kernel and GPU -> what its code uses."""
     pytest.importorskip("triton", reason="needs Triton")
-    return report("compile_kernels")
+    return report("compile_kernels", request.param)
