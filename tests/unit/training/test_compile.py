@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from facetrain.backbone.base import Backbone, run_block
@@ -62,7 +63,10 @@ def afresh(tmp_path, monkeypatch):
     torch._dynamo.reset()
     counters.clear()
     _warn_once.cache_clear()
-    yield
+    # Otherwise torch compiles a program for each extension of the CPU's instructions, to see whether it runs. Any
+    # compiler knows those of 256 bits; without them in the CPU, torch uses none.
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True, "cpp.simdlen": 256}):
+        yield
     torch._dynamo.reset()
 
 
