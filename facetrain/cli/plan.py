@@ -183,7 +183,7 @@ def _format(report: dict[str, Any]) -> str:
             for name, size in report["parts_bytes"].items()
             if size or name not in ("average", "teacher")  # most runs have neither
         ),
-        f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.0f}: "
+        f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.4g}: "
         + ("fits" if report["fits"] else "does not fit"),
     ]
     if report["compiled"]:

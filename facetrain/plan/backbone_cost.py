@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ def measure_backbone(
         parameters=sum(p.numel() for p in weights),
         averaged_bytes=sum(t.numel() * t.element_size() for t in averaged),
         state_bytes=state,
-        flops_per_image=_count_flops(options, trained, image_size),
+        flops_per_image=_count_flops(tuple(options.items()), trained, image_size),
         moved_per_image=moved_per_image,
         moved_per_pass=low.moved - batch * moved_per_image,
         launches=low.launches,
@@ -222,12 +223,15 @@ def can_count_fused() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _count_flops(options: dict[str, Any], trained: TrainedParts | None, image_size: int | None) -> int:
+@lru_cache(maxsize=32)  # a search for a change that makes a run fit counts the same network again and again
+def _count_flops(
+    options: tuple[tuple[str, Any], ...], trained: TrainedParts | None, image_size: int | None
+) -> int:
     # Not together with the bytes: the counter's hooks would keep recomputed activations alive.
-    net = _on_meta(options, trained)
+    net = _on_meta(dict(options), trained)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
-        image_BCHW = torch.zeros(_image_shape(options, 2, image_size))
+        image_BCHW = torch.zeros(_image_shape(dict(options), 2, image_size))
         _forward(net, net.trunk, image_BCHW, "fp32").sum().backward()
     return counter.get_total_flops() // 2
 

@@ -40,7 +40,7 @@ def test_the_json_of_a_plan_has_memory_limits_and_time():
 def test_for_a_run_that_does_not_fit_the_cheapest_change_is_printed():
     code, printed, messages = plan("--config", CONFIG, "--gpus", 1, "--memory", 1.7, *AS_TINY)
     assert code == 1 and not messages, messages
-    assert "does not fit" in printed and "cheapest change that makes it fit: --set " in printed
+    assert " GiB of 1.7: does not fit" in printed and "cheapest change that makes it fit: --set " in printed
 
 
 def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
