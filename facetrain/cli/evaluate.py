@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from facetrain.cli.checkpoints import CheckpointOption
 from facetrain.cli.devices import Device
-from facetrain.cli.evaluated_system import parse_slice_tables, pick_system
+from facetrain.cli.evaluated_system import EvaluatedSystem, parse_slice_tables, pick_system
 from facetrain.cli.evaluation_options import (
     Against,
     BatchSize,
@@ -30,8 +31,11 @@ from facetrain.cli.evaluation_options import (
     Slices,
     Targets,
 )
-from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_distinct, require_writable, write_text
 from facetrain.verify.formatting import format_evaluation
+
+if TYPE_CHECKING:
+    from facetrain.verify.evaluate import Evaluation
 
 
 def evaluate(
@@ -84,7 +88,8 @@ def evaluate(
             )
     if not evaluation.is_leader:
         return
-    page = None
+    # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
+    _give_results(evaluation, system, json_file)
     if report is not None:
         from facetrain.verify.pair_columns import score_file_and_column
         from facetrain.verify.report import write_report
@@ -95,6 +100,12 @@ def evaluate(
             files = [_set_file(data_dir or eval_dir_of_run(system.run), target) for target in targets]
         details = _report_details(evaluation.sets, files, data_dir, against)
         page = write_report(report, evaluation, model=str(system.path), details=details)
+        if not _is_standard_output(json_file):
+            echo_line(f"report: {page}")
+
+
+def _give_results(evaluation: Evaluation, system: EvaluatedSystem, json_file: Path | None) -> None:
+    """Print the results, and write the JSON file."""
     content = json.dumps({"model": str(system.path)} | evaluation.as_json(), indent=1)
     if _is_standard_output(json_file):
         typer.echo(content)
@@ -103,8 +114,6 @@ def evaluate(
     echo_line(evaluation.description if system.run is None else network)
     for line in format_evaluation(evaluation):
         echo_line(line)
-    if page is not None:
-        echo_line(f"report: {page}")
     if json_file is not None:
         write_text(json_file, content + "\n")
 
@@ -113,8 +122,9 @@ def _check_outputs(json_file: Path | None, report: Path | None) -> None:
     """Check all outputs before the evaluation, which may take hours."""
     require_writable(None if _is_standard_output(json_file) else json_file)
     if report is not None:
-        from facetrain.verify.report import require_report
+        from facetrain.verify.report import report_files, require_report
 
+        require_distinct(json_file, report, *report_files(report))
         require_report(report)
 
 

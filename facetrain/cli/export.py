@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,7 @@ from facetrain.cli.export_options import (
     Unit,
 )
 from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ def export(
     row = FORMATS[format]
     _check_output(format, row, output)
     require_writable(*row.files(output), model_card)
+    if model_card is not None and os.path.realpath(model_card) == os.path.realpath(model):
+        raise UsageError(f"--model-card {model_card}: is the model itself; choose another file")
     exporter = row.load()
     opened = open_model(model, torch.device("cpu"), average=average)
     sets = data_dir or eval_dir_of_run(model)
@@ -114,8 +118,6 @@ def _check_options(format: str, given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: there are such options.
     """
-    from facetrain.errors import UsageError
-
     for option, value in given.items():
         if value and option not in FORMATS[format].options:
             supported = " or ".join(name for name, row in FORMATS.items() if option in row.options)
@@ -135,8 +137,6 @@ def _check_output(name: str, row: ExportFormat, output: Path) -> None:
     Raises:
         UsageError: the name has another suffix.
     """
-    from facetrain.errors import UsageError
-
     if not output.name.endswith(row.suffix):
         raise UsageError(
             f"--output {output}: the name of a file for {name} ends with {row.suffix}; add or change the suffix"
@@ -158,7 +158,6 @@ def _faces(compare: Path | None, size: int) -> Tensor:
     Raises:
         UsageError: the input has no images.
     """
-    from facetrain.errors import UsageError
     from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
     if compare is None:

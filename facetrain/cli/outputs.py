@@ -12,11 +12,12 @@ from facetrain.files import os_errors_as, printable
 
 
 def require_writable(*files: Path | None) -> None:
-    """Check that files can be written; None is skipped.
+    """Check that files can be written, each to a path of its own; None is skipped.
 
     Raises:
-        UsageError: the path is a folder, its folder does not exist, or it may not be written.
+        UsageError: the path is a folder, its folder does not exist, it may not be written, or it is given twice.
     """
+    require_distinct(*files)
     for path in files:
         if path is None:
             continue
@@ -26,6 +27,25 @@ def require_writable(*files: Path | None) -> None:
             raise UsageError(f"{path}: there is no folder {path.parent}; create it or choose another path")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise UsageError(f"{path}: permission denied; choose another path")
+
+
+def require_distinct(*paths: Path | None) -> None:
+    """Check that no two outputs of a command have one path; None is skipped.
+
+    Raises:
+        UsageError: two have.
+    """
+    seen = set()
+    for path in paths:
+        if path is None:
+            continue
+        # Not Path.resolve: it fails for a loop of symbolic links.
+        place = os.path.realpath(path)
+        if place in seen:
+            raise UsageError(
+                f"{path}: is given for two outputs, and the second would replace the first; rename one"
+            )
+        seen.add(place)
 
 
 def require_absent(folder: Path | None) -> None:

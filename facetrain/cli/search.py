@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.cli.outputs import echo_line, require_distinct, require_writable
 
 if TYPE_CHECKING:
     from facetrain.verify.exact_search import Found
@@ -90,11 +90,12 @@ def search(
     """
     from facetrain.verify.search_results import SearchResults
 
+    folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
+    require_distinct(output, folder)
     require_writable(output)
     lowest = _stored_threshold(model, fmr, device) if fmr is not None else threshold
     entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)
     if index == "ivf":
-        folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
         found = _search_ivf(probes, entries, top, folder, nlist, nprobe, recall)
     else:
         found = _search_exactly(probes, entries, top, with_faiss=index == "flat")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ import numpy as np
 
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.errors import ImageError, PairsError, RunError, UsageError
-from facetrain.files import os_errors_as
+from facetrain.files import error_reason, os_errors_as
 from facetrain.html_page import details_table, escape, html_page, row, svg
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "report.html"
+_JSON = "report.json"
 _SHOWN_PAIRS = 12
 """Hardest pairs of each kind on the page; the JSON has more."""
 _IMAGE_SIZE = 112
@@ -39,10 +42,28 @@ def require_report(folder: Path) -> None:
     """Check before the evaluation that its report can be written.
 
     Raises:
-        UsageError: the path is a file.
+        UsageError: the path is a file, or the folder cannot be created or written to.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: the report needs a folder, this is a file; name another path")
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder}: the report needs a folder, this is a file; name another path")
+        present = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
+        # The flags of a folder do not tell: /proc and some network disks refuse writes that they allow. Not the
+        # folder itself is created, because several ranks check at once.
+        with tempfile.TemporaryDirectory(prefix=".facetrain-", dir=present):
+            pass
+        for file in report_files(folder):
+            if file.exists() and not os.access(file, os.W_OK):
+                raise UsageError(f"{file}: permission denied; choose another folder for the report")
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: the folder of the report cannot be written: {error_reason(error)}; choose another one"
+        ) from error
+
+
+def report_files(folder: Path) -> list[Path]:
+    """Return the page and the JSON file of a report."""
+    return [folder / PAGE, folder / _JSON]
 
 
 def write_report(
@@ -69,7 +90,7 @@ def write_report(
                 figure.savefig(folder / f"{name}_{kind}.png")
         content = {"model": model, "details": dict(details or {})} | evaluation.as_json()
         text = json.dumps(content, indent=1)
-        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+        (folder / _JSON).write_text(text + "\n", encoding="utf-8")
         page.write_text(html_page(model, _body(evaluation, figures, details or {})), encoding="utf-8")
     return page
 

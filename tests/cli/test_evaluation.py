@@ -10,8 +10,10 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_subjects import write_subjects
-from facetrain.errors import UsageError
+from facetrain.errors import RunError, UsageError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.verify import evaluate as evaluation
+from facetrain.verify import report
 from facetrain.verify.embedding_files import load_embeddings, save_embeddings
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
@@ -190,6 +192,13 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
         (["--target", "pairs", "--json", "."], "is a folder; give the name of a file"),
         (["--target", "pairs", "--report", "pairs.bin"], "the report needs a folder, this is a file"),
+        (["--target", "pairs", "--report", "pairs.bin/page"], "the folder of the report cannot be written"),
+        (["--target", "pairs", "--report", "/proc/page"], "/proc/page: the folder of the report cannot be"),
+        (["--target", "pairs", "--report", "page", "--json", "page"], "page: is given for two outputs"),
+        (
+            ["--target", "pairs", "--report", "empty", "--json", "empty/report.json"],
+            "report.json: is given for two outputs",
+        ),
     ],
 )
 def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
@@ -198,8 +207,30 @@ def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
     write_bin(tmp_path / "pairs.bin", [face(n) for n in range(20)], [n % 2 == 0 for n in range(10)])
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
     refused = refusal("eval", model, "--data-dir", tmp_path, *options)
     assert message in str(refused) and refused.exit_code == 2 and "\n" not in str(refused)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_report_is_checked_first_and_the_results_are_printed_before_it(
+    model, tmp_path, monkeypatch, capsys
+):
+    write_bin(tmp_path / "pairs.bin", [face(n) for n in range(40)], [n % 2 == 0 for n in range(20)])
+
+    def fail(*arguments, **options):
+        raise RunError("no space left")
+
+    monkeypatch.setattr(report, "write_report", fail)
+    error = refusal(
+        "eval", model, "--target", tmp_path / "pairs.bin", "--bootstrap", 0, "--report", tmp_path / "page",
+        "--json", tmp_path / "found.json",
+    )  # fmt: skip
+    assert str(error) == "no space left" and "20 pairs" in capsys.readouterr().out
+    assert json.loads((tmp_path / "found.json").read_text())["sets"]["pairs"]["pairs"] == 20
+    monkeypatch.setattr(evaluation, "evaluate", fail)
+    error = refusal("eval", model, "--target", tmp_path / "pairs.bin", "--report", "/proc/page")
+    assert isinstance(error, UsageError)
 
 
 def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):

@@ -99,3 +99,16 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
     ):
         refused = refusal(*to, "--format", *options.split())
         assert message in str(refused) and refused.exit_code == 2
+
+
+def test_a_model_card_replaces_no_model(model, tmp_path):
+    content, m = model.read_bytes(), tmp_path / "m.onnx"
+    for format, output, card in (
+        ("onnx", m, m),
+        ("onnx", m, tmp_path / "." / ".." / tmp_path.name / "m.onnx"),
+        ("onnx", m, model),
+        ("safetensors", tmp_path / "m.safetensors", tmp_path / "m.safetensors"),
+    ):
+        refused = refusal("export", model, "--format", format, "--output", output, "--model-card", card)
+        assert "is given for two outputs" in str(refused) or "is the model itself" in str(refused)
+        assert refused.exit_code == 2 and not output.exists() and model.read_bytes() == content

@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.data.options import BatchSize, Json, Precision, Sheet, Workers
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_absent, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_absent, require_distinct, require_writable, write_text
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def clean(
 
     folder = _dataset_argument(model, dataset, apply, report, merge)
     require_absent(output)
+    require_distinct(output, report, sheet)
     require_writable(report, sheet)
     source = open_dataset(folder)
     if apply is not None:
