@@ -5,7 +5,6 @@ Each command imports the modules it needs when it is called: `facetrain --help` 
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 import time
@@ -28,11 +27,14 @@ from facetrain.cli import (
     search,
     train,
 )
+from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
 from facetrain.errors import FacetrainError, LostRankError
 from facetrain.files import error_reason, printable
 
 _INTERRUPTED = 130
+_BROKEN_PIPE = 141
+"""128 + SIGPIPE: nothing reads the output any more, as after `facetrain runs | head -1`."""
 _HEAD_START_S = 1.0
 _EXPECTED = {
     "int_parsing": "a whole number",
@@ -98,12 +100,11 @@ def main() -> None:
     # Removed before typer parses: --debug is accepted behind the options of a command, too.
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A result with a × or a name that the terminal's encoding lacks must not fail the command.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    prepare_standard_streams()
     end_with_launcher()
     try:
         code = app(arguments, prog_name="facetrain", standalone_mode=False)
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except Exception as error:
@@ -122,6 +123,8 @@ def _exit_with_error(error: Any) -> None:
         # SIGTERM, perhaps before it has printed.
         time.sleep(_HEAD_START_S)
         exit_process(error.exit_code)
+    if isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError):
+        sys.exit(_BROKEN_PIPE)
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong

@@ -15,8 +15,8 @@ from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.data.staged_loader import TrainLoader
-from facetrain.errors import DivergedError
-from facetrain.files import printable, write_atomically
+from facetrain.errors import DivergedError, RunError
+from facetrain.files import error_reason, printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
 from facetrain.run.build_backbone import describe_model
 from facetrain.run.callbacks.logging import open_recorder
@@ -25,7 +25,7 @@ from facetrain.run.prepare import PreparedRun
 from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
-from facetrain.telemetry.log import logger
+from facetrain.telemetry.log import logger, warn
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.state import averaged_state
 
@@ -191,4 +191,7 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         skipped=skipped,
         seconds=time.perf_counter() - run.started_at,
     )
-    print("\n".join(map(printable, summary.splitlines())))
+    try:
+        print("\n".join(map(printable, summary.splitlines())), flush=True)
+    except (OSError, RunError) as error:  # the run has ended well, even if nobody reads that
+        warn(f"the summary is not printed: {error_reason(error)}")

@@ -50,9 +50,10 @@ class Stage:
     def describe(self) -> str:
         """Return the settings of the stage in words."""
         anchors = "" if self.expectations == "off" else f", {self.expectations} expectations"
+        classes = "all classes" if self.sample_rate >= 1 else f"{self.sample_rate:.3g} of the classes"
         return (
             f"{self.global_batch_size:,} images of {self.image_size} × {self.image_size} pixels per step, "
-            f"{self.sample_rate:.3g} of the classes{anchors}"
+            f"{classes}{anchors}"
         )
 
 

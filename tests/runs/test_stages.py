@@ -88,7 +88,7 @@ def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
         in log
     )
     assert (
-        "stage 2 of 2, from step 10 (epoch 1) to step 14: 24 images of 48 × 48 pixels per step, 1 of the classes, "
+        "stage 2 of 2, from step 10 (epoch 1) to step 14: 24 images of 48 × 48 pixels per step, all classes, "
         "moving expectations" in log
     )
 

@@ -115,7 +115,7 @@ def test_a_stage_has_its_image_size_and_its_config_that_of_the_network():
     stages = [{"until_epoch": 1, "image_size": 56}, {"until_epoch": 2, "image_size": 80}]
     schedule = schedule_steps(config_of(stages), IMAGES, 1)
     assert [stage.image_size for stage in schedule.stages] == [56, 80, 112]
-    assert schedule.stages[0].describe() == "12 images of 56 × 56 pixels per step, 1 of the classes"
+    assert schedule.stages[0].describe() == "12 images of 56 × 56 pixels per step, all classes"
     assert [(c.data.image_size, size) for _, c, size in stage_configs(config_of(stages))] == [
         (112, 56), (112, 80), (112, 112),
     ]  # fmt: skip
