@@ -45,19 +45,13 @@ def write_zip(path: Path, images: Iterable[LabeledImage], identities: list[str])
 
 
 def write_webdataset(folder: Path, images: Iterable[LabeledImage], identities: list[str]) -> None:
-    """Write .tar shards of images, each with its label in a .cls file."""
+    """Write .tar shards of images FOLDER/KEY.SUFFIX, each with its label in a .cls file; a key has no dot."""
     for number, shard in enumerate(_parts(images, _TAR_IMAGES)):
         with tarfile.open(folder / f"{number:06}.tar", "w", format=tarfile.PAX_FORMAT) as archive:
             for image in shard:
                 assert image.name is not None, "an image of a shard has a name"
-                parent, _, file = image.name.rpartition("/")
-                stem, _, suffix = file.rpartition(".")
-                # WebDataset's key ends at the first dot after the folder.
-                key = f"{parent}/{stem.replace('.', '_')}"
-                for name, data in (
-                    (f"{key}.{suffix}", image.data),
-                    (f"{key}.cls", str(image.label).encode()),
-                ):
+                key = image.name.rpartition(".")[0]
+                for name, data in ((image.name, image.data), (f"{key}.cls", str(image.label).encode())):
                     member = tarfile.TarInfo(name)
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))

@@ -34,7 +34,7 @@ class TarDataset:
     """Images of a folder of .tar and .tar.gz shards, or of one such file; their offsets are cached in a catalog.
 
     Raises:
-        DataError: if a shard is damaged, or an image has no identity.
+        DataError: if a shard is damaged, two images of it have one key, or an image has no identity.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,6 +145,7 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
     The identity is a number if .cls or .json has one, otherwise a name. If both files exist, .cls counts.
     """
     images: dict[str, tuple[int, int, int]] = {}
+    names: dict[str, str] = {}
     identities: dict[str, int | str] = {}
     json_identity: dict[str, int | str | DataError] = {}
     try:
@@ -156,6 +157,12 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
                 if not member.isfile():
                     continue
                 if suffix in IMAGE_SUFFIXES:
+                    if key in images:
+                        raise DataError(
+                            f"{path}: {printable(names[key])} and {printable(member.name)} are two images with one "
+                            "key, the name up to its first dot; give them different keys, or remove one of them"
+                        )
+                    names[key] = member.name
                     images[key] = member.offset, member.offset_data, member.size
                 elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_FILE_BYTES:
                     content = archive.extractfile(member)

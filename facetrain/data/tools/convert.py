@@ -18,11 +18,12 @@ from facetrain.data.formats.image_writers import (
     write_zip,
 )
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, landmarks_path, write_landmarks
-from facetrain.data.image_header import suffix_of
+from facetrain.data.image_header import IMAGE_SUFFIXES, suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.unpack import identity_folders, name_inside
+from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError, UsageError
 from facetrain.files import new_file, new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -40,11 +41,13 @@ class OutputFormat:
     """Suffix of the output if it is one file; empty for a folder."""
     needs_folders: bool = False
     """Whether every image is named IDENTITY/FILE, also one without a name."""
+    has_keys: bool = False
+    """Whether the name up to its first dot is the key of an image."""
 
 
 FORMATS = {
     "recordio": OutputFormat(None),
-    "webdataset": OutputFormat(write_webdataset, needs_folders=True),
+    "webdataset": OutputFormat(write_webdataset, needs_folders=True, has_keys=True),
     "parquet": OutputFormat(write_parquet),
     "lmdb": OutputFormat(write_lmdb, ".lmdb"),
     "zip": OutputFormat(write_zip, ".zip", needs_folders=True),
@@ -92,9 +95,7 @@ def convert(
             written = write_images(source, every, label, scratch, workers, progress, digest)
             carry_cards([folder], output, scratch, written, digest)
         return WrittenDataset(str(output), *written)
-    images = report_progress(
-        _images(source, label, chosen.needs_folders, workers), source.num_images, progress
-    )
+    images = report_progress(_images(source, label, chosen, workers), source.num_images, progress)
     identities = [identity_name(source, old) for old in np.unique(source.labels).tolist()]
     with new_file(output, DataError) if chosen.suffix else new_folder(output) as scratch:
         chosen.write(scratch, _digested(images, digest), identities)
@@ -112,29 +113,34 @@ def _digested(images: Iterable[LabeledImage], digest: ImageDigest) -> Iterator[L
 
 
 def _images(
-    source: FaceDataset, label: np.ndarray, needs_folders: bool, workers: int | None
+    source: FaceDataset, label: np.ndarray, chosen: OutputFormat, workers: int | None
 ) -> Iterator[LabeledImage]:
     """Yield the images in order, with unique names if all of them need one."""
-    names = _unique_names(source) if needs_folders else (original_name(source, n) for n in range(len(label)))
+    named = _NamesInFolders(source, chosen.has_keys) if chosen.needs_folders else None
     for number, data in enumerate(map_in_order(source.read, range(len(label)), workers)):
-        name = next(names)
-        if needs_folders and name is not None and "." not in name.rpartition("/")[2]:
-            name += suffix_of(data)
+        name = original_name(source, number) if named is None else named.name(number, data)
         yield LabeledImage(name, int(label[number]), data)
 
 
-def _unique_names(source: FaceDataset) -> Iterator[str]:
-    """Yield IDENTITY/FILE for each image; without a suffix if the source has no name."""
-    folders, taken = identity_folders(source), set[str]()
-    digits = len(str(source.num_images - 1))
-    for number, label in enumerate(source.labels.tolist()):
-        original = original_name(source, number)
-        number_text = f"{number:0{digits}d}"
-        stem, dot, suffix = name_inside((original or number_text).rpartition("/")[2]).rpartition(".")
-        stem, suffix = (stem, dot + suffix) if dot else (suffix, "")
-        name = f"{folders[label]}/{stem}{suffix}"
-        # Upper and lower case are equal on some file systems, where the archive may be unpacked.
-        if name.lower() in taken:
-            name = f"{folders[label]}/{stem}_{number_text}{suffix}"
-        taken.add(name.lower())
-        yield name
+class _NamesInFolders:
+    """Names IDENTITY/FILE of the images of a dataset, given in their order."""
+
+    def __init__(self, source: FaceDataset, has_keys: bool) -> None:
+        self._source, self._has_keys = source, has_keys
+        self._folders, self._taken = identity_folders(source), set[str]()
+        self._digits = len(str(source.num_images - 1))
+
+    def name(self, number: int, data: bytes) -> str:
+        """Return the name of an image; it ends with a suffix by which readers know an image."""
+        digits = f"{number:0{self._digits}d}"
+        file = name_inside((original_name(self._source, number) or digits).rpartition("/")[2])
+        stem, suffix = file, Path(file).suffix
+        if suffix.lower() in IMAGE_SUFFIXES:
+            stem = file.removesuffix(suffix)
+        else:
+            suffix = suffix_of(data)
+        folder = self._folders[int(self._source.labels[number])]
+        if self._has_keys:
+            # The suffix is no part of the key, and the key ends at the first dot.
+            return unique_name(f"{folder}/{stem.replace('.', '_')}", "", digits, self._taken) + suffix
+        return unique_name(f"{folder}/{stem}", suffix, digits, self._taken)

@@ -14,6 +14,7 @@ from facetrain.data.image_header import suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset
+from facetrain.data.unique_names import unique_name
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -46,8 +47,9 @@ def unpack(
         digits = f"{number:0{number_digits}d}"
         folder = folder_of[int(source.labels[number])]
         if original is None:
-            return f"{folder}/{digits}"
-        return _free(f"{folder}/{Path(name_inside(original.rpartition('/')[2])).stem}", digits, taken)
+            return unique_name(f"{folder}/{digits}", "", digits, taken) if is_named else f"{folder}/{digits}"
+        file = name_inside(original.rpartition("/")[2])
+        return unique_name(f"{folder}/{Path(file).stem}", "", digits, taken)
 
     def write(number: int) -> None:
         data = source.read(number)
@@ -55,7 +57,7 @@ def unpack(
         (scratch / (name + _suffix(source, number, data))).write_bytes(data)
 
     # Names are distributed in the order of the dataset; numbers need no table.
-    is_named = original_name(source, 0) is not None
+    is_named = any(original_name(source, number) is not None for number in range(source.num_images))
     stems = [stem(number) for number in range(source.num_images)] if is_named else []
     # The threads end before the temporary folder is removed: a late write would fail, or leave a file behind.
     with (
@@ -76,9 +78,8 @@ def identity_folders(source: FaceDataset) -> dict[int, str]:
     folder_of: dict[int, str] = {}
     for label in np.unique(source.labels).tolist():
         name = identity_name(source, label)
-        folder_of[label] = _free(
-            f"{label:0{digits}d}" if name == str(label) else name_inside(name), f"{label}", taken
-        )
+        folder = f"{label:0{digits}d}" if name == str(label) else name_inside(name)
+        folder_of[label] = unique_name(folder, "", label, taken)
     return folder_of
 
 
@@ -94,11 +95,3 @@ def name_inside(name: str) -> str:
     """Return a name without characters that lead out of its folder: the tables of names come from anywhere."""
     name = _FORBIDDEN.sub("_", name)
     return f"_{name}" if not name or name.startswith(".") else name
-
-
-def _free(name: str, number: str, taken: set[str]) -> str:
-    """Return the name, with the number if it is taken; upper and lower case are equal on some file systems."""
-    if name.lower() in taken:
-        name = f"{name}_{number}"
-    taken.add(name.lower())
-    return name

@@ -124,3 +124,14 @@ def test_identities_of_text_are_their_names(tmp_path):
     write_tar(tmp_path / "a.tar", members)
     dataset = open_dataset(tmp_path)
     assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoe"
+
+
+@pytest.mark.parametrize("other", ["x/1.png", "x/1.JPG", "x/1.jpg"])
+def test_two_images_with_one_key_are_refused(tmp_path, other):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("x/1.jpg", "x/2.jpg", other):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            archive.addfile(info, io.BytesIO(b"abc"))
+    with pytest.raises(DataError, match=rf"a\.tar: x/1\.jpg and {other} are two images with one key"):
+        open_dataset(tmp_path)

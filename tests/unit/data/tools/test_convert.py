@@ -1,3 +1,5 @@
+from pathlib import PurePath
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,30 @@ def test_an_output_that_exists_or_has_another_suffix_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match="already exists"):
         convert(tmp_path / "in", tmp_path / "out", "parquet")
+
+
+@pytest.mark.parametrize("to", ["webdataset", "zip"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["q.1.jpg", "q_1.jpg", "q_1.png", "q_1.JPG"],
+        ["IMG_1.jpg", "IMG_1.png", "img_1.PNG"],
+        ["1_2.jpg", "1.jpg", "1.jpg", "2.jpg"],
+        ["1.jpg", "1.jpg", "1_1.jpg", "1_1_1.jpg", "1_3.jpg"],
+        ["q", "q.png", "q.data", "q.data.png"],
+    ],
+)
+def test_no_image_takes_the_name_of_another_one(tmp_path, to, names):
+    write_records(tmp_path, [0] * len(names))
+    rows = "".join(f"{key},{name}\n" for key, name in enumerate(names, start=1))
+    (tmp_path / "names.csv").write_text("key,name\n" + rows)
+    dataset = open_dataset(converted(tmp_path, tmp_path, to))
+    assert images_of(dataset) == images_of(open_dataset(tmp_path))
+    written = [PurePath(original_name(dataset, number)) for number in range(len(names))]
+    # A folder of a file system may ignore case, and a key of a shard has no suffix.
+    assert len(
+        {str(name.with_suffix("") if to == "webdataset" else name).lower() for name in written}
+    ) == len(names)
+    assert [name.suffix for name in written] == [
+        PurePath(name).suffix.replace(".data", "") or ".png" for name in names
+    ]
