@@ -19,7 +19,7 @@ from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.data.tools.parallel import map_in_order, report_progress
-from facetrain.errors import DataError
+from facetrain.errors import DataError, ImageError
 from facetrain.files import new_folder, os_errors_as
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -189,14 +189,24 @@ def write_images(
     The images are added to the digest, if there is one.
 
     Returns the number of identities and of images.
+
+    Raises:
+        ImageError: an image is empty: a record without bytes is no image for the reader, and later ones would shift.
     """
+
+    def labeled(row: int) -> tuple[int, bytes]:
+        data = source.read(int(numbers[row]))
+        if not data:
+            raise ImageError(
+                f"{source.location(int(numbers[row]))}: the image is empty; leave out such images with "
+                "`facetrain data check DATASET --repair DIR`"
+            )
+        return int(label[row]), data
+
     _, label = np.unique(label, return_inverse=True)
     counts = np.bincount(label)
     size = encoded_image_size(source.read(int(numbers[0])))
-    images = map_in_order(
-        lambda row: (int(label[row]), source.read(int(numbers[row]))), range(len(label)), workers
-    )
-    reported = report_progress(images, len(label), progress)
+    reported = report_progress(map_in_order(labeled, range(len(label)), workers), len(label), progress)
     write_identities(
         folder, counts.tolist(), digest.of(reported) if digest else reported, min(size) if size else 112
     )

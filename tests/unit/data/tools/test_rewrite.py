@@ -3,10 +3,12 @@ import pytest
 
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.check import check
+from facetrain.data.tools.convert import convert
 from facetrain.data.tools.rewrite import merge, shuffle, split, subset
 from facetrain.data.tools.unpack import unpack
-from facetrain.errors import DataError
-from tests.support.datasets import write_records
+from facetrain.errors import DataError, ImageError
+from tests.support.datasets import encoded_image, write_records
 from tests.unit.data.tools.helpers import grouped_images
 
 LABELS = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
@@ -88,3 +90,26 @@ def test_a_written_dataset_has_the_layout_of_mxnet(data, tmp_path):
     records = list(RecordReader(tmp_path / "out" / "train.rec").scan())
     assert len(records) == 1 + 10 + 4
     assert np.frombuffer(records[0][1][24:32], "<f4").tolist() == [11.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        shuffle,
+        lambda source, output: convert(source, output, "recordio"),
+        lambda source, output: merge([source, source], output),
+        lambda source, output: split(source, output, validation=0.5),
+        lambda source, output: subset(source, output, min_images_per_identity=2),
+    ],
+    ids=["shuffle", "convert", "merge", "split", "subset"],
+)
+def test_an_empty_image_is_refused_by_its_name(tmp_path, write):
+    for number, name in enumerate(["ann/1.png", "ann/2.png", "bob/1.png", "bob/2.png"]):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(encoded_image(number))
+    (tmp_path / "in" / "bob" / "1.png").write_bytes(b"")
+    with pytest.raises(ImageError, match=r"bob/1\.png: the image is empty; leave out .*--repair"):
+        write(tmp_path / "in", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    check(tmp_path / "in", repair=tmp_path / "repaired")
+    write(tmp_path / "repaired", tmp_path / "out")
