@@ -55,7 +55,7 @@ def build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopRe
         workers=run.workers,
         check_stop=stop_request.raise_if_requested,
     )
-    return Evaluation(verifier, outputs.recorder)
+    return Evaluation(verifier, outputs.recorder, best_metric=run.config.checkpoint.best_metric)
 
 
 def build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: TrainLoader) -> Checkpointing:

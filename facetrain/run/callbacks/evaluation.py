@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from facetrain.distributed.stop_request import Stopped
+from facetrain.errors import ConfigError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.state import TrainState, averaged_buffers
@@ -14,14 +17,15 @@ from facetrain.verify.verifier import Verifier
 class Evaluation:
     """Scores the network on the verification sets, records the metrics and draws the figures."""
 
-    def __init__(self, verifier: Verifier, recorder: Recorder) -> None:
+    def __init__(self, verifier: Verifier, recorder: Recorder, *, best_metric: str | None = None) -> None:
         """Take what verifies and what records.
 
         Args:
             verifier: scores the network on the sets of `eval.targets`.
             recorder: writes the metrics; draws nothing if it has no board for images.
+            best_metric: metric that chooses the best checkpoint (`checkpoint.best_metric`).
         """
-        self._verifier, self._recorder = verifier, recorder
+        self._verifier, self._recorder, self._best_metric = verifier, recorder, best_metric
         self._undrawn: list[tuple[int, dict[str, Result]]] = []
 
     def verify(self, state: TrainState) -> None:
@@ -31,6 +35,9 @@ class Evaluation:
 
         If a signal arrives in the meantime, all ranks leave the verification, and `state.unverified` is set, so
         that a resumed run repeats it: the grace period after a signal is short, and a checkpoint matters more.
+
+        Raises:
+            ConfigError: the verification before the first step does not measure `best_metric`.
         """
         try:
             # Each rank has batch norm statistics of its own; all must score the same network. It runs in float32, as in
@@ -53,7 +60,16 @@ class Evaluation:
             }
             self._recorder.write(state.step, state.metrics)
             self._undrawn.append((state.step, results))
+        if state.step == 0:
+            self._require_best_metric(state.metrics)
         state.meter.restart_clock()  # images per second are those of training alone
+
+    def _require_best_metric(self, metrics: Mapping[str, float]) -> None:
+        if self._best_metric is not None and self._best_metric not in metrics:
+            measured = ", ".join(metrics) or "no set: eval.targets is empty"
+            raise ConfigError(
+                f"checkpoint.best_metric: {self._best_metric} is not measured; the verification measures {measured}"
+            )
 
     def draw(self, state: TrainState) -> None:
         """Draw the figures of the verifications since the last call, if a sink shows images."""

@@ -19,7 +19,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import build_sampler
 from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.distributed.world import World
-from facetrain.errors import CheckpointError, SkippedError
+from facetrain.errors import CheckpointError, ConfigError, SkippedError
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
@@ -173,6 +173,27 @@ def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs)
     assert state.unverified and not board.written and state.metrics == {}
     Evaluation(verifier_of(pairs), Recorder(board=board)).verify(state)
     assert not state.unverified and board.written
+
+
+@pytest.mark.parametrize(
+    ("metric", "measured"),
+    [("cfp_fp/accuracy", "lfw/auc, .*lfw/accuracy"), ("lfw/tar@1e-06", "lfw/accuracy, ")],
+)
+def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
+    state, pairs, metric, measured
+):
+    evaluation = Evaluation(verifier_of(pairs), Recorder(), best_metric=metric)
+    with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: {metric} is not measured; .*{measured}"):
+        evaluation.verify(state)
+    state.step = 1
+    evaluation.verify(state)  # after a resume, days of training are worth more
+    Evaluation(verifier_of(pairs), Recorder(), best_metric="lfw/accuracy").verify(state)
+
+
+def test_a_metric_of_the_best_checkpoint_needs_a_verification_set(state):
+    verifier = Verifier([], image_size=SIZE, batch_size=8, device=CPU, workers=0)
+    with pytest.raises(ConfigError, match="measures no set: eval.targets is empty"):
+        Evaluation(verifier, Recorder(), best_metric="lfw/accuracy").verify(state)
 
 
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
