@@ -77,7 +77,7 @@ def convert(
 
     Raises:
         UsageError: the output has the wrong suffix.
-        DataError: the dataset cannot be read, or the output exists or cannot be written.
+        DataError: the dataset cannot be read, or the output or its landmark file exists or cannot be written.
     """
     chosen = FORMATS[to]
     if chosen.suffix and output.suffix != chosen.suffix:
@@ -86,6 +86,11 @@ def convert(
         )
     if output.exists():
         raise DataError(f"{output}: already exists; remove it or choose another name")
+    if chosen.suffix and (beside := landmarks_path(output)).exists():
+        raise DataError(
+            f"{beside}: already exists, and would become the landmarks of the new dataset; remove it or choose another "
+            "name for the output"
+        )
     source = open_dataset(folder)
     _, label = np.unique(source.labels, return_inverse=True)
     digest = ImageDigest()

@@ -3,7 +3,8 @@ from pathlib import PurePath
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.dataset import identity_name, image_landmarks, original_name
+from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import build_sampler
@@ -126,3 +127,20 @@ def test_no_image_takes_the_name_of_another_one(tmp_path, to, names):
     assert [name.suffix for name in written] == [
         PurePath(name).suffix.replace(".data", "") or ".png" for name in names
     ]
+
+
+@pytest.mark.parametrize("has_landmarks", [False, True])
+@pytest.mark.parametrize("to", ["zip", "lmdb"])
+def test_landmarks_of_a_removed_dataset_are_neither_taken_nor_replaced(tmp_path, to, has_landmarks):
+    write_records(tmp_path / "in", [0, 1])
+    if has_landmarks:
+        write_landmarks(tmp_path / "in" / "landmarks.npy", np.zeros((2, 5, 2)))
+    stale = tmp_path / f"out_{to}.{to}.landmarks.npy"
+    write_landmarks(stale, np.ones((2, 5, 2)))
+    with pytest.raises(DataError, match=rf"out_{to}\.{to}\.landmarks\.npy: already exists"):
+        converted(tmp_path / "in", tmp_path, to)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", stale.name]
+    assert np.load(stale).min() == 1
+    stale.unlink()
+    dataset = open_dataset(converted(tmp_path / "in", tmp_path, to))
+    assert (image_landmarks(dataset) is not None) == has_landmarks
