@@ -18,11 +18,11 @@ from facetrain.data.formats.image_writers import (
     write_zip,
 )
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, landmarks_path, write_landmarks
-from facetrain.data.image_header import IMAGE_SUFFIXES, suffix_of
+from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset, write_images
-from facetrain.data.tools.unpack import identity_folders, name_inside
+from facetrain.data.tools.unpack import identity_folders, image_suffix, name_inside
 from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError, UsageError
 from facetrain.files import new_file, new_folder
@@ -77,6 +77,7 @@ def convert(
 
     Raises:
         UsageError: the output has the wrong suffix.
+        ImageError: in webdataset or zip, neither the name nor the bytes of an image are those of an image.
         DataError: the dataset cannot be read, or the output or its landmark file exists or cannot be written.
     """
     chosen = FORMATS[to]
@@ -143,7 +144,7 @@ class _NamesInFolders:
         if suffix.lower() in IMAGE_SUFFIXES:
             stem = file.removesuffix(suffix)
         else:
-            suffix = suffix_of(data)
+            suffix = image_suffix(self._source, number, data)
         folder = self._folders[int(self._source.labels[number])]
         if self._has_keys:
             # The suffix is no part of the key, and the key ends at the first dot.

@@ -10,11 +10,12 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
 from facetrain.data.dataset_card import carry_cards
-from facetrain.data.image_header import suffix_of
+from facetrain.data.image_header import IMAGE_SUFFIXES, read_header, suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset
 from facetrain.data.unique_names import unique_name
+from facetrain.errors import ImageError
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -36,6 +37,7 @@ def unpack(
     called after every image.
 
     Raises:
+        ImageError: an image has an unknown format, and its name has no suffix of an image.
         DataError: the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
@@ -84,11 +86,27 @@ def identity_folders(source: FaceDataset) -> dict[int, str]:
 
 
 def _suffix(source: FaceDataset, number: int, data: bytes) -> str:
-    """Return the original suffix if the format has not changed, otherwise that of the format."""
-    suffix = suffix_of(data)
+    """Return the original suffix if the format has not changed or is unknown, otherwise that of the format."""
     original = Path(original_name(source, number) or "").suffix
+    if read_header(data) is None and original.lower() in IMAGE_SUFFIXES:
+        return original
+    suffix = image_suffix(source, number, data)
     is_jpeg = original.lower() in (".jpeg", ".jpe", ".jfif")
     return original if original.lower() == suffix or (suffix == ".jpg" and is_jpeg) else suffix
+
+
+def image_suffix(source: FaceDataset, number: int, data: bytes) -> str:
+    """Return the suffix for the format of an image.
+
+    Raises:
+        ImageError: the format is unknown: no reader would take a file without the suffix of an image for one.
+    """
+    if read_header(data) is None:
+        raise ImageError(
+            f"{source.location(number)}: neither the name nor the bytes are those of an image; leave out such images "
+            "with `facetrain data check DATASET --repair DIR`"
+        )
+    return suffix_of(data)
 
 
 def name_inside(name: str) -> str:

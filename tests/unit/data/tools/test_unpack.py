@@ -1,5 +1,12 @@
+from pathlib import PurePath
+
+import pytest
+
+from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.convert import convert
 from facetrain.data.tools.unpack import unpack
+from facetrain.errors import ImageError
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.unit.data.tools.helpers import grouped_images
 
@@ -38,3 +45,25 @@ def test_images_of_a_dataset_with_some_names_keep_apart(tmp_path):
     assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png")) == [
         "0/0.png", "0/1.png", "0_1/1.png", "0_1/1_3.png",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "write", [unpack, lambda data, out: convert(data, out, "webdataset"), lambda data, out: convert(data, out, "zip")],
+    ids=["unpack", "webdataset", "zip"],
+)  # fmt: skip
+def test_bytes_without_a_format_are_written_only_under_the_name_of_an_image(tmp_path, write):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key in range(1, 4):
+            data = b"no image" if key == 2 else encoded_image(key)
+            writer.write(key, RecordHeader.of_image(0, key), data)
+    source = open_dataset(tmp_path / "train.rec")
+    with pytest.raises(
+        ImageError, match=r"key 2 at byte .*neither the name nor the bytes are those of an image; .*--repair"
+    ):
+        write(tmp_path / "train.rec", tmp_path / "out.zip")
+    assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
+    (tmp_path / "names.csv").write_text("key,name\n1,a.png\n2,b.JPG\n3,c.png\n")
+    write(tmp_path / "train.rec", tmp_path / "out.zip")
+    written = open_dataset(tmp_path / "out.zip")
+    assert images_of(written) == images_of(source)
+    assert [PurePath(written.name(number)).name for number in range(3)] == ["a.png", "b.JPG", "c.png"]
