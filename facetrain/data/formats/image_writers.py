@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from facetrain.data.formats.arrow_columns import import_pyarrow
 from facetrain.data.formats.lmdb_dataset import IDENTITIES, KEYS, LENGTH, NUM_CLASSES
+from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError, missing_package
 
 _TAR_IMAGES = 10_000
@@ -94,7 +95,7 @@ def write_lmdb(path: Path, images: Iterable[LabeledImage], identities: list[str]
     except ImportError as error:
         raise DataError(f"{path}: {missing_package(error, 'lmdb')}") from error
     keys: list[bytes] = []
-    taken = set[bytes]()
+    taken = set[str]()
     try:
         with lmdb.open(str(path), map_size=_MAP_BYTES, subdir=False, lock=False) as database:
             for part in _parts(images, _TRANSACTION_IMAGES):
@@ -112,13 +113,15 @@ def write_lmdb(path: Path, images: Iterable[LabeledImage], identities: list[str]
         raise DataError(f"{path}: the database cannot be written: {error}") from error
 
 
-def _key(name: str | None, number: int, taken: set[bytes], most_bytes: int) -> bytes:
-    """Return the name of an image as a key, or its number if the name is not unique, or too long."""
-    key = (name or "").encode("utf-8", "surrogateescape")
-    if not 0 < len(key) <= most_bytes or key in taken or key.isdigit() or key.startswith(b"__"):
+def _key(name: str | None, number: int, taken: set[str], most_bytes: int) -> bytes:
+    """Return the name of an image as a key, with its number if the name is taken; its number without a usable name."""
+    stem, dot, suffix = (name or "").rpartition(".")
+    # Not of a folder: its dots are no beginning of a suffix.
+    stem, suffix = (stem, dot + suffix) if dot and "/" not in suffix else (name or "", "")
+    if not name or name.startswith("__") or name.encode("utf-8", "surrogateescape").isdigit():
         return str(number).encode()
-    taken.add(key)
-    return key
+    key = unique_name(stem, suffix, number, taken, ignore_case=False).encode("utf-8", "surrogateescape")
+    return key if len(key) <= most_bytes else str(number).encode()
 
 
 def _packed(value: bytes | int) -> bytes:

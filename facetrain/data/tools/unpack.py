@@ -75,12 +75,17 @@ def unpack(
 
 
 def identity_folders(source: FaceDataset) -> dict[int, str]:
-    """Return a folder name for each identity with images: its name, or its number with leading zeros."""
+    """Return a folder name for each identity with images: its name, or its number.
+
+    The numbers have leading zeros if all identities are numbers, so that the order of the names is that of the labels.
+    """
+    name_of = {label: identity_name(source, label) for label in np.unique(source.labels).tolist()}
+    is_numbered = all(name == str(label) for label, name in name_of.items())
     digits, taken = len(str(source.num_classes - 1)), set[str]()
     folder_of: dict[int, str] = {}
-    for label in np.unique(source.labels).tolist():
-        name = identity_name(source, label)
-        folder = f"{label:0{digits}d}" if name == str(label) else name_inside(name)
+    for label, name in name_of.items():
+        # One name alone that is equal to the label may be the real one: folders 0, 1, 10, 2 have the labels 0 to 3.
+        folder = f"{label:0{digits}d}" if is_numbered else name_inside(name)
         folder_of[label] = unique_name(folder, "", label, taken)
     return folder_of
 

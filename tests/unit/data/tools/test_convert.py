@@ -10,6 +10,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import build_sampler
 from facetrain.data.tools.check import check
 from facetrain.data.tools.convert import FORMATS, convert
+from facetrain.data.tools.unpack import unpack
 from facetrain.errors import DataError, UsageError
 from tests.support.datasets import encoded_image, images_of, write_records
 
@@ -144,3 +145,30 @@ def test_landmarks_of_a_removed_dataset_are_neither_taken_nor_replaced(tmp_path,
     stale.unlink()
     dataset = open_dataset(converted(tmp_path / "in", tmp_path, to))
     assert (image_landmarks(dataset) is not None) == has_landmarks
+
+
+def test_names_that_repeat_stay_names_in_lmdb(tmp_path):
+    names = ["x/1.png", "x/1.png", "x/1_1.png", "X/1.png", "7", "a.b/c", "a.b/c", "y" * 600]
+    write_records(tmp_path, [0] * len(names))
+    rows = "".join(f"{key},{name}\n" for key, name in enumerate(names, start=1))
+    (tmp_path / "names.csv").write_text("key,name\n" + rows)
+    dataset = open_dataset(converted(tmp_path, tmp_path, "lmdb"))
+    assert images_of(dataset) == images_of(open_dataset(tmp_path))
+    assert [original_name(dataset, number) for number in range(len(names))] == [
+        "x/1.png", "x/1_1.png", "x/1_1_2.png", "X/1.png", None, "a.b/c", "a.b/c_6", None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["webdataset", "zip", "unpack"])
+def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
+    names = sorted(str(number) for number in range(12))
+    for number, name in enumerate(names):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "a.png").write_bytes(encoded_image(number))
+    if to == "unpack":
+        unpack(tmp_path / "in", output := tmp_path / "out")
+    else:
+        output = converted(tmp_path / "in", tmp_path, to)
+    dataset = open_dataset(output)
+    assert images_of(dataset) == images_of(open_dataset(tmp_path / "in"))
+    assert [identity_name(dataset, label) for label in range(12)] == names
