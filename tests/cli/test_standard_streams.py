@@ -10,10 +10,9 @@ import pytest
 from tests.support.command import environment
 
 
-def run(*arguments, **streams):
-    return subprocess.run(
-        [sys.executable, "-m", "facetrain", *map(str, arguments)], env=environment(), text=True, timeout=300, **streams
-    )  # fmt: skip
+def run(*arguments, variables=None, **streams):
+    command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    return subprocess.run(command, env=environment(**variables or {}), text=True, timeout=300, **streams)
 
 
 @contextmanager
@@ -26,9 +25,10 @@ def broken_pipe():
         os.close(writer)
 
 
-def test_a_result_for_a_full_disk_is_an_error_of_one_line():
+@pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def test_a_result_for_a_full_disk_is_an_error_of_one_line(variables):
     with open("/dev/full", "w") as full:
-        done = run("config", "list", stdout=full, stderr=subprocess.PIPE)
+        done = run("config", "list", variables=variables, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr == "error: standard output: No space left on device; the result is not complete\n"
 
