@@ -22,7 +22,7 @@ def embed(
         Path,
         typer.Option(
             help="File for the columns `embedding`, `name` and `label`: .npz, or .parquet, which needs "
-            "facetrain[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
+            "facetrain\\[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
         ),
     ],
     flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,

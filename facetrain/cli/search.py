@@ -54,7 +54,7 @@ def search(
         typer.Option(
             help="Search method: exact compares each probe with the whole gallery; flat is the same with faiss; ivf "
             "compares it with the nearest lists of an index of faiss, and may miss entries. flat and ivf need "
-            "facetrain[faiss]."
+            "facetrain\\[faiss]."
         ),
     ] = "exact",
     nlist: Annotated[

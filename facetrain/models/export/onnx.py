@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     With `int8` the result has the cosines of the embeddings with those of the network, see `int8.export_int8`.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or torch cannot write the opset.
+        ModelError: the model was opened from an ONNX file, or torch or onnx cannot write the opset.
         ImageError: a calibration image cannot be decoded.
         RunError: the file cannot be written, or its embeddings differ too much.
     """
@@ -58,9 +61,17 @@ def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) ->
     session_options.intra_op_num_threads = torch.get_num_threads()
     with new_file(path, RunError) as scratch:
         onnx.save(proto, str(scratch))
-        session = onnxruntime.InferenceSession(
-            str(scratch), session_options, providers=["CPUExecutionProvider"]
-        )
+        try:
+            session = onnxruntime.InferenceSession(
+                str(scratch), session_options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's errors have no common base
+            if options.opset is None:
+                raise
+            raise ModelError(
+                f"{model.description}: onnxruntime {onnxruntime.__version__} does not open a file with opset "
+                f"{options.opset}; give a smaller --opset or leave it out"
+            ) from error
 
         def run(*inputs: np.ndarray) -> np.ndarray:
             embedding: np.ndarray
@@ -75,13 +86,14 @@ def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
     """Return the graph of a network as an ONNX protobuf, see `export_onnx`, with the size of the batch as asked.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or torch cannot write the opset.
+        ModelError: the model was opened from an ONNX file, or torch or onnx cannot write the opset.
     """
     require_torch_network(model)
+    _require_known_opset(options.opset)
     deployed = Deployed(model, options).eval().cpu()
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
     free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet_onnxscript():
         # The exporter warns of its own deprecated parts, other ones in each version.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -104,3 +116,25 @@ def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
             f"give --opset {written} or leave it out"
         )
     return proto
+
+
+def _require_known_opset(opset: int | None) -> None:
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and opset > newest:
+        raise ModelError(
+            f"--opset {opset}: onnx {onnx.__version__} knows versions up to {newest}; give one of them or leave it out"
+        )
+
+
+@contextmanager
+def _quiet_onnxscript() -> Iterator[None]:
+    """Keep onnxscript from logging the traceback of a failed conversion: `trace_onnx` reports it in one line."""
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

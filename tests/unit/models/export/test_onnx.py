@@ -1,5 +1,7 @@
 """Networks exported to ONNX and opened again."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -70,9 +72,29 @@ def test_the_opset_and_a_fixed_batch_are_written_and_the_file_opens_again(model,
         )
 
 
-def test_an_opset_that_torch_cannot_write_is_refused(model, tmp_path):
+def test_an_opset_that_torch_cannot_write_is_refused(model, tmp_path, monkeypatch, caplog):
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    with pytest.raises(ModelError, match=rf"--opset 99: onnx \S+ knows versions up to {newest};"):
+        export_onnx(model, tmp_path / "m.onnx", ExportOptions(opset=99))
+    # A conversion of torch that fails logs a traceback.
+    monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: 99)
     with pytest.raises(ModelError, match=r"writes it with opset \d+, not 99|opset"):
         export_onnx(model, tmp_path / "m.onnx", ExportOptions(opset=99))
+    assert list(tmp_path.iterdir()) == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_an_opset_that_onnxruntime_does_not_open_is_refused(model, tmp_path, monkeypatch):
+    import onnxruntime
+
+    def fail(*arguments, **options):
+        raise onnxruntime.capi.onnxruntime_pybind11_state.Fail("opset 20 is under development")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(ModelError, match=r"does not open a file with opset 20; give a smaller --opset"):
+        export_onnx(model, tmp_path / "m.onnx", ExportOptions(opset=20))
     assert list(tmp_path.iterdir()) == []
 
 
