@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import stat
 import unicodedata
@@ -61,6 +62,12 @@ def _is_control(char: str) -> bool:
         unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs")
         or unicodedata.bidirectional(char) in _OVERRIDES
     )
+
+
+def shell_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as an argument of a command that a message shows: quoted, and never taken for an option."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def read_regular_text(path: Path) -> str:

@@ -8,7 +8,6 @@ the checksum there before a tensor is read from it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from facetrain.checkpoint.manifest import (
 from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, shell_path
 from facetrain.telemetry.log import warn
 
 _HASHING_THREADS = 4
@@ -272,7 +271,7 @@ def _next_step_named(folder: Path) -> Iterator[None]:
         sound = next((each for each in found if isinstance(each, Checkpoint)), None)
         advice = "no other checkpoint of the run is sound: start a new run"
         if sound is not None:
-            command = f"facetrain resume {shlex.quote(str(run_folder))} --checkpoint {sound.step}"
+            command = f"facetrain resume {shell_path(run_folder)} --checkpoint {sound.step}"
             advice = (
                 f"the newest sound checkpoint is that of step {sound.step}: continue from it with `{command}`, or "
                 f"evaluate {sound.folder}"

@@ -10,6 +10,7 @@ import typer
 
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import echo_line
+from facetrain.files import shell_path
 
 
 def calibrate(
@@ -88,4 +89,4 @@ def calibrate(
         if one.fnmr is not None and one.fnmr_interval is not None:
             line += f"  FNMR {one.fnmr:.3%} [{one.fnmr_interval[0]:.3%}, {one.fnmr_interval[1]:.3%}]"
         echo_line(line)
-    echo_line(f"next: facetrain compare {path} A.jpg B.jpg")
+    echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")

@@ -34,6 +34,7 @@ from facetrain.files import (
     os_errors_as,
     parse_json,
     read_regular_text,
+    shell_path,
     write_atomically,
 )
 from facetrain.run.lock import LOCK_FILE
@@ -149,8 +150,8 @@ def _create(world: World, launchers: list[str], given: Path | None, default: Pat
 def _existing_run(folder: Path) -> UsageError:
     steps = complete_steps(folder / CHECKPOINTS)
     return UsageError(
-        f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {folder}`, or give "
-        "another --run-dir"
+        f"{folder}: already holds a run, at step {steps[-1]}; continue it with "
+        f"`facetrain resume {shell_path(folder)}`, or give another --run-dir"
     )
 
 
@@ -175,7 +176,7 @@ def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
         if restarts and all(LOCK_FILE in path.name for path in folder.iterdir()):
             return folder
         steps = complete_steps(folder / CHECKPOINTS)
-        choices = [f"continue it with `facetrain resume {folder}`"] if steps else []
+        choices = [f"continue it with `facetrain resume {shell_path(folder)}`"] if steps else []
         choices.append("start another run with --set run.name=NAME or --run-dir FOLDER")
         state = (
             f"already holds a run, at step {steps[-1]}" if steps else "already exists, without a checkpoint"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from facetrain.files import shell_path
 from facetrain.telemetry.jsonl import read_jsonl
 
 
@@ -53,17 +53,17 @@ def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
 
 
 def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
-    quoted, board = shlex.quote(str(folder)), folder / "tensorboard"
+    quoted, board = shell_path(folder), folder / "tensorboard"
     lines = ["next:"]
     if targets:
         # A path needs no folder.
-        data = "" if Path(targets[0]).is_absolute() else f" --data-dir {shlex.quote(eval_dir)}"
-        lines.append(f"  facetrain eval {quoted} --target {shlex.quote(targets[0])}{data}")
+        data = "" if Path(targets[0]).is_absolute() else f" --data-dir {shell_path(eval_dir)}"
+        lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",
         f"  facetrain report {quoted}",
         f"  facetrain export {quoted} --format onnx --output model.onnx",
     ]
     if board.is_dir():
-        lines.append(f"  tensorboard --logdir {shlex.quote(str(board))}")
+        lines.append(f"  tensorboard --logdir {shell_path(board)}")
     return lines

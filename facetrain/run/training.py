@@ -17,6 +17,7 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
+from facetrain.files import shell_path
 from facetrain.run.batches import run_batches
 from facetrain.run.build import build_augment, build_loader
 from facetrain.run.build_callbacks import (
@@ -172,7 +173,7 @@ def _train(run: PreparedRun) -> int:
     skipped = write_skipped_images(run, loader)
     if stopping.signal:
         outputs.print(
-            f"stopped at step {state.step}; `facetrain resume {run.folder}` continues from step "
+            f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
             f"{checkpointing.last_saved}"
         )
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended

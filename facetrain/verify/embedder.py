@@ -206,7 +206,7 @@ class ImageEmbedder:
         """
 
         def decode(index: int) -> np.ndarray:
-            image = decode_rgb(images[index], location=f"{name}: image {index}")
+            image = decode_rgb(images[index], location=_location(images, index, name))
             return crop(image, index, self.image_size)
 
         starts = range(0, len(indices), self.batch_size)
@@ -222,3 +222,9 @@ class ImageEmbedder:
                 batch += [batch[-1]] * (filled - len(batch))
                 yield start, torch.from_numpy(np.stack(batch))
                 pending = following
+
+
+def _location(images: Sequence[bytes], index: int, name: str) -> str:
+    """Return where an image is, for messages: its file, if the sequence tells, or its index in the input."""
+    locate: Callable[[int], str] | None = getattr(images, "location", None)
+    return f"{name}: image {index}" if locate is None else locate(index)

@@ -20,7 +20,7 @@ from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import DATASET_SUFFIXES, open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as
+from facetrain.files import error_reason, os_errors_as, printable
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
@@ -82,7 +82,7 @@ def embed_image_files(
         ModelError: the model cannot be opened.
         DataError: an image cannot be read.
     """
-    images = [_read_image_file(path) for path in paths]
+    images = _read_image_files(paths)
     with join(device) as world:
         opened = open_model(model, world.device)
         name = " and ".join(map(str, paths))
@@ -178,16 +178,16 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
         return images, [f"{input.name}:{index}" for index in range(len(images))], np.full(len(images), -1)
     files = _image_files(input)
     if files:
-        return [_read_image_file(path) for path in files], [p.name for p in files], np.full(len(files), -1)
+        return _read_image_files(files), [p.name for p in files], np.full(len(files), -1)
     if input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES:
         source = open_dataset(input)
         count = source.num_images
         return (
-            _LazySequence(count, source.read),
+            _LazySequence(count, source.read, source.location),
             _LazySequence(count, lambda index: _image_name(source, index)),
             np.asarray(source.labels, np.int64),
         )
-    return [_read_image_file(input)], [input.name], np.array([-1])
+    return _read_image_files([input]), [input.name], np.array([-1])
 
 
 def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
@@ -212,16 +212,26 @@ def _image_name(source: FaceDataset, index: int) -> str:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    """Return the images directly in a folder; a dataset has them in one subfolder per identity instead."""
+    """Return the images directly in a folder; a dataset has them in one subfolder per identity instead.
+
+    Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` of its own beside an image.
+    """
     entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES)
+    return sorted(
+        path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    )
 
 
 class _LazySequence(Sequence[T]):
-    """Sequence whose items a function computes on access. Slices are not supported."""
+    """Sequence whose items a function computes on access. Slices are not supported.
 
-    def __init__(self, count: int, item: Callable[[int], T]) -> None:
-        self._count, self._item = count, item
+    `location`, if there is one, is an attribute that names the place of an image for messages.
+    """
+
+    def __init__(
+        self, count: int, item: Callable[[int], T], location: Callable[[int], str] | None = None
+    ) -> None:
+        self._count, self._item, self.location = count, item, location
 
     def __len__(self) -> int:
         return self._count
@@ -233,9 +243,12 @@ class _LazySequence(Sequence[T]):
         return self._item(index)
 
 
-def _read_image_file(path: Path) -> bytes:
-    with os_errors_as(DataError, path):
-        return path.read_bytes()
+def _read_image_files(paths: Sequence[Path]) -> Sequence[bytes]:
+    images = []
+    for path in paths:
+        with os_errors_as(DataError, path):
+            images.append(path.read_bytes())
+    return _LazySequence(len(images), images.__getitem__, lambda index: printable(str(paths[index])))
 
 
 def spill_buffer(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:

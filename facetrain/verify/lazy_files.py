@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import PairsError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, printable
 
 
 class LazyFiles(Sequence[bytes]):
@@ -18,6 +18,10 @@ class LazyFiles(Sequence[bytes]):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def location(self, index: int) -> str:
+        """Return the path of one file, for messages."""
+        return printable(str(self.paths[index]))
 
     def __getitem__(self, index: Any) -> Any:
         """Return the bytes of one file.

@@ -126,7 +126,13 @@ def _megaface_folders(folder: Path) -> tuple[Path, Path] | None:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    """Return the images in a folder and the folders inside it, without hidden ones."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
 
 
 def _labeled_images(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:

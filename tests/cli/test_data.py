@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shlex
 import signal
 import time
 
@@ -167,6 +168,15 @@ def test_pack_says_what_it_leaves_out_and_what_to_do_next(photos, tmp_path):
         and "facetrain train --config" in output
     )
     assert (tmp_path / "out" / "skipped.csv").exists()
+
+
+def test_the_next_commands_work_for_a_folder_that_begins_with_a_dash(photos, tmp_path):
+    packed = facetrain("data", "pack", photos, "--output=-my out", cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    commands = [line for line in packed.stdout.splitlines() if line.startswith("  facetrain data ")]
+    assert len(commands) == 2 and "./-my out" in packed.stdout
+    inspected = facetrain(*shlex.split(commands[0])[1:], cwd=tmp_path)
+    assert inspected.returncode == 0 and (tmp_path / "faces.png").exists(), inspected.stderr
 
 
 def test_inspect_takes_a_rec_a_bin_and_the_name_of_an_identity(photos, data, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
 from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
+from facetrain.files import shell_path
 
 if TYPE_CHECKING:
     from facetrain.data.tools.landmarks import LandmarkFinder
@@ -275,7 +275,7 @@ def _print_fallbacks(fallbacks: dict[str, str]) -> None:
 
 
 def _print_next_steps(folder: Path, image_size: int) -> None:
-    path = shlex.quote(str(folder))
+    path = shell_path(folder)
     echo_line("Next, look at the images and search for faults:")
     echo_line(f"  facetrain data inspect {path} --sheet faces.png")
     echo_line(f"  facetrain data check {path} --near-duplicates")

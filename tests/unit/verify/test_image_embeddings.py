@@ -1,5 +1,7 @@
 """Inputs that can be embedded, with the names and labels of their images."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
-from facetrain.errors import DataError
+from facetrain.errors import DataError, ImageError
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify import image_embeddings
@@ -16,6 +18,7 @@ from facetrain.verify.image_embeddings import read_input, spill_buffer
 from tests.support.datasets import encoded_image, write_records
 
 CPU = torch.device("cpu")
+SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
 def read(path):
@@ -27,12 +30,27 @@ def test_an_image_and_a_folder_of_images_have_file_names_and_no_labels(tmp_path)
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_bytes(encoded_image(ord(name[0])))
     (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "._a.png").write_bytes(b"attributes that macOS keeps beside an image")
     assert read(tmp_path / "b.png") == ([encoded_image(ord("b"))], ["b.png"], [-1])
     assert read(tmp_path) == (
         [encoded_image(ord("a")), encoded_image(ord("b"))],
         ["a.png", "b.png"],
         [-1, -1],
     )
+
+
+@pytest.mark.parametrize("name", ["a.png", "x/a.png"])
+def test_a_damaged_image_is_named_by_its_file(tmp_path, name):
+    save_model(
+        tmp_path / "m.safetensors",
+        build_backbone("iresnet", **SMALL).state_dict(),
+        describe_backbone("iresnet", **SMALL),
+    )
+    damaged = tmp_path / "images" / name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"damaged")
+    with pytest.raises(ImageError, match=re.escape(f"{damaged}: ")):
+        image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "images", device="cpu")
 
 
 def test_one_folder_per_person_gives_labels(tmp_path):

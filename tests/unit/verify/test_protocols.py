@@ -166,6 +166,18 @@ def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, messag
         open_evaluation_set("ijbc", tmp_path)
 
 
+@pytest.mark.parametrize("write", [write_tinyface, write_megaface])
+def test_hidden_files_are_no_images_of_a_set(tmp_path, write):
+    folder = write(tmp_path / "set")
+    before = evaluate_set(open_evaluation_set("set", tmp_path), embedder(), FEW)
+    for path in [*folder.rglob("*.png"), *folder.rglob("*.jpg")]:
+        path.with_name(f"._{path.name}").write_bytes(b"attributes that macOS keeps beside an image")
+    after = evaluate_set(open_evaluation_set("set", tmp_path), embedder(), FEW)
+    assert {name: one.metrics for name, one in after.items()} == {
+        name: one.metrics for name, one in before.items()
+    }
+
+
 def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface")
     found = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
