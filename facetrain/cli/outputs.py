@@ -48,14 +48,14 @@ def require_distinct(*paths: Path | None) -> None:
         seen.add(place)
 
 
-def require_absent(folder: Path | None) -> None:
-    """Check that an output folder does not exist; None is skipped.
+def require_absent(output: Path | None) -> None:
+    """Check that an output file or folder does not exist; None is skipped.
 
     Raises:
         UsageError: it exists.
     """
-    if folder is not None and folder.exists():
-        raise UsageError(f"{folder}: already exists; remove it or choose another folder")
+    if output is not None and output.exists():
+        raise UsageError(f"{output}: already exists; remove it or choose another name")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -61,6 +61,11 @@ def test_the_folder_of_a_published_set_and_a_compressed_set_become_a_bin(tmp_pat
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
     run("pairs", tmp_path / "lfw.bin", "--output", tmp_path / "small.bin", "--reduce-to", 16)
     assert encoded_image_size(read_bin(tmp_path / "small.bin")[0][0]) == (16, 16)
+    again = facetrain(
+        "data", "pairs", tmp_path / "lfw.bin", "--output", tmp_path / "lfw.bin", "--reduce-to", 16
+    )
+    assert again.returncode == 2 and "lfw.bin: already exists; remove it" in again.stderr
+    assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
 
 
 def test_only_a_set_of_pairs_can_be_reduced(data, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
-from facetrain.cli.outputs import echo_line
+from facetrain.cli.outputs import echo_line, require_absent
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
 
@@ -200,6 +200,7 @@ def pairs(
         raise UsageError(
             "--reduce-to needs a set of pairs; write it first without --reduce-to, then reduce the .bin"
         )
+    require_absent(output)
     with progress_bar("reading images") as progress:
         if listed:
             count, same = convert_pair_list(
