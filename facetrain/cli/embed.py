@@ -11,6 +11,7 @@ import typer
 from facetrain.cli.devices import Device
 from facetrain.cli.evaluation_options import BatchSize, Bf16, Model
 from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.errors import UsageError
 
 
 def embed(
@@ -46,7 +47,7 @@ def embed(
     from facetrain.cli.progress import progress_bar
     from facetrain.run.teacher_embeddings import write_teacher_embeddings
     from facetrain.training.teacher_cache import SUFFIX
-    from facetrain.verify.embedding_files import require_format, save_embeddings
+    from facetrain.verify.embedding_files import SUFFIXES, require_format, save_embeddings
     from facetrain.verify.image_embeddings import embed_input
     from facetrain.verify.partial_embeddings import remove_partial_files
 
@@ -66,6 +67,10 @@ def embed(
         rows = "plain and mirrored" if flip else "plain"
         typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
         return
+    if output.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {SUFFIX}"
+        )
     require_format(output)
     require_writable(output)
     with collect_native_messages(), progress_bar("embedding") as progress:

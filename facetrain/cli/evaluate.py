@@ -32,6 +32,7 @@ from facetrain.cli.evaluation_options import (
     Targets,
 )
 from facetrain.cli.outputs import echo_line, require_distinct, require_writable, write_text
+from facetrain.errors import UsageError
 from facetrain.verify.formatting import format_evaluation
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def evaluate(
 
     targets = target or []
     system = pick_system(model, scores, embeddings, pairs, targets, checkpoint)
+    if against is not None and not bootstrap:
+        raise UsageError(
+            f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
+        )
     _check_outputs(json_file, report)
     options = Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr)
     if system.run is None:

@@ -11,6 +11,7 @@ import typer
 
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import echo_line, require_distinct, require_writable
+from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.verify.exact_search import Found
@@ -90,6 +91,10 @@ def search(
     """
     from facetrain.verify.search_results import SearchResults
 
+    if fmr is not None and threshold is not None:
+        raise UsageError("--fmr and --threshold both give the smallest cosine similarity; remove one of them")
+    if nlist is not None and index != "ivf":
+        raise UsageError(f"--nlist {nlist}: is for an index with lists; add --index ivf or remove --nlist")
     folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
     require_distinct(output, folder)
     require_writable(output)
@@ -141,6 +146,11 @@ def _search_ivf(
         with progress_bar("building the index") as progress:
             build_ivf(entries, folder, nlist or default_nlist(entries.count), progress=progress)
     opened = IvfIndex(folder, entries)
+    if nlist not in (None, opened.facts.nlist):
+        raise UsageError(
+            f"{folder}: the index has {opened.facts.nlist:,} lists, not {nlist:,}; remove the folder to build it "
+            "again, or leave out --nlist"
+        )
     with progress_bar("searching") as progress:
         found = opened.search(probes, top, nprobe, progress=progress)
     if report_recall:
@@ -170,7 +180,6 @@ def _recall_of_first(
 
 def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
     from facetrain.distributed.world import join
-    from facetrain.errors import UsageError
     from facetrain.models.model_file import open_model
     from facetrain.verify.calibration import pick_threshold, stored_thresholds
 
@@ -187,7 +196,6 @@ def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
 
 def _embeddings(path: Path, model: Path | None, device: str) -> StoredEmbeddings:
     from facetrain.cli.progress import progress_bar
-    from facetrain.errors import UsageError
     from facetrain.verify.embedding_files import SUFFIXES
     from facetrain.verify.image_embeddings import embed_input
     from facetrain.verify.stored_embeddings import StoredEmbeddings, open_embeddings

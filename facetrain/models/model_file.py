@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone, build_on_meta
+from facetrain.checkpoint.commit import LATEST
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
@@ -106,15 +107,17 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
 def open_model(path: Path, device: torch.device, *, average: bool = False) -> EmbeddingModel:
     """Open a network in evaluation mode on a device (ONNX: on the CPU).
 
-    `path` is a run folder, a checkpoint, a .safetensors file, a .pt, .pth or .ckpt file of arcface_torch, AdaFace,
-    CVLface or timm, a .onnx file, or either file of an MXNet network. With `average`, it is a run folder or a
-    checkpoint, of which the moving average of the weights is opened.
+    `path` is a run folder, a checkpoint, the file `latest` that names one, a .safetensors file, a .pt, .pth or .ckpt
+    file of arcface_torch, AdaFace, CVLface or timm, a .onnx file, or either file of an MXNet network. With `average`,
+    it is one of the first three, of which the moving average of the weights is opened.
 
     Raises:
         ModelError: the file is missing or damaged, or its network is unknown.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     path = Path(path)
+    if path.name == LATEST and path.is_file():
+        path = Checkpoint.open(path).folder
     if average and not path.is_dir():
         raise ModelError(
             f"{path}: has one set of weights; give a run folder or a checkpoint for their average"

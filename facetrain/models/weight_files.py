@@ -91,9 +91,14 @@ def load_without_code(path: Path) -> Any:
     """Return the content of a .pt file made of tensors and plain values. Tensors are read when they are used.
 
     Raises:
-        ModelError: the file contains other objects, or is not a .pt file.
+        ModelError: the file contains other objects, is a program of torch.export, or is not a .pt file.
     """
     _require_stored(path)
+    if _is_exported_program(path):
+        raise ModelError(
+            f"{path}: is a program that torch.export wrote, which facetrain does not run; give the model that it was "
+            "exported from"
+        )
     try:
         # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
         with torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]):
@@ -126,6 +131,13 @@ def _is_zip(path: Path) -> bool:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:  # its end is that of an archive in several parts
         return True
+
+
+def _is_exported_program(path: Path) -> bool:
+    if not _is_zip(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/archive_format") for name in archive.namelist())
 
 
 def _unreadable_reason(path: Path, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import importlib.util
 import json
 
 import pytest
@@ -187,6 +188,7 @@ def test_one_system_is_evaluated_at_a_time(model):
             "write --slices SET=t.csv",
         ),
         (["--target", "empty"], "unknown layout of an evaluation set"),
+        (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
         (["--target", "pairs", "--device", "tpu"], "unknown device; choose one of auto, cpu, cuda"),
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
@@ -257,5 +259,20 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     output_of(facetrain("search", *files, "--threshold", 0.9999, "--output", table))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["name"] for row in rows if row["rank"] == "1"] == [f"gallery{n}.png" for n in range(6)]
+    index = ["--index", "ivf", "--index-folder", tmp_path / "index"]
+    for options, message in (
+        (["--fmr", 0.01, "--threshold", 0.5], "--fmr and --threshold both give the smallest cosine"),
+        (["--nlist", 4], "--nlist 4: is for an index with lists; add --index ivf"),
+        ([*index, "--output", tmp_path / "index"], "is given for two outputs"),
+    ):
+        refused = refusal("search", *files, *options)
+        assert message in str(refused) and refused.exit_code == 2
+    if importlib.util.find_spec("faiss"):
+        output_of(facetrain("search", *files, *index, "--nlist", 2))
+        output_of(facetrain("search", *files, *index, "--nlist", 2))
+        refused = refusal("search", *files, *index, "--nlist", 4)
+        assert "the index has 2 lists, not 4; remove the folder" in str(refused) and refused.exit_code == 2
+    refused = refusal("embed", model, tmp_path / "probe", "--output", tmp_path / "h.txt")
+    assert "use .npz, .parquet or .safetensors" in str(refused) and refused.exit_code == 2
     failed = facetrain("search", tmp_path / "gallery", tmp_path / "probe")
     assert failed.returncode == 2 and "add --model MODEL to embed its images" in failed.stderr

@@ -62,6 +62,8 @@ def test_a_torch_export_program_reports_its_difference_and_accuracy(model, tmp_p
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
+    refused = refusal("compare", tmp_path / "m.pt2", tmp_path / "faces.bin", tmp_path / "faces.bin")
+    assert "m.pt2: is a program that torch.export wrote" in str(refused) and refused.exit_code == 2
     assert found["difference"] < 1e-4
     assert found["accuracy"]["faces"]["file"] == found["accuracy"]["faces"]["model"]
 
@@ -95,6 +97,7 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
         ("onnx --calibrate faces.bin", "--calibrate is used by --int8 only"),
         ("onnx --int8 dynamic --batch 2", "cannot be combined"),
         ("onnx --int8 static --opset 18", "cannot be combined"),
+        ("safetensors", "the name of a file for safetensors ends with .safetensors"),
         ("safetensors --opset 18", "--format safetensors has no option --opset; use --format onnx"),
     ):
         refused = refusal(*to, "--format", *options.split())

@@ -62,7 +62,7 @@ def files(tmp_path_factory):
         ["search", "a.npz", "a.npz"],
         ["runs", "runs"],
         ["report", "runs/NAME"],
-        ["export", "NAME.safetensors", "--format", "safetensors", "--output", "NAME.copy"],
+        ["export", "NAME.safetensors", "--format", "safetensors", "--output", "NAME.copy.safetensors"],
         ["plan", "--config", "runs/NAME/config.yaml", "--gpus", "1", "--gpu", "a100"],
     ],
     ids=lambda arguments: " ".join(arguments[:3]),

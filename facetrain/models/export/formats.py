@@ -129,7 +129,7 @@ class ExportFormat:
 
 
 FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat("torch_formats", "export_safetensors"),
+    "safetensors": ExportFormat("torch_formats", "export_safetensors", suffix=".safetensors"),
     "onnx": ExportFormat(
         "onnx",
         "export_onnx",

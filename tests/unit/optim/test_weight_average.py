@@ -146,6 +146,8 @@ def test_the_average_of_a_run_and_of_a_checkpoint_can_be_exported(runs, tmp_path
     expected = load_file(folder / "model_ema.safetensors")
     opened = open_model(folder, torch.device("cpu"), average=True)
     assert differing(expected, opened.network.state_dict()) == set()
+    latest = open_model(folder / "checkpoints" / "latest", torch.device("cpu"), average=True)
+    assert differing(expected, latest.network.state_dict()) == set()
     checkpoint, output = folder / "checkpoints" / "step_00000006", tmp_path / "m.safetensors"
     done = facetrain("export", checkpoint, "--ema", "--format", "safetensors", "--output", output)
     assert done.returncode == 0, done.stderr
