@@ -14,7 +14,7 @@ from facetrain.data.formats.bin import read_bin
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
-from tests.support.command import facetrain, start
+from tests.support.command import facetrain, refusal, start
 from tests.support.datasets import encoded_image, write_records
 
 
@@ -111,6 +111,19 @@ def test_errors_are_one_line(data, tmp_path):
         assert process.returncode == 2 and len(lines) == 1, process.stderr
         assert lines[0].startswith("error: ") and message in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["clean", "m", "data", "--report", "same", "--sheet", "same"],
+        ["clean", "m", "data", "--output", "same", "--report", "same"],
+        ["overlap", "m", "data", "test", "--output", "same", "--sheet", "./same"],
+    ],
+)
+def test_two_outputs_need_two_files(options):
+    refused = refusal("data", *options)
+    assert "same: is given for two outputs" in str(refused) and refused.exit_code == 2
 
 
 def test_inspect_writes_sheets_of_augmentations_and_of_one_identity(data, tmp_path):
