@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from facetrain.errors import RunError
 
@@ -75,15 +75,16 @@ def prepare_standard_streams() -> None:
         except OSError:
             # Otherwise the next file that is opened would get this number, and all messages.
             os.open(os.devnull, os.O_RDWR)
-    if sys.stdout is None or isinstance(sys.stdout, io.TextIOWrapper):
+    # Streams that a calling program has put in their place stay.
+    if sys.stdout is sys.__stdout__:
         sys.stdout = _wrapped(ResultStream, sys.stdout, _OUTPUT)
-    if sys.stderr is None or isinstance(sys.stderr, io.TextIOWrapper):
+    if sys.stderr is sys.__stderr__:
         sys.stderr = _wrapped(MessageStream, sys.stderr, _ERROR)
 
 
 def _wrapped(
-    kind: type[MessageStream | ResultStream], stream: io.TextIOWrapper | None, number: int
-) -> io.TextIOWrapper:
+    kind: type[MessageStream | ResultStream], stream: Any, number: int
+) -> MessageStream | ResultStream:
     # A × or a name that the terminal's encoding lacks must not fail the command.
     if stream is None:
         return kind(open(number, "wb", closefd=False), errors="backslashreplace")

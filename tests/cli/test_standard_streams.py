@@ -1,5 +1,6 @@
 """Standard output and standard error that are full, broken or closed."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from facetrain.cli.standard_streams import prepare_standard_streams
 from tests.support.command import environment
 
 
@@ -49,3 +51,11 @@ def test_a_closed_stream_changes_nothing_else(closed):
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code():
     with open("/dev/full", "w") as full:
         assert run("config", "show", "none.yaml", stdout=full, stderr=full).returncode == 2
+
+
+def test_streams_that_a_calling_program_has_replaced_stay(monkeypatch):
+    own = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdout", own)
+    monkeypatch.setattr(sys, "stderr", own)
+    prepare_standard_streams()
+    assert sys.stdout is own and sys.stderr is own
