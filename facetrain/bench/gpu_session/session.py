@@ -108,7 +108,8 @@ def run_in_process(
     `packages` are folders that the job imports from before the installed packages.
     """
     paths = [*map(str, (*packages, checkout)), *filter(None, [environment.get("PYTHONPATH")])]
-    variables = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+    # Unbuffered: the last lines of a failed job are those that it has written last, on either stream.
+    variables = {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     if job.interpreted and job.options.get("device") == "cpu":
         variables["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "facetrain.bench.gpu_session.measure", json.dumps(asdict(job))]

@@ -110,7 +110,7 @@ def test_search_builds_the_index_once_and_reports_its_recall(tmp_path, capfd, mo
             top=3,
             index=index,
             nprobe=6,
-            nlist=6,
+            nlist=6 if index == "ivf" else None,
             recall=True,
             as_json=True,
         )
