@@ -85,7 +85,7 @@ def _merge_groups(texts: dict[str, list[str]]) -> dict[str, list[str]]:
         if name in SUBJECTS or name[-2:] not in ("_1", "_2") or not {f"{group}_1", other} <= texts.keys():
             merged[name] = values
         elif name.endswith("_1"):
-            merged[group] = pair_values(np.array(values), np.array(texts[other])).tolist()
+            merged[group] = pair_values(np.array(values, str), np.array(texts[other], str)).tolist()
     return merged
 
 

@@ -298,3 +298,10 @@ def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
         "age": ["young", "old / young"],
         "camera_1": ["a", "b"],
     }
+
+
+@pytest.mark.parametrize("groups", ["", ",age_1,age_2"])
+def test_a_score_file_without_rows_is_refused(tmp_path, groups):
+    (tmp_path / "s.csv").write_text(f"pair,score,genuine{groups}\n")
+    with pytest.raises(DataError, match="no rows below the header line"):
+        read_scores(tmp_path / "s.csv")
