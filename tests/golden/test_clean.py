@@ -22,4 +22,4 @@ def test_five_percent_of_planted_wrong_labels_are_found_among_real_faces():
         found = {one.image for one in find_label_faults(faces.embedding, label).faults if one.image >= 0}
         right = len(found & set(planted.tolist()))
         # Many of the other findings are faults that the set has itself, see docs/measurements/data_tools.md.
-        assert right >= 0.87 * len(planted) and right >= 0.94 * len(found)
+        assert right >= 0.9 * len(planted) and right >= 0.94 * len(found)

@@ -76,18 +76,27 @@ def similarity_to_center(embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD:
     return cosine
 
 
-def nearest_own_image(embedding_ND: np.ndarray, label_N: np.ndarray) -> np.ndarray:
-    """Return each image's similarity to the most similar other image of its identity: (N,), NaN if there is none."""
+def nearest_image(embedding_ND: np.ndarray, label_N: np.ndarray, identity_N: np.ndarray) -> np.ndarray:
+    """Return each image's similarity to the most similar other image of an identity: (N,), NaN if there is none.
+
+    Args:
+        embedding_ND: unit rows, float32.
+        label_N: label of each image.
+        identity_N: label of the images that each image is compared with.
+    """
     cosine = np.full(len(embedding_ND), np.nan, np.float32)
-    order = np.argsort(label_N, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(label_N[order])) + 1):
-        if len(rows) < 2:
+    by_label, by_identity = np.argsort(label_N, kind="stable"), np.argsort(identity_N, kind="stable")
+    sorted_label = label_N[by_label]
+    for rows in np.split(by_identity, np.flatnonzero(np.diff(identity_N[by_identity])) + 1):
+        first, end = np.searchsorted(sorted_label, [identity_N[rows[0]], identity_N[rows[0]] + 1])
+        images = by_label[first:end]
+        if not len(images):
             continue
-        embedding = embedding_ND[rows]
-        for block in _blocks(len(rows), len(rows)):
-            similar = embedding[block] @ embedding.T
-            similar[np.arange(len(similar)), np.arange(len(rows))[block]] = -2  # below every cosine
-            cosine[rows[block]] = similar.max(1)
+        embedding = embedding_ND[images]
+        for block in _blocks(len(rows), max(embedding.shape)):
+            similar = embedding_ND[rows[block]] @ embedding.T
+            similar[rows[block][:, None] == images] = np.nan
+            cosine[rows[block]] = np.fmax.reduce(similar, axis=1)
     return cosine
 
 

@@ -16,8 +16,8 @@ from facetrain.data.tools.separation import Separation, measure_separation, rand
 from facetrain.data.tools.similarity import (
     compute_centers,
     leave_one_out_similarity,
+    nearest_image,
     nearest_other_center,
-    nearest_own_image,
     similarity_to_center,
 )
 
@@ -25,6 +25,8 @@ _LOOKALIKES = 0.1
 """Share of the trusted images that are as similar to another identity as an image that may belong to it."""
 _NEAREST_WEIGHT = 0.7
 """Similarity to a center that one similar image of the identity is worth: single images are more similar by chance."""
+_NEAREST_SHARE = 0.25
+"""Share of the most similar image in the similarity to an identity; the rest is the center's."""
 _LEAST_GENUINE = 0.05
 """Share of the images that are less similar to their identity than a moved image must be to its new one."""
 _LEAST_LEAD = 0.1
@@ -41,20 +43,21 @@ def find_wrong_images(
     """Return images that do not show their identity, the calibrations, and the error of the model without them.
 
     An image shows its identity if it is similar to the center of the other images, or very similar to one of them:
-    the center does not represent all images of a person with several looks or with few correct labels. An image may be
-    as similar to the other identity of a pair in `same`, smaller number first.
+    the center does not represent all images of a person with several looks or with few correct labels. It is judged by
+    its similarity to its own identity and to the one with the nearest center, and by planted faults, which have a
+    random other identity. An image may be as similar to the other identity of a pair in `same`, smaller number first.
     """
     centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
-    genuine_N = np.fmax(
-        leave_one_out_similarity(embedding_ND, label_N, centers),
-        _NEAREST_WEIGHT * nearest_own_image(embedding_ND, label_N),
-    )
+    own_N = nearest_image(embedding_ND, label_N, label_N)
+    genuine_N = np.fmax(leave_one_out_similarity(embedding_ND, label_N, centers), _NEAREST_WEIGHT * own_N)
     nearest_N, impostor_N = nearest_other_center(embedding_ND, label_N, centers.unit_KD)
+    random_N = random_other_labels(label_N)
+    planted_N = similarity_to_center(embedding_ND, random_N, centers.unit_KD)
+    random_image_N = nearest_image(embedding_ND, label_N, random_N)
     wrong_N, thresholds = _judge_images(
-        genuine_N,
-        impostor_N,
-        # Each image under the label of a random other identity: a planted fault.
-        similarity_to_center(embedding_ND, random_other_labels(label_N), centers.unit_KD),
+        _similarity_to_identity(genuine_N, own_N),
+        _similarity_to_identity(impostor_N, nearest_image(embedding_ND, label_N, nearest_N)),
+        _similarity_to_identity(np.fmax(planted_N, _NEAREST_WEIGHT * random_image_N), random_image_N),
         before.threshold,
         precision,
     )
@@ -77,6 +80,11 @@ def find_wrong_images(
         measure_separation(embedding_ND[~wrong_N], label_N[~wrong_N]) if len(faults) else (0, before)
     )
     return faults, thresholds, separation
+
+
+def _similarity_to_identity(center_N: np.ndarray, image_N: np.ndarray) -> np.ndarray:
+    """Return the mean of the similarities to the center of an identity and to its most similar image: (N,)."""
+    return (1 - _NEAREST_SHARE) * center_N + _NEAREST_SHARE * image_N
 
 
 def _judge_images(

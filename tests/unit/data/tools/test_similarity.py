@@ -4,6 +4,7 @@ import pytest
 from facetrain.data.tools.similarity import (
     compute_centers,
     leave_one_out_similarity,
+    nearest_image,
     nearest_other_center,
 )
 from tests.unit.data.tools.helpers import EACH, IDENTITIES, unit
@@ -22,3 +23,17 @@ def test_similarities_follow_their_definition_in_blocks_too(faces, monkeypatch):
     similar[np.arange(len(person)), person] = -2
     assert (identity == similar.argmax(1)).all()
     np.testing.assert_allclose(cosine, similar.max(1), rtol=1e-5)
+
+
+def test_the_nearest_image_of_an_identity_is_another_one_in_blocks_too(faces, monkeypatch):
+    embedding, person = faces
+    alone = np.append(person[:-1], IDENTITIES)  # an identity with one image
+    monkeypatch.setattr("facetrain.data.tools.similarity._BLOCK_NUMBERS", 7 * EACH)
+    absent = np.where(np.arange(len(alone)) == 0, IDENTITIES + 1, np.roll(alone, 3))
+    for identity in (alone, np.roll(alone, 3), absent):
+        similar = np.where(alone == identity[:, None], embedding @ embedding.T, np.nan)
+        np.fill_diagonal(similar, np.nan)
+        found = nearest_image(embedding, alone, identity)
+        np.testing.assert_allclose(found, np.fmax.reduce(similar, axis=1), rtol=1e-5)
+    assert np.isnan(nearest_image(embedding, alone, alone)[-1])
+    assert np.isnan(found[0])
