@@ -1,0 +1,62 @@
+"""A network, its training step and its loader, as a run gives them to callbacks."""
+
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.config.head_section import HeadConfig, MarginConfig
+from facetrain.config.training_section import OptimConfig
+from facetrain.data.augment import Augment
+from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.sampler import build_sampler
+from facetrain.distributed.world import World
+from facetrain.head.margin_head import MarginHead
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.stepper import Stepper
+from facetrain.run.build_head import head_settings, margin_from_config, optimizer_settings
+from facetrain.training.loss_spikes import SpikeDetector
+from facetrain.training.precision import InPrecision
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
+from tests.support.datasets import write_records
+from tests.unit.run.callbacks.helpers import BATCH, CLASSES, CPU, SIZE
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(0)
+    options = {"layers": (1, 1, 1, 1), "widths": (4, 4, 4, 4), "embedding_size": 8, "image_size": SIZE}
+    backbone = build_backbone("iresnet", **options)
+    network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
+    rules = {"momentum": 0.9, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+    head = MarginHead(
+        head_settings(HeadConfig()),
+        optimizer_settings(OptimConfig()),
+        margin_from_config(MarginConfig()),
+        embedding_size=8,
+        num_classes=CLASSES,
+    )
+    optimizer = build_optimizer(parameter_groups(backbone, {}), "sgd", **rules)
+    scale = LossScale(CPU, enabled=False)
+    stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
+    world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
+    return TrainState(world, network, head, stepper, SpikeDetector(5.0, CPU))
+
+
+@pytest.fixture
+def step(state):
+    return TrainStep(state.network, Augment(0), max_skipped_steps=3)
+
+
+@pytest.fixture
+def loader(tmp_path):
+    """Loader of four steps."""
+    write_records(tmp_path / "data", [n // 6 for n in range(BATCH * CLASSES)], size=SIZE)
+    source = open_dataset(tmp_path / "data")
+    order = build_sampler(source, seed=0, global_batch_size=BATCH, mode="full")
+    settings = LoaderSettings(local_batch_size=BATCH, workers=0, image_size=SIZE)
+    loader = Loader(source, order, settings, rank=0, world_size=1, stop_step=4)
+    yield loader
+    loader.close()

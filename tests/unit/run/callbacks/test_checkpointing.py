@@ -1,0 +1,82 @@
+"""Checkpoints during training."""
+
+import time
+
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.data.augment import Augment
+from facetrain.errors import CheckpointError
+from facetrain.run.callbacks.checkpointing import Checkpointing
+from facetrain.telemetry.recorder import Recorder
+from facetrain.training.step import TrainStep
+from tests.unit.run.callbacks.helpers import Board
+
+
+def checkpointing_of(folder, board, lines, every_minutes=None):
+    writer = CheckpointWriter(folder, keep=3, asynchronous=True, best_metric=None)
+    recorder = Recorder(board=board)
+    return Checkpointing(writer, recorder, {"model": {}}, lines.append, every_minutes=every_minutes)
+
+
+def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
+    lines, board = [], Board()
+    checkpointing = checkpointing_of(tmp_path, board, lines)
+    checkpointing.poll(state)  # allocates the memory for copies
+    state.step = 1
+    checkpointing.save(state)
+    deadline = time.monotonic() + 30
+    while checkpointing.last_saved is None and time.monotonic() < deadline:
+        checkpointing.poll(state)
+    assert checkpointing.last_saved == 1 and not lines and not board.written
+    checkpointing.require_saved(state)
+    assert Checkpoint.open(tmp_path).step == 1
+
+
+class ChoiceAfterTwoSteps:
+    """Trial that chooses compiled code after its second step."""
+
+    steps = 0
+
+    def begin_step(self):
+        self.steps += 1
+
+    def end_step(self):
+        return "compiled" if self.steps == 2 else None
+
+
+def test_the_chosen_execution_mode_is_part_of_the_checkpoint(state, loader, tmp_path):
+    trial = ChoiceAfterTwoSteps()
+    step = TrainStep(state.network, Augment(0), max_skipped_steps=3, trial=trial)
+    for batches in loader:
+        step(state, batches)
+        state.step += 1
+    assert trial.steps == 2, "the trial ends with its choice"
+    checkpointing = checkpointing_of(tmp_path / "checkpoints", Board(), [])
+    checkpointing.save(state)
+    checkpointing.finish()
+    state.execution_mode = None
+    state.restore(Checkpoint.open(tmp_path / "checkpoints"))
+    assert state.execution_mode == "compiled"
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last_one(state, tmp_path):
+    (tmp_path / "file").touch()
+    lines, board = [], Board()
+    checkpointing = checkpointing_of(tmp_path / "file", board, lines)
+    state.step = 2
+    checkpointing.save(state)
+    checkpointing.finish()
+    assert board.written == [(2, {"save_failed": 1.0})]
+    assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 2 was not saved: rank 0: ")
+    with pytest.raises(CheckpointError, match="the last checkpoint was not saved [(]rank 0: "):
+        checkpointing.require_saved(state)
+
+
+def test_a_checkpoint_is_overdue_after_the_given_minutes_until_one_begins(state, tmp_path):
+    checkpointing = checkpointing_of(tmp_path, Board(), [], every_minutes=1e-6)
+    time.sleep(0.001)
+    assert checkpointing.is_overdue()
+    patient = checkpointing_of(tmp_path, Board(), [])
+    assert not patient.is_overdue()

@@ -1,0 +1,104 @@
+"""Verification during training."""
+
+import numpy as np
+import pytest
+
+from facetrain.distributed.stop_request import Stopped
+from facetrain.errors import ConfigError
+from facetrain.run.callbacks.evaluation import Evaluation
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.recorder import Recorder
+from facetrain.verify.pair_set import PairSet
+from facetrain.verify.verification import verification_result
+from facetrain.verify.verifier import Verifier
+from tests.support.datasets import encoded_image
+from tests.unit.run.callbacks.helpers import CPU, SIZE, Board
+
+
+@pytest.fixture
+def pairs():
+    images = [encoded_image(number, SIZE) for number in range(40)]
+    return PairSet("lfw", images, np.arange(20) % 2 == 0)
+
+
+def verifier_of(pairs, check_stop=None):
+    return Verifier([pairs], image_size=SIZE, batch_size=8, device=CPU, workers=0, check_stop=check_stop)
+
+
+def raise_stopped():
+    raise Stopped
+
+
+def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
+    board = Board()
+    evaluation = Evaluation(verifier_of(pairs), Recorder(board=board))
+    state.step = 3
+    evaluation.verify(state)
+    assert board.written == [(3, state.metrics)] and not board.shown, (
+        "the first step must not wait for figures"
+    )
+    evaluation.draw(state)
+    evaluation.draw(state)
+    assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/discard", "lfw/folds"})]
+    assert 0 <= state.metrics["lfw/accuracy"] <= 1
+    assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
+
+
+def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs):
+    board = Board()
+    evaluation = Evaluation(verifier_of(pairs), Recorder(board=board))
+    for state.step in (0, 1):
+        evaluation.verify(state)
+    evaluation.draw(state)
+    assert [step for step, _ in board.shown] == [0, 1]
+
+
+def test_a_drawing_that_fails_is_logged_and_does_not_end_the_run(state, pairs, caplog, monkeypatch):
+    monkeypatch.setattr(logger, "propagate", True)  # an earlier run in this process may have switched it off
+    evaluation = Evaluation(verifier_of(pairs), Recorder(board=Board(broken=True)))
+    evaluation.verify(state)
+    evaluation.draw(state)
+    assert "figures of step 0 were not drawn" in caplog.text
+
+
+def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
+    class Fixed:
+        def __call__(self, model):
+            embedding = np.random.default_rng(0).normal(size=(40, 8))
+            self.result, _ = verification_result(embedding, embedding, pairs, replicates=0)
+            return [("lfw", self.result)]
+
+    verifier, board = Fixed(), Board()
+    Evaluation(verifier, Recorder(board=board)).verify(state)
+    assert state.metrics["lfw/accuracy"] == verifier.result.metrics["accuracy"]
+    assert board.written == [(0, state.metrics)]
+
+
+def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs):
+    board = Board()
+    evaluation = Evaluation(verifier_of(pairs, check_stop=raise_stopped), Recorder(board=board))
+    evaluation.verify(state)
+    assert state.unverified and not board.written and state.metrics == {}
+    Evaluation(verifier_of(pairs), Recorder(board=board)).verify(state)
+    assert not state.unverified and board.written
+
+
+@pytest.mark.parametrize(
+    ("metric", "measured"),
+    [("cfp_fp/accuracy", "lfw/auc, .*lfw/accuracy"), ("lfw/tar@1e-06", "lfw/accuracy, ")],
+)
+def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
+    state, pairs, metric, measured
+):
+    evaluation = Evaluation(verifier_of(pairs), Recorder(), best_metric=metric)
+    with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: {metric} is not measured; .*{measured}"):
+        evaluation.verify(state)
+    state.step = 1
+    evaluation.verify(state)  # after a resume, days of training are worth more
+    Evaluation(verifier_of(pairs), Recorder(), best_metric="lfw/accuracy").verify(state)
+
+
+def test_a_metric_of_the_best_checkpoint_needs_a_verification_set(state):
+    verifier = Verifier([], image_size=SIZE, batch_size=8, device=CPU, workers=0)
+    with pytest.raises(ConfigError, match="measures no set: eval.targets is empty"):
+        Evaluation(verifier, Recorder(), best_metric="lfw/accuracy").verify(state)

@@ -1,0 +1,61 @@
+"""Reports and loss spikes during training."""
+
+import logging
+
+import pytest
+import torch
+
+from facetrain.data.loader import Batch
+from facetrain.errors import SkippedError
+from facetrain.run.callbacks.logging import Logging
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.recorder import Recorder
+from tests.support.command import ROOT
+from tests.unit.run.callbacks.helpers import Board
+
+
+def logging_of(step, loader, board, spikes, lines, max_skipped=None):
+    recorders = Recorder(board=board), Recorder(board=spikes)
+    limits = {"images_after": lambda step: 8 * (4 - step), "max_skipped_images": max_skipped}
+    return Logging(*recorders, step, loader, lines.append, **limits)
+
+
+def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step, loader):
+    board = Board()
+    log = logging_of(step, loader, board, Board(), [])
+    for batches in loader:
+        step(state, batches)
+        state.step += 1
+    log.report(state, batches)
+    ((number, values),) = board.written
+    assert number == 4 and values["left_s"] == 0 and values["skipped_images"] == 0
+    assert {"loss", "lr", "grad_norm", "images_per_s", "epoch", "wait_s", "peak_memory_gib"} <= values.keys()
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert [name for name in values if f"\n| `{name}` |" not in page] == [], "metrics that no page describes"
+
+
+def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, loader):
+    board = Board()
+    log = logging_of(step, loader, board, Board(), [], max_skipped=1)
+    batches = next(iter(loader))
+    step(state, batches)
+    loader.skipped += ["key 5 is damaged"]
+    log.report(state, batches)
+    loader.skipped += ["key 6 is damaged"]
+    with pytest.raises(SkippedError, match="2 images could not be read.*rank 0: key 6 is damaged"):
+        log.report(state, batches)
+    assert [values["skipped_images"] for _, values in board.written] == [1, 2]
+
+
+def test_a_loss_spike_is_printed_logged_and_recorded(state, step, loader, caplog, monkeypatch):
+    monkeypatch.setattr(logger, "propagate", True)
+    sample = torch.tensor([1, 2])
+    batch = Batch(0, 0, torch.zeros(2, 1, 1, 3), sample, sample)
+    for number in range(40):
+        loss = torch.tensor(90.0 if number == 39 else 10.0)
+        state.spike_detector.observe(number, loss, torch.tensor(1.0), (batch,))
+    spikes, lines = Board(), []
+    with caplog.at_level(logging.WARNING, "facetrain"):
+        logging_of(step, loader, Board(), spikes, lines).report_spikes(state)
+    assert [number for number, _ in spikes.written] == [39]
+    assert "loss spike at step 39: 90" in lines[0] and "loss spike at step 39" in caplog.text

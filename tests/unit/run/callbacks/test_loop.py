@@ -1,0 +1,79 @@
+"""Order of the calls of the training loop."""
+
+from facetrain.training.loop import Agreement, Callbacks, Intervals, fit
+
+
+class Recording:
+    """Callbacks of the loop that record their calls. The signal comes after step `stop_at`."""
+
+    def __init__(self, state, stop_at=None, interrupted=False, overdue_at=None):
+        self.calls, self._state, self._stop_at = [], state, stop_at
+        self._interrupted, self._overdue_at, self._save = interrupted, overdue_at, False
+
+    def report(self, state, batches):
+        self.calls.append(f"report {state.step}")
+
+    def report_spikes(self, state):
+        self.calls.append(f"spikes {state.step}")
+
+    def verify(self, state):
+        self.calls.append(f"verify {state.step}")
+        state.unverified = self._interrupted
+
+    def draw(self, state):
+        pass
+
+    def is_overdue(self):
+        return self._state.step == self._overdue_at
+
+    def save(self, state):
+        self.calls.append(f"save {state.step}")
+
+    def poll(self, state):
+        self.calls.append(f"poll {state.step}")
+
+    def begin(self, *, save):
+        self._save = save
+
+    def agree(self, state):
+        save, self._save = self._save, False
+        return Agreement(stop=state.step == self._stop_at or self._interrupted, save=save)
+
+
+def calls_of(state, loader, step, *, resumed=False, **options):
+    recording = Recording(state, **options)
+    callbacks = Callbacks(recording, recording, recording, recording)
+    fit(state, loader, step, callbacks, Intervals(log=2, verify=3, save=2, total_steps=4), resumed=resumed)
+    return recording.calls
+
+
+def test_the_loop_calls_each_callback_at_its_interval_and_all_after_the_last_step(state, loader, step):
+    assert calls_of(state, loader, step) == [
+        "verify 0",
+        "poll 1",
+        "report 2", "spikes 2", "save 2",
+        "verify 3", "poll 3",
+        "report 4", "verify 4", "spikes 4", "save 4",
+    ]  # fmt: skip
+
+
+def test_the_loop_saves_and_ends_after_the_step_of_a_signal(state, loader, step):
+    assert calls_of(state, loader, step, stop_at=1) == ["verify 0", "spikes 1", "save 1"]
+
+
+def test_the_loop_saves_after_the_step_before_which_the_clock_of_a_rank_asks_for_it(state, loader, step):
+    assert calls_of(state, loader, step, overdue_at=2)[4:8] == ["save 2", "verify 3", "spikes 3", "save 3"]
+
+
+def test_a_resumed_run_verifies_first_only_if_a_signal_interrupted_the_verification(state, loader, step):
+    assert calls_of(state, loader, step, resumed=True)[0] == "poll 1"
+
+
+def test_a_repeated_verification_of_a_resumed_run_is_saved(state, loader, step):
+    state.unverified = True
+    assert calls_of(state, loader, step, resumed=True)[:3] == ["verify 0", "save 0", "poll 1"]
+
+
+def test_a_signal_during_the_first_verification_saves_and_takes_no_step(state, loader, step):
+    assert calls_of(state, loader, step, interrupted=True) == ["verify 0", "save 0"]
+    assert state.step == 0
