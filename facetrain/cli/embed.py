@@ -71,6 +71,10 @@ def embed(
         raise UsageError(
             f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {SUFFIX}"
         )
+    if output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
+        raise UsageError(
+            f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
+        )
     require_format(output)
     require_writable(output)
     with collect_native_messages(), progress_bar("embedding") as progress:

@@ -10,6 +10,8 @@ import typer
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, printable
 
+_SHEET_SUFFIXES = (".png", ".html", ".htm")
+
 
 def require_writable(*files: Path | None) -> None:
     """Check that files can be written, each to a path of its own; None is skipped.
@@ -46,6 +48,17 @@ def require_distinct(*paths: Path | None) -> None:
                 f"{path}: is given for two outputs, and the second would replace the first; rename one"
             )
         seen.add(place)
+
+
+def require_sheet(path: Path | None) -> None:
+    """Check that a contact sheet can be written, and that its name has the suffix of what is written; None is skipped.
+
+    Raises:
+        UsageError: the suffix is another one, or the file cannot be written.
+    """
+    if path is not None and path.suffix.lower() not in _SHEET_SUFFIXES:
+        raise UsageError(f"{path}: a contact sheet is a .png or an .html file; change the suffix")
+    require_writable(path)
 
 
 def require_absent(output: Path | None) -> None:

@@ -126,6 +126,14 @@ def test_two_outputs_need_two_files(options):
     assert "same: is given for two outputs" in str(refused) and refused.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "options", [["clean", "m", "data"], ["overlap", "m", "data", "test"], ["inspect", "data"]]
+)
+def test_a_sheet_has_the_suffix_of_what_is_written(options):
+    refused = refusal("data", *options, "--sheet", "s.jpg")
+    assert "s.jpg: a contact sheet is a .png or an .html file" in str(refused) and refused.exit_code == 2
+
+
 def test_inspect_writes_sheets_of_augmentations_and_of_one_identity(data, tmp_path):
     (tmp_path / "run.yaml").write_text(f"data: {{train: {data}, image_size: 32, augment: {{gray: 1}}}}\n")
     run("inspect", data, "--augment", tmp_path / "run.yaml", "--sheet", tmp_path / "seen.png")

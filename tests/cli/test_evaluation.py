@@ -274,5 +274,7 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         assert "the index has 2 lists, not 4; remove the folder" in str(refused) and refused.exit_code == 2
     refused = refusal("embed", model, tmp_path / "probe", "--output", tmp_path / "h.txt")
     assert "use .npz, .parquet or .safetensors" in str(refused) and refused.exit_code == 2
+    refused = refusal("embed", model, tmp_path / "probe", "--output", tmp_path / "probe" / "e.parquet")
+    assert "would be read as a Parquet dataset" in str(refused) and refused.exit_code == 2
     failed = facetrain("search", tmp_path / "gallery", tmp_path / "probe")
     assert failed.returncode == 2 and "add --model MODEL to embed its images" in failed.stderr

@@ -11,7 +11,14 @@ import typer
 
 from facetrain.cli.data.options import BatchSize, Json, Precision, Sheet, Workers
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_absent, require_distinct, require_writable, write_text
+from facetrain.cli.outputs import (
+    echo_line,
+    require_absent,
+    require_distinct,
+    require_sheet,
+    require_writable,
+    write_text,
+)
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +97,8 @@ def clean(
     folder = _dataset_argument(model, dataset, apply, report, merge)
     require_absent(output)
     require_distinct(output, report, sheet)
-    require_writable(report, sheet)
+    require_writable(report)
+    require_sheet(sheet)
     source = open_dataset(folder)
     if apply is not None:
         decisions = _read_decisions(apply, source)

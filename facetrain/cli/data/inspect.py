@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import Dataset, Json, Workers
-from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.cli.outputs import echo_line, require_sheet
 from facetrain.errors import UsageError
 
 _SHEET_PAIRS = 40
@@ -28,7 +28,9 @@ def inspect(
     ],
     sheet: Annotated[
         Path | None,
-        typer.Option(metavar="PNG", help="Write a contact sheet: eight identities, one per row."),
+        typer.Option(
+            metavar="FILE", help="Write a contact sheet, .png or .html: eight identities, one per row."
+        ),
     ] = None,
     identity: Annotated[
         str | None,
@@ -49,11 +51,11 @@ def inspect(
 ) -> None:
     """Show the number of identities and images of a dataset, image sizes and formats."""
     if augment is not None and (sheet is None or identity is not None):
-        raise UsageError("--augment needs --sheet PNG, and cannot be combined with --identity")
+        raise UsageError("--augment needs --sheet FILE, and cannot be combined with --identity")
     from facetrain.data.tools.inspect import find_identity, image_locations
     from facetrain.data.tools.inspect import inspect as inspect_dataset
 
-    require_writable(sheet)
+    require_sheet(sheet)
     if dataset.suffix == ".bin" and dataset.is_file():
         _inspect_pair_set(dataset, sheet, identity, augment, as_json)
         return

@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.data.options import BatchSize, Dataset, Json, Model, Precision, Sheet
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_sheet, require_writable, write_text
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def overlap(
     from facetrain.data.tools.overlap import find_overlap
 
     require_writable(output, sheet)
+    require_sheet(sheet)
     train = _embed(model, dataset, device, batch_size, "embedding the dataset")
     tested = _embed(model, test, device, batch_size, "embedding the test set")
     report = find_overlap(train.embedding, train.label, tested.embedding, precision=precision)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name
-from facetrain.data.dataset_card import ImageDigest, carry_cards
+from facetrain.data.dataset_card import ImageDigest, card_path, carry_cards
 from facetrain.data.formats.image_writers import (
     LabeledImage,
     write_lmdb,
@@ -25,7 +25,7 @@ from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.unpack import identity_folders, image_suffix, name_inside
 from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError, UsageError
-from facetrain.files import new_file, new_folder
+from facetrain.files import make_folder, new_file, new_folder, os_errors_as
 from facetrain.progress import ProgressCallback, ignore_progress
 
 Writer = Callable[[Path, Iterable[LabeledImage], list[str]], None]
@@ -78,7 +78,7 @@ def convert(
     Raises:
         UsageError: the output has the wrong suffix.
         ImageError: in webdataset or zip, neither the name nor the bytes of an image are those of an image.
-        DataError: the dataset cannot be read, or the output or its landmark file exists or cannot be written.
+        DataError: the dataset cannot be read, or the output or a file beside it exists or cannot be written.
     """
     chosen = FORMATS[to]
     if chosen.suffix and output.suffix != chosen.suffix:
@@ -87,11 +87,12 @@ def convert(
         )
     if output.exists():
         raise DataError(f"{output}: already exists; remove it or choose another name")
-    if chosen.suffix and (beside := landmarks_path(output)).exists():
-        raise DataError(
-            f"{beside}: already exists, and would become the landmarks of the new dataset; remove it or choose another "
-            "name for the output"
-        )
+    for beside, content in ((landmarks_path(output), "landmarks"), (card_path(output), "dataset card")):
+        if chosen.suffix and beside.exists():
+            raise DataError(
+                f"{beside}: already exists, and would become the {content} of the new dataset; remove it or choose "
+                "another name for the output"
+            )
     source = open_dataset(folder)
     _, label = np.unique(source.labels, return_inverse=True)
     digest = ImageDigest()
@@ -103,6 +104,8 @@ def convert(
         return WrittenDataset(str(output), *written)
     images = report_progress(_images(source, label, chosen, workers), source.num_images, progress)
     identities = [identity_name(source, old) for old in np.unique(source.labels).tolist()]
+    with os_errors_as(DataError, output):
+        make_folder(output.parent)
     with new_file(output, DataError) if chosen.suffix else new_folder(output) as scratch:
         chosen.write(scratch, _digested(images, digest), identities)
         carry_cards([folder], output, scratch, (len(identities), source.num_images), digest)

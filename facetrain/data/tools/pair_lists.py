@@ -33,7 +33,12 @@ from facetrain.data.formats.bin_subjects import (
     subjects_agree,
     write_subjects,
 )
-from facetrain.data.formats.landmark_file import remove_landmarks
+from facetrain.data.formats.landmark_file import (
+    landmarks_path,
+    read_landmarks_beside,
+    remove_landmarks,
+    write_landmarks,
+)
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
@@ -296,15 +301,17 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
 
     With `reduce_to`, each image is shrunk to so many pixels a side, by the mean of the pixels of each area, and stored
     as PNG: evaluation enlarges it bilinearly. Equal images stay equal, so the people of a published set are still
-    recognized. A table of subjects beside `path` is written again beside the new set.
+    recognized. A table of subjects and landmarks beside `path` are written again beside the new set.
 
     Returns:
         The number of pairs, and of those of one person.
 
     Raises:
         PairsError: the set cannot be read, or the file cannot be written.
+        DataError: the landmarks cannot be read or written.
     """
     images, same_P = read_pair_archive(path)
+    landmarks_N52 = read_landmarks_beside(path, len(images))
     encoded = images if reduce_to is None else _reduced(images, path, reduce_to)
     subject_N = read_subjects(path, same_P)
     remove_subjects(output)
@@ -314,6 +321,8 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
     write_bin(output, encoded, same_P.tolist())
     if subject_N is not None:
         write_subjects(output, [str(subject) for subject in subject_N])
+    if landmarks_N52 is not None:
+        write_landmarks(landmarks_path(output), landmarks_N52)
     return len(same_P), int(same_P.sum())
 
 

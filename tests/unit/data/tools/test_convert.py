@@ -147,6 +147,18 @@ def test_landmarks_of_a_removed_dataset_are_neither_taken_nor_replaced(tmp_path,
     assert (image_landmarks(dataset) is not None) == has_landmarks
 
 
+@pytest.mark.parametrize("to", ["zip", "lmdb"])
+def test_the_dataset_card_of_a_removed_dataset_is_neither_taken_nor_replaced(tmp_path, to):
+    write_records(tmp_path / "in", [0, 1])
+    stale = tmp_path / "new" / f"out_{to}.{to}.card.yaml"
+    stale.parent.mkdir()
+    stale.write_text("license: other")
+    with pytest.raises(DataError, match=rf"out_{to}\.{to}\.card\.yaml: already exists"):
+        converted(tmp_path / "in", stale.parent, to)
+    assert stale.read_text() == "license: other"
+    assert open_dataset(converted(tmp_path / "in", tmp_path / "missing" / "folders", to)).num_images == 2
+
+
 def test_names_that_repeat_stay_names_in_lmdb(tmp_path):
     names = ["x/1.png", "x/1.png", "x/1_1.png", "X/1.png", "7", "a.b/c", "a.b/c", "y" * 600]
     write_records(tmp_path, [0] * len(names))
