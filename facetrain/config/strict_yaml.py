@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from facetrain.errors import ConfigError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, shell_path
 
 MAX_BYTES = 1 << 20
 
@@ -107,10 +107,8 @@ def read(path: Path) -> dict[str, Any]:
         if path.exists() and not path.is_file():  # reading a device would not end
             raise ConfigError(f"{path}: is not a file; give the path of a YAML file, or the name of a preset")
         if path.suffix == ".py" and path.is_file():
-            raise ConfigError(
-                f"{path}: is a Python file; `facetrain config convert {path} > {path.stem}.yaml` converts a config "
-                "of arcface_torch"
-            )
+            command = f"facetrain config convert {shell_path(path)} > {shell_path(f'{path.stem}.yaml')}"
+            raise ConfigError(f"{path}: is a Python file; `{command}` converts a config of arcface_torch")
         if (size := path.stat().st_size) > MAX_BYTES:
             raise ConfigError(f"{path}: has {size:,} bytes, too many for a config (at most {MAX_BYTES:,})")
         text = path.read_text(encoding="utf-8")

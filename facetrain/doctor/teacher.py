@@ -17,6 +17,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.loader import Batch
 from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
+from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.run.teacher_embeddings import open_cache
 
@@ -89,7 +90,7 @@ def _check_cache(
 ) -> CheckResult:
     """Compare rows of the cache with the teacher's embeddings of the images."""
     distill = config.distill
-    assert distill is not None, "the config has no teacher"
+    assert distill is not None and distill.cache is not None, "the config has no cache of a teacher"
     # Without flips: row 0 is the embedding of the image itself.
     cache = open_cache(config, source, Augment(0, flip=0))
     batch = Batch(0, 0, torch.empty(0), torch.empty(0), torch.from_numpy(index_B))
@@ -100,7 +101,8 @@ def _check_cache(
             "teacher cache",
             f"{distill.cache}: {wrong} of {len(index_B)} embeddings are not those of the images; the smallest cosine "
             f"is {cos_B.min():.2f}",
-            f"write it again: facetrain embed {distill.teacher} {config.data.train} --output {distill.cache}",
+            f"write it again: facetrain embed {shell_path(distill.teacher)} {shell_path(config.data.train)} "
+            f"--output {shell_path(distill.cache)}",
         )
     return passed("teacher cache", f"{distill.cache}: {len(index_B)} embeddings are those of the images")
 

@@ -26,6 +26,7 @@ from facetrain.data.tools.landmarks import LandmarkTable
 from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, interleave_folds, quoted, read_lines
 from facetrain.data.tools.near_duplicates import digest
 from facetrain.errors import PairsError
+from facetrain.files import shell_path
 
 _RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
 _LANDMARK_WORDS = 12
@@ -85,7 +86,8 @@ def find_published_set(folder: Path, *, originals: bool = False) -> PublishedSet
         expected = ", ".join(found[0].aligned + found[0].originals)
         raise PairsError(
             f"{folder}: has the list {found[0].list} of {found[0].name} but no folder of its images ({expected}); give "
-            f"the list and --images: facetrain data pairs {folder / found[0].list} --images DIR --output SET.bin"
+            f"the list and --images: facetrain data pairs {shell_path(folder / found[0].list)} --images DIR "
+            "--output SET.bin"
         )
     return None
 

@@ -221,6 +221,13 @@ def test_a_device_is_refused_and_not_read(tmp_path):
         load_config(write(tmp_path, "extends: /dev/zero"))
 
 
+def test_the_command_for_a_config_of_arcface_torch_works_in_a_shell(tmp_path):
+    path = write(tmp_path, "config = edict()", "r50 of $me.py")
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    assert f"`facetrain config convert '{path}' > 'r50 of $me.yaml'`" in str(refused.value)
+
+
 def test_an_invalid_override_is_named(tmp_path):
     path = write(tmp_path, "data: {train: x}")
     for override in ("optim.lr", "=3", "optim..lr=3", "optim.lr=[1", "optim.lr=-1", "optim.rate=1"):
