@@ -81,8 +81,9 @@ class ParquetDataset:
             if len(data) < size:
                 raise DataError(f"{self.location(index)}: the file is truncated; copy it again")
             return data
-        value = _field(self._row(index), "bytes")
-        if not isinstance(value, bytes):
+        group, row = self._decoded_row(index)
+        value = group.image(row)
+        if value is None:
             raise DataError(f"{self.location(index)}: column {self._column} contains no bytes")
         return value
 
@@ -95,9 +96,9 @@ class ParquetDataset:
 
     def name(self, index: int) -> str | None:
         """Return the path that the image column has; None without one."""
-        row = self._row(index)
-        path = _field(row, "path") if _is_struct(row) else None
-        return printable(path) if isinstance(path, str) and path else None
+        group, row = self._decoded_row(index)
+        path = group.path(row)
+        return printable(path) if path else None
 
     def identity_name(self, label: int) -> str:
         """Return the text of a label, or the name that the column has for it; otherwise its number."""
@@ -112,11 +113,11 @@ class ParquetDataset:
     def _group(self, index: int) -> int:
         return bisect_right(self._ends, index)
 
-    def _row(self, index: int) -> Any:
+    def _decoded_row(self, index: int) -> tuple[_RowGroup, int]:
         group = self._group(index)
-        return self._cache.get(group)[index - self._ends[group] + self._groups.item(group, 2)]
+        return self._cache.get(group), index - self._ends[group] + self._groups.item(group, 2)
 
-    def _read_group(self, group: int) -> Any:
+    def _read_group(self, group: int) -> _RowGroup:
         file, row_group, _ = self._groups[group].tolist()
         return _read_group(_open(self._paths[file]), self._paths[file], row_group, self._column)
 
@@ -125,14 +126,67 @@ class ParquetDataset:
         return [printable(name) for name in json.loads(self._columns["identities"].tobytes())]
 
 
+class _RowGroup:
+    """Decoded image column of a row group.
+
+    The images are taken from pyarrow's dictionaries of their bytes: a scalar of the column takes five times as long.
+    """
+
+    def __init__(self, column: Any) -> None:
+        self._column, self.nbytes = column, column.nbytes
+        self._parts = [_dictionary_of_bytes(chunk) for chunk in column.chunks]
+        self._ends = np.cumsum([len(chunk) for chunk in column.chunks]).tolist()
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def image(self, row: int) -> bytes | None:
+        """Return the bytes of a row; None if it has none."""
+        part = bisect_right(self._ends, row)
+        dictionary, index_N = self._parts[part]
+        index = index_N.item(row - self._ends[part])  # from the end: negative
+        return None if index < 0 else dictionary[index].as_py()
+
+    def path(self, row: int) -> str | None:
+        """Return the path of a row; None if it has none, or no text."""
+        import pyarrow
+
+        value = self._column[row]
+        try:
+            path = value["path"].as_py() if isinstance(value, pyarrow.StructScalar) else None
+        except (KeyError, UnicodeDecodeError):
+            return None
+        return path if isinstance(path, str) else None
+
+
+def _dictionary_of_bytes(chunk: Any) -> tuple[Any, np.ndarray]:
+    """Return the different images of an image column, and the index of each row's, int32 (N,); −1 if it has no bytes.
+
+    The field `bytes` alone: the path of an image may be no text, and the image is read without it.
+    """
+    import pyarrow
+
+    nothing = pyarrow.array([], pyarrow.binary()), np.full(len(chunk), -1)
+    if pyarrow.types.is_struct(chunk.type):
+        number = chunk.type.get_field_index("bytes")
+        if number < 0:
+            return nothing
+        chunk = chunk.flatten()[number]
+    if not pyarrow.types.is_dictionary(chunk.type) or not (
+        pyarrow.types.is_binary(chunk.type.value_type) or pyarrow.types.is_large_binary(chunk.type.value_type)
+    ):
+        return nothing
+    return chunk.dictionary, chunk.indices.fill_null(-1).to_numpy()
+
+
 class _GroupCache:
     """Row groups that were used last, up to a number of bytes."""
 
-    def __init__(self, read: Callable[[int], Any]) -> None:
+    def __init__(self, read: Callable[[int], _RowGroup]) -> None:
         self._read, self._lock, self._bytes = read, Lock(), 0
-        self._groups: OrderedDict[int, Any] = OrderedDict()
+        self._groups: OrderedDict[int, _RowGroup] = OrderedDict()
 
-    def get(self, group: int) -> Any:
+    def get(self, group: int) -> _RowGroup:
         """Return a row group, and drop the oldest ones if there are too many."""
         with self._lock:
             if group in self._groups:
@@ -203,7 +257,7 @@ def _places_in_file(file: Any, path: Path, column: str) -> Iterator[np.ndarray]:
         yield places
 
 
-def _find_places(path: Path, rows: Any, start: int, span: int) -> np.ndarray:
+def _find_places(path: Path, rows: _RowGroup, start: int, span: int) -> np.ndarray:
     """Return the byte offset in the file and the size of each image of a row group: int64 (rows, 2); -1: not in place.
 
     A plain column stores each value as its length and its bytes. The values that pyarrow decodes are searched in this
@@ -213,9 +267,9 @@ def _find_places(path: Path, rows: Any, start: int, span: int) -> np.ndarray:
     raw = PositionalFile(path).bytes_at(start, max(min(span, path.stat().st_size - start), 0))
     nowhere = np.full((len(rows), 2), -1, np.int64)
     found, position = [], 0
-    for row in rows:
-        value = _field(row, "bytes")
-        if not isinstance(value, bytes):
+    for row in range(len(rows)):
+        value = rows.image(row)
+        if value is None:
             return nowhere
         stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
         if not raw.startswith(stored, position):  # a new page begins
@@ -225,23 +279,6 @@ def _find_places(path: Path, rows: Any, start: int, span: int) -> np.ndarray:
         found.append((start + position + _LENGTH_BYTES, len(value)))
         position += len(stored)
     return np.array(found, np.int64).reshape(-1, 2)
-
-
-def _is_struct(row: Any) -> bool:
-    import pyarrow
-
-    return isinstance(row, pyarrow.StructScalar)
-
-
-def _field(row: Any, name: str) -> Any:
-    """Return a field of a value of the image column, or the value if it has no fields; None if it cannot be read.
-
-    One field and not all: the path of an image may be no text, and the image is read without it.
-    """
-    try:
-        return (row[name] if _is_struct(row) else row).as_py()
-    except (KeyError, UnicodeDecodeError):
-        return None
 
 
 def column_names(path: Path) -> list[str]:
@@ -281,7 +318,7 @@ def _open(path: Path) -> Any:
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path, read_dictionary=long))
 
 
-def _read_group(file: Any, path: Path, group: int, column: str) -> Any:
+def _read_group(file: Any, path: Path, group: int, column: str) -> _RowGroup:
     metadata = file.metadata.row_group(group)
     _require_fitting_group(path, metadata.total_byte_size, group)
     rows = _read(path, lambda: file.read_row_group(group, [column]))[column]
@@ -289,7 +326,7 @@ def _read_group(file: Any, path: Path, group: int, column: str) -> Any:
         raise DataError(
             f"{path}: row group {group} has {len(rows):,} images for {metadata.num_rows:,} rows; copy the file again"
         )
-    return rows
+    return _RowGroup(rows)
 
 
 def _require_fitting_rows(file: Any, path: Path) -> None:

@@ -80,6 +80,34 @@ def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     assert dataset._cache._bytes == sum(rows.nbytes for rows in dataset._cache._groups.values()) > 0
 
 
+@pytest.mark.parametrize("compression", [None, "snappy"])
+@pytest.mark.parametrize(
+    ("empty", "image"),
+    [
+        (None, encoded_image(0)),
+        (None, {"bytes": encoded_image(0), "path": "a.png"}),
+        ({"bytes": None, "path": "b.png"}, {"bytes": encoded_image(0), "path": "a.png"}),
+        ("a text", "another text"),
+        ([1, 2], [3]),
+        ({"path": "b.png"}, {"path": "a.png"}),
+    ],
+)
+def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, compression):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"image": [image, empty] * 3, "label": [0, 1] * 3})
+    pq.write_table(table, tmp_path / "a.parquet", compression=compression, row_group_size=2)
+    dataset = open_dataset(tmp_path)
+    with pytest.raises(DataError, match=r"a\.parquet: row group 1, row 1: column image contains no bytes"):
+        dataset.read(3)
+    if (data := image.get("bytes") if isinstance(image, dict) else image) == encoded_image(0):
+        assert [dataset.read(index) for index in (0, 2, 4)] == [data] * 3
+    else:
+        with pytest.raises(DataError, match="row group 0, row 0: column image contains no bytes"):
+            dataset.read(0)
+    paths = [row.get("path") if isinstance(row, dict) else None for row in (image, empty)]
+    assert [original_name(dataset, index) for index in (2, 3)] == paths
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_one_image_of_many_rows_is_in_memory_once(tmp_path, nested):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
