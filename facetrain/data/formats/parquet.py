@@ -212,7 +212,11 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     places: list[np.ndarray] = []
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         _require_fitting_rows(file, path)
-        labels.append(_decoded_labels(_read(path, partial(file.read, [label_column]))[label_column]))
+        if missing := {column, label_column}.difference(column_names(path)):
+            raise DataError(
+                f"{path}: has no column {', '.join(missing)}, unlike {paths[0]}; rename its columns"
+            )
+        labels.append(_decoded_labels(_read(path, partial(file.read, [label_column]))[label_column], path))
         rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         groups += [(number, group, count) for group, count in enumerate(rows)]
         places += _places_in_file(file, path, column)
@@ -227,16 +231,18 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     return columns, {"column": column}
 
 
-def _decoded_labels(column: Any) -> np.ndarray:
+def _decoded_labels(column: Any, path: Path) -> np.ndarray:
     """Return the values of a column of labels, (N,); texts as objects, of which rows with equal labels share one."""
     import pyarrow
 
+    if column.null_count:
+        raise DataError(f"{path}: {column.null_count:,} rows have no label")
     if not pyarrow.types.is_dictionary(column.type):
         return column.to_numpy()
     parts = [np.empty(0, object)]
     for chunk in column.chunks:
-        texts = np.array([*map(str, chunk.dictionary.to_pylist()), "None"], object)
-        parts.append(texts[chunk.indices.fill_null(len(texts) - 1).to_numpy()])
+        texts = np.array([*map(str, chunk.dictionary.to_pylist())], object)
+        parts.append(texts[chunk.indices.to_numpy()])
     return np.concatenate(parts)
 
 

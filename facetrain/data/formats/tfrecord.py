@@ -27,6 +27,8 @@ from facetrain.errors import DataError
 from facetrain.files import os_errors_as, printable
 
 PATTERN = "*.tfrecord*"
+_INDEX_SUFFIXES = (".idx", ".index")
+"""Files beside shards that other readers need, such as DALI's `tfrecord2idx`."""
 _IMAGES = ("image", "image_raw", "image/encoded", "encoded", "image_bytes", "jpg", "jpeg", "bytes")
 _LABELS = ("label", "identity", "class", "cls", "image/label", "image/class/label", "image/source_id", "id")
 _NAMES = ("filename", "image/filename", "name", "path")
@@ -141,7 +143,11 @@ def is_index(path: Path) -> bool:
 
 
 def _shards(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(PATTERN) if not path.name.startswith("."))
+    return sorted(
+        path
+        for path in folder.glob(PATTERN)
+        if not path.name.startswith(".") and path.suffix not in _INDEX_SUFFIXES
+    )
 
 
 def _shards_of_index(path: Path) -> list[Path]:
@@ -251,8 +257,8 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
             )
         identity = label.number
         if identity is None:
-            text = window.read(label.start, min(label.end - label.start, 256)).decode("utf-8", "replace")
-            identity = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+            # Also a text of digits: 7 and 007 may be two people.
+            identity = window.read(label.start, min(label.end - label.start, 256)).decode("utf-8", "replace")
     return Record(
         shard, offset, length, image.start, image.end - image.start,
         name.start, min(name.end - name.start, 4096), identity,

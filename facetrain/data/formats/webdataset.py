@@ -206,4 +206,6 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
             value = next(str(fields[name]) for name in _LABEL_KEYS if name in fields)
     except (ValueError, StopIteration, TypeError) as error:
         raise DataError(f"{location}: contains no identity (keys: {', '.join(_LABEL_KEYS)})") from error
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+    # A number only as it is usually written: 7 and 007 may be two people.
+    is_number = value.isascii() and value.isdigit() and len(value) < 10 and str(int(value)) == value
+    return int(value) if is_number else value

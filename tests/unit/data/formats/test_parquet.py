@@ -137,3 +137,23 @@ def test_a_long_identity_name_does_not_lengthen_the_others(tmp_path):
     source = open_dataset(tmp_path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
     assert source.num_classes == 8 and source.labels[:4].tolist() == [7, 0, 1, 2]
+
+
+@pytest.mark.parametrize("labels", [[0, 1, None, 2, None], ["ann", "bob", None, "ann", None]])
+def test_rows_without_a_label_are_refused(tmp_path, labels):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"image": [encoded_image(n) for n in range(5)], "label": labels})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: 2 rows have no label"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("renamed", ["image", "label"])
+def test_files_with_other_columns_are_named(tmp_path, renamed):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for file in ("a", "b"):
+        names = {"image": "image", "label": "label"} | ({renamed: "class"} if file == "b" else {})
+        table = pa.table({names["image"]: [encoded_image(0)], names["label"]: [0]})
+        pq.write_table(table, tmp_path / f"{file}.parquet")
+    with pytest.raises(DataError, match=rf"b\.parquet: has no column {renamed}, unlike .*a\.parquet"):
+        open_dataset(tmp_path)

@@ -66,6 +66,16 @@ def test_labels_of_text_are_numbered_in_sorted_order(tmp_path):
     assert dataset.labels.tolist() == [1, 0, 1] and identity_name(dataset, 1) == "zoe"
 
 
+def test_texts_of_digits_are_texts_and_never_one_identity(tmp_path):
+    people = [b"7", b"007", b"907001234", b"7"]
+    examples = [{"image/encoded": encoded_image(n), "image/source_id": who} for n, who in enumerate(people)]
+    write_shards(tmp_path, [tf_example(**one) for one in examples])
+    (tmp_path / "a.tfrecord.idx").write_text("0 100\n")  # of DALI
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.tolist() == [1, 0, 2, 1] and dataset.num_classes == 3
+    assert [identity_name(dataset, label) for label in range(3)] == ["007", "7", "907001234"]
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_index_of_tface_gives_order_and_labels(tmp_path, inside):
     folder = tmp_path / "TFR-X" if inside else tmp_path

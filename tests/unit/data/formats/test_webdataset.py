@@ -114,6 +114,15 @@ def test_a_cls_file_counts_before_a_json_file_without_an_identity(tmp_path):
     assert [identity_name(dataset, n) for n in range(2)] == ["0", "1"]
 
 
+def test_numbers_with_leading_zeros_are_texts(tmp_path):
+    names = ["7", "007", "7"]
+    members = {f"{n}.cls": name.encode() for n, name in enumerate(names)}
+    write_tar(tmp_path / "a.tar", members | {f"{n}.png": encoded_image(n) for n in range(3)})
+    dataset = open_dataset(tmp_path)
+    assert dataset.num_classes == 2
+    assert [dataset.identity_name(label) for label in dataset.labels.tolist()] == names
+
+
 def test_identities_of_text_are_their_names(tmp_path):
     members = {
         "1.png": encoded_image(0),
