@@ -71,7 +71,8 @@ class ModelConfig(Section):
     """Train the weights of `init_from` for the rounding of an int8 file: the network computes, in training and in the
     verification, as the file of `facetrain export --int8 static` does. null: no rounding."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
-    """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts."""
+    """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts. The parameters
+    of an adapter (`lora`) have the factor of the weight that it updates."""
 
     @model_validator(mode="after")
     def _check_lora(self) -> Self:

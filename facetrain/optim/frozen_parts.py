@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from torch import Tensor, nn
 
 from facetrain.errors import ConfigError
+from facetrain.optim.parameter_names import require_prefixes
 
 
 def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bool = True) -> None:
@@ -24,14 +25,9 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
     Raises:
         ConfigError: no parameter's name starts with a prefix, or no parameter is left to train.
     """
-    for prefix in prefixes:
-        matched = [parameter for name, parameter in module.named_parameters() if name.startswith(prefix)]
-        if not matched:
-            modules = ", ".join(sorted({name.split(".")[0] for name, _ in module.named_parameters()}))
-            raise ConfigError(
-                f"model.freeze: no parameter's name starts with {prefix!r}; names start with one of: {modules}"
-            )
-        for parameter in matched:
+    require_prefixes(module, prefixes, "model.freeze")
+    for name, parameter in module.named_parameters():
+        if name.startswith(tuple(prefixes)):
             parameter.requires_grad_(False)
     for name, norm in module.named_modules():
         if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and (

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from facetrain.optim.parameter_names import named_plainly, require_prefixes
+
 ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
 
@@ -25,13 +27,17 @@ def parameter_groups(
     The factor of a parameter is the product of two:
 
     - `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
-      none does.
+      none does. An adapter (LoRA) has the factor of the weight that it updates.
     - `layer_decay` ** n for a parameter with n layers behind it (layerwise decay of ELECTRA, arXiv 2003.10555; layers
       are counted as in BEiT, arXiv 2106.08254). `layer_prefixes` has the prefixes of the parameter names of each
       layer, from the input on. Parameters without a prefix belong to one more layer, the last.
+
+    Raises:
+        ConfigError: no parameter's name starts with a prefix of `lr_factors`.
     """
+    require_prefixes(module, lr_factors, "model.lr_factors")
     groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in named_plainly(module):
         if parameter.requires_grad:
             matching = [prefix for prefix in lr_factors if name.startswith(prefix)]
             factor = lr_factors[max(matching, key=len)] if matching else 1.0

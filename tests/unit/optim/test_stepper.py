@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from facetrain.backbone.low_rank import add_adapters
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
@@ -188,3 +189,27 @@ def test_frozen_parameters_stay_and_factors_set_the_rate_of_the_longest_prefix()
     assert {group["lr_factor"]: len(group["params"]) for group in groups} == {0.1: 1, 0.5: 1, 1.0: 2}
     with pytest.raises(ConfigError, match="starts with 'layer9'"):
         freeze(net, ["layer9"])
+
+
+def test_a_factor_for_no_parameter_is_refused_with_the_names_that_there_are():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.lr_factors: no parameter's name starts with 'nons'; names start with one of: 0, 1",
+    ):
+        parameter_groups(net, {"1": 0.1, "nons": 2.0})
+
+
+def test_adapters_have_the_factor_of_the_weight_that_they_update():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 1), nn.Linear(3, 3))
+    add_adapters(net, 2, alpha=None, targets=("0", "1"))
+    groups = parameter_groups(net, {"0.weight": 0.5, "1": 2.0, "1.bias": 3.0, "2.weight": 4.0})
+    factors = {parameter: group["lr_factor"] for group in groups for parameter in group["params"]}
+    trained = {
+        name: factors[parameter] for name, parameter in net.named_parameters() if parameter.requires_grad
+    }
+    first, second = ("0.parametrizations.weight.0", "1.parametrizations.weight.0")
+    assert trained == {
+        **{f"{first}.{key}": 0.5 for key in ("up", "down", "core")},
+        **{f"{second}.{key}": 2.0 for key in ("up", "down")},
+    }
