@@ -16,6 +16,7 @@ The protocols are those of Whitelam et al., "IARPA Janus Benchmark-B face datase
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
 from facetrain.verify.lazy_files import LazyFiles
+
+_MAX_ID = 1 << 53
+"""Limit of template, medium and subject numbers: float64 holds all integers below it exactly."""
+_INTEGER = re.compile(r"[-+]?[0-9]+")
 
 
 class AlignedLandmarks:
@@ -110,6 +115,10 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
     faces = next(iter(sorted(meta.glob("*_face_tid_mid.txt"))), meta / f"{name}_face_tid_mid.txt")
     prefix = faces.name.removesuffix("_face_tid_mid.txt")
     listed, template_medium = _named_rows(faces, 2)
+    _check_rows(
+        template_medium == np.trunc(template_medium), faces, "template and medium must be whole numbers"
+    )
+    _check_rows(np.abs(template_medium) < _MAX_ID, faces, "template or medium is too large")
     names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11)
     if names != listed:
         at = next((i for i, pair in enumerate(zip(names, listed, strict=False)) if len(set(pair)) > 1), None)
@@ -139,7 +148,7 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
 
 
 def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
-    """Read lines of a file name and `numbers` numbers; return the names and float64 (N, numbers)."""
+    """Read lines of a file name and `numbers` finite numbers; return the names and float64 (N, numbers)."""
     names: list[str] = []
     rows: list[list[str]] = []
     for number, line in enumerate(_text(path).splitlines(), start=1):
@@ -151,9 +160,32 @@ def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
         names.append(words[0])
         rows.append(words[1:])
     try:
-        return names, np.array(rows, dtype=np.float64).reshape(-1, numbers)
+        found = np.array(rows, dtype=np.float64).reshape(-1, numbers)
     except ValueError as error:
-        raise PairsError(f"{path}: a number cannot be read: {error}") from None
+        raise PairsError(f"{path}{_first_unreadable(rows)}: a number cannot be read: {error}") from None
+    # As float32, in which landmarks and scores are kept.
+    with np.errstate(over="ignore"):
+        _check_rows(np.isfinite(found.astype(np.float32)), path, "a number is not finite")
+    return names, found
+
+
+def _first_unreadable(rows: list[list[str]]) -> str:
+    """Return the place of the first row with a word that is not a number, for an error message."""
+    for number, words in enumerate(rows, start=1):
+        try:
+            np.array(words, dtype=np.float64)
+        except ValueError:
+            return f", line {number}"
+    return ""
+
+
+def _check_rows(valid: np.ndarray, path: Path, fault: str) -> None:
+    """Report the line of the first row with a False in bool (N, numbers)."""
+    wrong = np.flatnonzero(~valid.all(1))
+    if len(wrong):
+        raise PairsError(
+            f"{path}, line {wrong[0] + 1}: {fault}; correct the line, or download the list again"
+        )
 
 
 def read_pair_list(path: Path) -> np.ndarray:
@@ -187,7 +219,7 @@ def _first_wrong(path: Path) -> str:
     """Return the place of the first damaged line for an error message; empty if no line is damaged."""
     for number, line in enumerate(_text(path).splitlines(), start=1):
         words = line.split()
-        if len(words) != 3 or not all(word.lstrip("-").isdigit() for word in words):
+        if len(words) != 3 or not all(_INTEGER.fullmatch(word) for word in words):
             return f", line {number}"
     return ""
 
@@ -205,13 +237,26 @@ def _read_one_to_many(
 
 
 def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubjects:
-    rows = list(csv.reader(_text(path).splitlines()))[1:]
+    reader = csv.reader(_text(path).splitlines())
+    subject_of: dict[int, int] = {}
     try:
-        subject_of = {int(row[0]): int(row[1]) for row in rows if row}
+        next(reader, None)
+        for row in reader:
+            if row:
+                number, subject = int(row[0]), int(row[1])
+                if max(abs(number), abs(subject)) >= _MAX_ID:
+                    raise ValueError("a number is too large")
+                subject_of[number] = subject
     except (ValueError, IndexError, csv.Error) as error:
         raise PairsError(
-            f"{path}: every line must begin with TEMPLATE_ID,SUBJECT_ID as integers ({error})"
+            f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
+            f"integers ({error})"
         ) from None
+    if not subject_of:
+        raise PairsError(
+            f"{path}: the list has no templates; download it again, or remove the files `*_1N_*.csv` to evaluate "
+            "without the 1:N protocol"
+        )
     ids = np.array(sorted(subject_of), np.int64)
     _check_known(template, ids, path)
     return TemplateSubjects(ids, np.array([subject_of[int(number)] for number in ids], np.int64))

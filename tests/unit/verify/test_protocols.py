@@ -122,6 +122,14 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
         open_evaluation_set("./lfw/", tmp_path / "lfw")
 
 
+def with_word(text, line, word, new):
+    """Replace one word of a line; lines count from 1."""
+    lines = text.splitlines()
+    words = lines[line - 1].split()
+    words[word] = new
+    return "\n".join([*lines[: line - 1], " ".join(words), *lines[line:]]) + "\n"
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
@@ -148,6 +156,26 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
             lambda t: t.replace("\n", "\n\n", 1),
             "line 2: expected a file name .* found 0 words",
         ),
+        (
+            "face_tid_mid",
+            lambda t: t.replace("2.png 100", "2.png x", 1),
+            "line 2: a number cannot be read: .*'x'",
+        ),
+        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png nan", 1), "line 2: a number is not finite"),
+        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png 1.5", 1), "line 2: .* whole numbers"),
+        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png 1e30", 1), "line 2: .* too large"),
+        ("name_5pts_score", lambda t: with_word(t, 3, -1, "nan"), "line 3: a number is not finite"),
+        ("name_5pts_score", lambda t: with_word(t, 3, -1, "inf"), "line 3: a number is not finite"),
+        ("name_5pts_score", lambda t: with_word(t, 3, 4, "nan"), "line 3: a number is not finite"),
+        ("name_5pts_score", lambda t: with_word(t, 3, 4, "1e39"), "line 3: a number is not finite"),
+        ("template_pair_label", lambda t: t + "100 ² 1\n", "line 129: expected `template template label`"),
+        ("1N_probe_mixed", lambda t: "", "ijbc_1N_probe_mixed.csv: the list has no templates"),
+        ("1N_probe_mixed", lambda t: t.split("\n")[0], "ijbc_1N_probe_mixed.csv: the list has no templates"),
+        ("1N_gallery_G2", lambda t: t.split("\n")[0], "ijbc_1N_gallery_G2.csv: the list has no templates"),
+        ("1N_gallery_G1", lambda t: t.replace("100,", f"{'9' * 20},", 1), "line 2: .* too large"),
+        ("1N_gallery_G1", lambda t: t.replace("7000,", f"{'9' * 20},", 1), "line 2: .* too large"),
+        ("1N_gallery_G1", lambda t: t.replace("100,", "x,", 1), "line 2: .* as integers .*'x'"),
+        ("1N_gallery_G1", lambda t: t + "100,7000," + "x" * 200_000, "as integers .*field larger"),
         ("1N_probe_mixed", None, None),
         ("template_pair_label", None, "no such file"),
     ],
