@@ -150,7 +150,7 @@ class VisionTransformer(Backbone):
         self._image_size, self._patch, self._side = image_size, patch, image_size // patch
         tokens = self._side**2
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
-        # arcface_torch's published recipes disable the masking of tokens, but its weights contain this parameter.
+        # There is no masking of patches in training, but arcface_torch's weights contain this parameter.
         if mask_token:
             self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
         self.patch_embed = PatchEmbed(width, patch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ _WITHOUT_EQUIVALENT = {
     "wandb_resume": "`facetrain resume` continues the same run of Weights & Biases",
 }
 _TRANSLATED = DEFAULTS.keys() | {"rec", "num_classes", "num_image", "using_wandb", "wandb_project"}
+_MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
+"""Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
+_SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
+_LISTS = ("margin_list", "val_targets")
+_MASKED = "the masking of patches in training has no equivalent in facetrain"
+_VIT_VARIANT = re.compile(r"(vit_[a-z]+)_(\w+)")
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -64,11 +71,11 @@ def convert(path: Path) -> str:
             has a type that arcface_torch does not accept.
     """
     base = path.parent / "base.py"
-    values = (
-        DEFAULTS
-        | (read_assignments(base) if base.exists() and path.name != "base.py" else {})
-        | read_assignments(path)
-    )
+    assigned = read_assignments(base) if base.exists() and path.name != "base.py" else {}
+    assigned |= read_assignments(path)
+    margin = _MARGINS_OF_LOSSES.get(str(assigned.get("loss")))
+    translated_loss = {"margin_list": margin} if margin else {}
+    values = DEFAULTS | translated_loss | assigned
     if "rec" not in values:
         raise ConfigError(f"{path}: config.rec, the folder of the dataset, is missing")
     try:
@@ -79,7 +86,13 @@ def convert(path: Path) -> str:
         ) from error
     build_config(described, str(path))  # check the result
     notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
-    unknown = values.keys() - _TRANSLATED - _WITHOUT_EQUIVALENT.keys()
+    notes += _notes_on_values(values)
+    known = _TRANSLATED | _WITHOUT_EQUIVALENT.keys()
+    if margin:
+        known |= {"loss"}
+    if margin and "margin_list" in assigned:
+        notes.append("# loss: margin_list gives the margin")
+    unknown = values.keys() - known
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
     return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False)])
@@ -89,7 +102,8 @@ def read_assignments(path: Path) -> dict[str, Any]:
     """Return the values that a file assigns to attributes of `config`.
 
     Raises:
-        ConfigError: the file cannot be read, or assigns something else than numbers, text, lists and sums of them.
+        ConfigError: the file cannot be read, or assigns something else than numbers, text, lists and sums of them, or
+            text to a setting that is a list.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -107,7 +121,12 @@ def read_assignments(path: Path) -> dict[str, Any]:
             else None
         )
         if isinstance(statement, ast.Assign) and isinstance(target, ast.Attribute):
-            values[target.attr] = _plain(statement.value, values, path)
+            value = values[target.attr] = _plain(statement.value, values, path)
+            if target.attr in _LISTS and isinstance(value, str):
+                raise ConfigError(
+                    f"{path}, line {statement.lineno}: config.{target.attr} is text, not a list; "
+                    f"write [{ast.unparse(statement.value)[:60]}]"
+                )
         elif not _is_ignorable(statement):
             raise ConfigError(
                 f"{path}, line {statement.lineno}: only lines of the form `config.name = value` are supported"
@@ -129,7 +148,7 @@ def _is_ignorable(statement: ast.stmt) -> bool:
 
 
 def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
-    if isinstance(node, ast.Constant):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.List | ast.Tuple):
         return [_plain(item, known, path) for item in node.elts]
@@ -187,9 +206,9 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "eval": {"targets": list(values["val_targets"]), "every_steps": values["verbose"]},
         "log": {"every_steps": values["frequent"]},
     }
-    for ours, theirs in (("num_classes", "num_classes"), ("num_images", "num_image")):
-        if isinstance(values.get(theirs), int) and values["rec"] != "synthetic":
-            described["data"][ours] = values[theirs]
+    described["data"] |= {
+        ours: values[theirs] for theirs, ours in _SIZES.items() if isinstance(values.get(theirs), int)
+    }
     if values.get("using_wandb") and isinstance(values.get("wandb_project"), str):
         described["log"]["wandb"] = values["wandb_project"]
     if values.get("dali_aug"):
@@ -198,5 +217,29 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _backbone(network: str) -> str:
-    # For example vit_t_dp005_mask0: facetrain's ViTs have the drop path of 0.05 too, and the masking was off.
+    # For example vit_t_dp005_mask0: facetrain's ViTs have the drop path of 0.05 too, but no masking of patches in
+    # training. Its ratio is the number at the end: 0 or 0.05 in the published configs.
     return "_".join(network.split("_")[:2]) if network.startswith("vit_") else network
+
+
+def _notes_on_values(values: dict[str, Any]) -> list[str]:
+    """Return comment lines about values that the YAML text does not express, although their setting has a key."""
+    notes = []
+    variant = _VIT_VARIANT.fullmatch(values["network"])
+    if variant and variant[2] not in ("dp005_mask0", "dp005_mask_0"):
+        notes.append(f"# network: `{variant[2]}` is left out; {_MASKED}")
+    elif values["network"] in ("vit_t", "vit_s", "vit_b"):
+        notes.append(f"# network: {_MASKED}, whose drop path is 0.05 instead of 0.1")
+    elif values["network"] == "vit_h":
+        notes.append("# network: the drop path is 0.05 instead of 0.1")
+    if values["rec"] == "synthetic":
+        notes.append(
+            "# rec: the synthetic data of arcface_torch has no equivalent in facetrain; `facetrain data synth` writes "
+            "a dataset to train on, `facetrain bench` measures the speed without one"
+        )
+    notes += [
+        f"# {name}: is not an integer and is left out"
+        for name in _SIZES
+        if values.get(name) is not None and not isinstance(values[name], int)
+    ]
+    return notes

@@ -114,6 +114,62 @@ def test_every_margin_of_arcface_torch_is_converted(tmp_path, margins, kind):
     assert margin.type == kind and (margin.m1, margin.m2, margin.m3) == margins
 
 
+WITHOUT_MARGIN = PEER.replace("config.margin_list = (1.0, 0.0, 0.4)\n", "")
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "margins"), [("cosface", "cosface", (1, 0, 0.4)), ("arcface", "arcface", (1, 0.5, 0))]
+)
+def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, kind, margins):
+    margin = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n").head.margin
+    assert (margin.type, margin.scale, margin.m1, margin.m2, margin.m3) == (kind, 64, *margins)
+    assert "# loss" not in (tmp_path / "wf42m.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (PEER + "config.loss = 'arcface'\n", "# loss: margin_list gives the margin"),
+        (PEER + "config.loss = 'curricularface'\n", "# loss: has no equivalent in facetrain"),
+    ],
+)
+def test_a_loss_that_gives_no_margin_is_named(tmp_path, text, note):
+    assert converted(tmp_path, text).head.margin.type == "cosface"
+    assert note in (tmp_path / "wf42m.yaml").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("network", "note"),
+    [
+        ("vit_t_dp005_mask0", None),
+        ("vit_s_dp005_mask_0", None),
+        (
+            "vit_b_dp005_mask_005",
+            "`dp005_mask_005` is left out; the masking of patches in training has no equivalent",
+        ),
+        ("vit_b", "the masking of patches in training has no equivalent"),
+    ],
+)
+def test_the_masking_of_patches_is_named_where_it_is_on(tmp_path, network, note):
+    config = converted(tmp_path, f"{PEER}config.network = '{network}'\n")
+    assert config.model.backbone == network[:5]
+    notes = [line for line in (tmp_path / "wf42m.yaml").read_text().splitlines() if "# network" in line]
+    assert len(notes) == (note is not None) and (note or "") in "".join(notes)
+
+
+def test_synthetic_data_keeps_its_size_for_the_plan_and_is_named(tmp_path):
+    config = converted(tmp_path, PEER + "config.rec = 'synthetic'\nconfig.num_classes = 300 * 10000\n")
+    assert (config.data.num_classes, config.data.num_images) == (3_000_000, 42474557)
+    text = (tmp_path / "wf42m.yaml").read_text()
+    assert "# rec: the synthetic data of arcface_torch has no equivalent" in text
+    assert "`facetrain data synth`" in text and "`facetrain bench`" in text
+
+
+def test_a_size_that_is_no_integer_is_named(tmp_path):
+    assert converted(tmp_path, PEER + "config.num_image = 'forget'\n").data.num_images is None
+    assert "# num_image: is not an integer and is left out" in (tmp_path / "wf42m.yaml").read_text()
+
+
 def test_a_converted_config_names_the_values_that_it_leaves_out(tmp_path):
     converted(tmp_path, PEER + "config.suffix_run_name = 'a'\n")
     assert "# suffix_run_name: has no equivalent in facetrain" in (tmp_path / "wf42m.yaml").read_text()
@@ -138,6 +194,11 @@ def test_a_base_file_and_arithmetic_are_supported(tmp_path):
         ("config.lr = __import__('os').getpid()", "is not a plain value"),
         ("config.rec = 'a' * 10**10", "is not a plain value"),
         ("config.lr = 1 / 0", "division by zero"),
+        ("config.rec = b'/a'", "line 25: `b'/a'` is not a plain value"),
+        ("config.val_targets = ['lfw', b'a']", "line 25: `b'a'` is not a plain value"),
+        ("config.lr = 1j", "line 25: `1j` is not a plain value"),
+        ("config.val_targets = 'lfw'", r"line 25: config.val_targets is text, not a list; write \['lfw'\]"),
+        ("config.margin_list = '105'", "line 25: config.margin_list is text, not a list"),
         ("config.margin_list = (1.0, 0.5)", "has a type that arcface_torch does not accept"),
         ("config.network = 50", "has a type that arcface_torch does not accept"),
         ("config.network = 'r51'", "did you mean r50"),
