@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from facetrain.distributed.process_setup import has_gpu_driver, silence_torch_logs
@@ -67,6 +68,6 @@ def _processes(nproc_per_node: str, device: str) -> int:
         import torch
 
         return max(torch.cuda.device_count(), 1)
-    if not nproc_per_node.isdigit() or int(nproc_per_node) == 0:
+    if not re.fullmatch("[0-9]{1,9}", nproc_per_node) or int(nproc_per_node) == 0:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")
     return int(nproc_per_node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import threading
@@ -59,7 +60,7 @@ class _NodeCount:
     def __init__(self, endpoint: str, run_id: str) -> None:
         host, _, port = endpoint.rpartition(":")
         self._host = (host or endpoint).strip("[]")
-        self._port = int(port) if host and port.isdigit() else _DEFAULT_PORT
+        self._port = int(port) if host and re.fullmatch("[0-9]{1,5}", port) else _DEFAULT_PORT
         self._key = f"facetrain/{run_id}/waiting"
         self._store: TCPStore | None = None
 

@@ -25,6 +25,8 @@ from facetrain.verify.lazy_files import LazyFiles
 from facetrain.verify.subjects import dense_ids
 
 _MEGAFACE_FOLDERS = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
+_SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")
+"""Number of a subject at the beginning of a file name of TinyFace."""
 _NOISE_LIST_FOLDERS = 2
 """Folders above an image that a noise list may name: MegaFace has images of one name in several folders."""
 
@@ -146,7 +148,7 @@ def _labeled_images(root: Path, folder: str, list_name: str, key: str) -> tuple[
     subjects = []
     for path in paths:
         number = path.name.split("_")[0]
-        if not number.isdigit():
+        if not _SUBJECT_NUMBER.fullmatch(number):
             raise PairsError(
                 f"{path}: the file name does not begin with a subject number and `_`; rename it, or put "
                 f"{list_name}_img_ID_pairs.mat into {root}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,7 @@ def _announced_classes(property_path: Path, num_labels: int) -> int:
         return num_labels
     text = property_path.read_text(encoding="utf-8", errors="replace").strip()
     first = text.split(",")[0].strip()
-    if not first.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", first):
         raise DataError(f"{property_path}: contains {text[:60]!r}; expected `identities,height,width`")
     if int(first) < num_labels:
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -90,7 +91,7 @@ def find_numbered(images: Path, name: str, number: str, location: str) -> Path:
     Raises:
         PairsError: the name or the number is not valid, or there is no such image.
     """
-    if not number.isdigit() or Path(name).name != name:
+    if not re.fullmatch("[0-9]{1,18}", number) or Path(name).name != name:
         raise PairsError(f"{location}: {name!r} {number!r} is not a name and the number of an image")
     stem = images / name / f"{name}_{int(number):04d}"
     for suffix in sorted(IMAGE_SUFFIXES):

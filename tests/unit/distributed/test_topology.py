@@ -31,6 +31,8 @@ def test_one_process_that_is_never_restarted_needs_no_agent(options, needs_no_ag
     [
         (("0", "1", None), "--nproc-per-node 0"),
         (("x", "1", None), "--nproc-per-node x"),
+        (("²", "1", None), "--nproc-per-node ²"),
+        (("1" * 5000, "1", None), "--nproc-per-node 1"),
         (("1", "2:1", "h:1"), "--nnodes 2:1"),
         (("1", "none", "h:1"), "--nnodes none"),
         (("1", "2", None), "needs --rdzv-endpoint"),

@@ -225,6 +225,14 @@ def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path):
     assert found.metrics["tpir@1e-01"] is None and found.curve is None
 
 
+@pytest.mark.parametrize("number", ["²", "x", "", "1" * 200])
+def test_a_file_name_of_tinyface_without_a_subject_number_is_refused(tmp_path, number):
+    folder = write_tinyface(tmp_path / "tinyface")
+    (folder / "Probe" / "1_2.png").rename(folder / "Probe" / f"{number}_2.png")
+    with pytest.raises(PairsError, match="does not begin with a subject number"):
+        open_evaluation_set("tinyface", tmp_path)
+
+
 def test_tinyfaces_subject_lists_replace_the_file_names(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface" / "Testing_Set")
     by_name = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]

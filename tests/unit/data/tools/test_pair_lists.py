@@ -188,6 +188,8 @@ def test_a_list_of_numbered_images_becomes_a_verification_set(dataset, tmp_path)
         ("ann", "neither"),
         ("../ann 1 2", "is not a name"),
         ("ann x 2", "is not a name"),
+        ("ann ² 2", "is not a name"),
+        (f"ann {'1' * 5000} 2", "is not a name"),
         ("", "the list has no pairs"),
     ],
 )
