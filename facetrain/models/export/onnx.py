@@ -101,12 +101,12 @@ def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
             example,
             dynamo=True,
             input_names=_INPUTS[: len(example)],
-            output_names=["embedding"],
             dynamic_shapes=free,
             opset_version=options.opset,
             verbose=False,
         )
     assert program is not None
+    _name_output(program.model.graph, "embedding")
     proto = program.model_proto
     # Where the conversion to another opset fails, torch keeps its own one without an error.
     (written,) = (entry.version for entry in proto.opset_import if entry.domain == "")
@@ -116,6 +116,17 @@ def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
             f"give --opset {written} or leave it out"
         )
     return proto
+
+
+def _name_output(graph: Any, name: str) -> None:
+    """Give the output of a graph a name, and another one to a value that has it already.
+
+    `output_names` of the exporter would write the name twice: it names the value of a lookup in a table `embedding`.
+    """
+    for value in (value for node in graph for value in node.outputs if value.name == name):
+        value.name = f"{name}_lookup"
+    (output,) = graph.outputs
+    output.name = name
 
 
 def _require_known_opset(opset: int | None) -> None:

@@ -1,11 +1,13 @@
 """Networks exported to ONNX and opened again."""
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
 import torch
 
+from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.export.formats import ExportOptions
@@ -49,6 +51,19 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
     np.testing.assert_allclose(theirs, mirrored, atol=1e-4)
     with pytest.raises(ModelError, match="cannot be exported"):
         export_onnx(again, tmp_path / "n.onnx", ExportOptions())
+
+
+def test_a_network_with_landmarks_is_exported_though_it_looks_up_a_table(model, tmp_path):
+    torch.manual_seed(0)
+    network = KeypointVisionTransformer(64, 2, drop_path=0.0, image_size=32, embedding_size=16).eval()
+    torch.nn.init.normal_(network.keypoint_linear.weight)
+    model = dataclasses.replace(model, network=network)
+    assert export_onnx(model, tmp_path / "m.onnx", ExportOptions()).difference < 1e-4
+    again, pixels = open_model(tmp_path / "m.onnx", CPU), model.prepare(faces())
+    with torch.no_grad():
+        for landmarks in torch.rand(2, 3, 5, 2):
+            expected, found = (one.network(pixels, landmarks).numpy() for one in (model, again))
+            np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [None, 4])
