@@ -50,8 +50,29 @@ def interval_quantiles(subjects: int) -> tuple[float, float]:
     percentile interval is wider by both (Hesterberg, "What teachers should know about the bootstrap", The American
     Statistician 69, 2015). For 20 subjects the shares are 1.6 % and 98.4 %, for 1,000 they are 2.5 % and 97.5 %.
     """
-    normal, freedom = NormalDist(), max(subjects - 1, 1)
-    z = normal.inv_cdf((1 + LEVEL) / 2)
+    tail = _normal_tail(_expanded(NormalDist().inv_cdf((1 + LEVEL) / 2), subjects))
+    return tail, 1 - tail
+
+
+def excluded_level(share: float, subjects: int) -> float:
+    """Return 1 − the confidence level of the expanded percentile interval whose low end is the quantile `share`.
+
+    This is the inverse of `interval_quantiles`, for every level: `excluded_level(interval_quantiles(S)[0], S)` is
+    1 − `LEVEL`. `share` is above 0; from 0.5 on, where the interval is empty, the result is 1.
+    """
+    if share >= 0.5:
+        return 1.0
+    wanted = -NormalDist().inv_cdf(share)
+    # `_expanded` increases, is at least its argument, and has no inverse in closed form: halve the range to one float.
+    low, high = 0.0, wanted
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _expanded(middle, subjects) < wanted else (low, middle)
+    return min(1.0, 2 * _normal_tail(high))
+
+
+def _expanded(z: float, subjects: int) -> float:
+    """Return the normal quantile of the expanded interval of which z is that of the percentile interval."""
+    freedom = max(subjects - 1, 1)
     # Quantile of Student's t, Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.5.
     t = (
         z
@@ -59,8 +80,12 @@ def interval_quantiles(subjects: int) -> tuple[float, float]:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )
-    tail = normal.cdf(-t * math.sqrt((freedom + 1) / freedom))
-    return tail, 1 - tail
+    return t * math.sqrt((freedom + 1) / freedom)
+
+
+def _normal_tail(z: float) -> float:
+    """Return the share of a normal distribution above z; NormalDist.cdf(−z) is 0 from z = 8.3 on."""
+    return math.erfc(z / math.sqrt(2)) / 2
 
 
 def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:

@@ -39,9 +39,16 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
     """Compare two models on the same bootstrap draws, metric by metric.
 
     A set that is hard for one model is usually hard for the other, so the paired difference varies less than
-    either metric: overlapping intervals of two models do not show that they are equal. The p-value is twice
-    the share of draws on the other side of 0, with one added to both counts (Davison and Hinkley, "Bootstrap
-    methods and their application", 1997, section 4.4).
+    either metric: overlapping intervals of two models do not show that they are equal.
+
+    The p-value is 1 − the highest confidence level at which the interval of the difference excludes 0, so that p < 0.05
+    if and only if the 95 % interval excludes 0. With S subjects, the interval of level 1 − p ends at the shares q and
+    1 − q of the draws,
+
+        q = Φ(−t(1 − p / 2; S − 1) · √(S / (S − 1)))
+
+    where t is the quantile of Student's t (`bootstrap.interval_quantiles`). The p-value is the solution of this
+    equation for the share q of draws on the other side of 0. For many subjects it is 2 q.
     """
     differences = {}
     for name in first.replicates:
@@ -51,13 +58,33 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
         gap_R = first.replicates[name] - second.replicates[name]
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
-            low, high = np.quantile(gap_R, bootstrap.interval_quantiles(first.subjects))
+            tail, _ = bootstrap.interval_quantiles(first.subjects)
+            # For two subjects, 1 − tail would be rounded to 1: both ends must have the same share. 0.0 − x is never −0.0.
+            low, high = np.quantile(gap_R, tail), 0.0 - np.quantile(-gap_R, tail)
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)
-            differences[name] = Difference(one, other, reach, _two_sided_p(gap_R))
+            p = _two_sided_p(gap_R, first.subjects, one - other)
+            differences[name] = Difference(one, other, reach, p)
     return differences
 
 
-def _two_sided_p(gap_R: np.ndarray) -> float:
-    tail = min(np.count_nonzero(gap_R <= 0), np.count_nonzero(gap_R >= 0))
-    return min(1.0, 2 * (tail + 1) / (len(gap_R) + 1))
+def _two_sided_p(gap_R: np.ndarray, subjects: int, difference: float) -> float:
+    """Return 1 − the highest confidence level at which the interval excludes 0; 1 if there is none."""
+    if difference == 0:
+        # The interval contains the difference.
+        return 1.0
+    share = _share_below_zero(np.sort(gap_R if difference > 0 else -gap_R))
+    # R draws cannot show a share below 1 / (R + 1): Davison and Hinkley, "Bootstrap methods and their application",
+    # 1997, section 4.4. Few draws of few subjects cannot even show that of the 95 % interval. It then ends at the
+    # outermost draw, and the p-value must not contradict it.
+    draws, tail = len(gap_R), bootstrap.interval_quantiles(subjects)[0]
+    return bootstrap.excluded_level(max(share, min(1, tail * draws) / (draws + 1)), subjects)
+
+
+def _share_below_zero(sorted_R: np.ndarray) -> float:
+    """Return the share at which the quantile of sorted draws, interpolated as in np.quantile, becomes positive."""
+    below = int(np.count_nonzero(sorted_R <= 0))
+    if below in (0, len(sorted_R)):
+        return float(below > 0)
+    last, first = float(sorted_R[below - 1]), float(sorted_R[below])
+    return (below - 1 - last / (first - last)) / (len(sorted_R) - 1)

@@ -5,7 +5,13 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import norm, t
 
 from facetrain.verify import bootstrap
-from facetrain.verify.bootstrap import WeightedCurve, draw_subjects, interval, interval_quantiles
+from facetrain.verify.bootstrap import (
+    WeightedCurve,
+    draw_subjects,
+    excluded_level,
+    interval,
+    interval_quantiles,
+)
 from facetrain.verify.fold_accuracy import FoldSearch, fold_accuracy
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.pair_set import PairSet
@@ -129,6 +135,14 @@ def test_the_quantiles_of_an_interval_are_those_of_the_t_distribution(subjects):
     low, high = interval_quantiles(subjects)
     expected = norm.cdf(-t.ppf(0.975, subjects - 1) * np.sqrt(subjects / (subjects - 1)))
     assert low == pytest.approx(expected, rel=0.03) and high == 1 - low
+
+
+@pytest.mark.parametrize("subjects", [1, 2, 5, 20, 1000, 10**6])
+def test_the_excluded_level_is_the_inverse_of_the_quantiles(subjects):
+    low, _ = interval_quantiles(subjects)
+    assert excluded_level(low, subjects) == pytest.approx(0.05, rel=1e-9)
+    assert excluded_level(low * 0.999, subjects) < 0.05 < excluded_level(low * 1.001, subjects)
+    assert excluded_level(0.5, subjects) == excluded_level(0.9, subjects) == 1
 
 
 def test_95_percent_of_the_intervals_of_twenty_people_contain_the_value_of_the_population():

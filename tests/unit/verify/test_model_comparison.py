@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
 from facetrain.verify.model_comparison import compare_results
+from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import pair_result
 from tests.unit.verify.test_bootstrap import people
 
@@ -14,9 +16,19 @@ def scored(noise, seed=0, subjects=80):
     )
 
 
+def of_gaps(gap_R, difference, subjects):
+    """Compare two models that differ by `gap_R` in the draws and by `difference` on the set."""
+    first, second = (
+        Result("x", {"auc": value}, subjects=subjects, replicates={"auc": replicate_R})
+        for value, replicate_R in ((difference, gap_R), (0.0, np.zeros(len(gap_R))))
+    )
+    return compare_results(first, second)["auc"]
+
+
 def test_a_model_does_not_differ_from_itself():
     for difference in compare_results(scored(0), scored(0)).values():
         assert (difference.interval, difference.p) == ((0, 0), 1)
+        assert not np.signbit(difference.interval).any()
 
 
 def test_a_worse_model_differs_significantly_although_the_intervals_overlap():
@@ -27,6 +39,49 @@ def test_a_worse_model_differs_significantly_although_the_intervals_overlap():
     assert found.as_json()["difference"] == pytest.approx(better.metrics["auc"] - worse.metrics["auc"])
     back = compare_results(worse, better)["auc"]
     assert back.interval == pytest.approx((-found.interval[1], -found.interval[0])) and back.p == found.p
+
+
+@pytest.mark.parametrize("subjects", [2, 3, 5, 8, 20, 60, 1000])
+def test_p_is_below_5_percent_exactly_if_the_95_percent_interval_excludes_0(subjects):
+    random, seen = np.random.default_rng(subjects), []
+    for draws in (1, 20, 39, 200, 1000):
+        for _ in range(150):
+            # Continuous, of few values as the accuracy is, and equal in all draws.
+            difference, grid = random.normal(0, 2.5), random.choice([0, 0.5])
+            gap_R = difference + random.choice([0, 0.1], p=[0.1, 0.9]) + random.normal(size=draws)
+            if grid:
+                gap_R, difference = np.round(gap_R / grid) * grid, np.round(difference / grid) * grid
+            found = of_gaps(gap_R, difference, subjects)
+            seen.append(found.p < 0.05)
+            assert seen[-1] == (found.interval[0] > 0 or found.interval[1] < 0), (draws, found)
+            assert 0 < found.p <= 1
+            back = of_gaps(-gap_R, -difference, subjects)
+            assert back.p == found.p
+    assert 0.02 < np.mean(seen) < 0.98
+
+
+@pytest.mark.parametrize("subjects", [8, 20, 100, 5000])
+def test_p_is_that_of_students_t_for_normal_draws(subjects):
+    draw_R = norm.ppf((np.arange(20_000) + 0.5) / 20_000)
+    for difference in (-2.5, -0.5, 0.1, 1.0, 1.9, 2.2, 2.8):
+        # A standard error from the variance of the draws, which is too small by (S − 1) / S.
+        expected = 2 * t.sf(abs(difference) * np.sqrt((subjects - 1) / subjects), subjects - 1)
+        assert of_gaps(difference + draw_R, difference, subjects).p == pytest.approx(expected, rel=0.05)
+
+
+def test_a_difference_on_the_other_side_of_0_than_all_draws_is_not_significant():
+    found = of_gaps(np.linspace(1, 2, 100), -0.5, 50)
+    assert found.interval[0] == -0.5 and found.interval[1] > 0 and found.p == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("subjects", [6, 10, 25])
+def test_p_and_interval_of_two_models_on_few_people_agree(seed, subjects):
+    for difference in compare_results(
+        scored(0, seed, subjects), scored(0.04 * (1 + seed), seed, subjects)
+    ).values():
+        low, high = difference.interval
+        assert (difference.p < 0.05) == (low > 0 or high < 0)
 
 
 def test_equally_good_models_rarely_differ_significantly():
