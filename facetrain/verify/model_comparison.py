@@ -22,7 +22,7 @@ class Difference:
     interval: Interval
     """95 % interval of `first − second`."""
     p: float
-    """Two-sided p-value of the hypothesis that the difference is 0."""
+    """Two-sided p-value of the hypothesis that the difference is 0; below 0.05 if and only if `interval` excludes 0."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields and the difference."""
@@ -59,7 +59,8 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
             tail, _ = bootstrap.interval_quantiles(first.subjects)
-            # For two subjects, 1 − tail would be rounded to 1: both ends must have the same share. 0.0 − x is never −0.0.
+            # Both ends must have the same share, but for two subjects, 1 − tail would be rounded to 1.
+            # 0.0 − x is never −0.0.
             low, high = np.quantile(gap_R, tail), 0.0 - np.quantile(-gap_R, tail)
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)
