@@ -29,6 +29,8 @@ _SHAPING_KEYS = (
     "optim.name",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
+_PUBLISHED_IF_NULL = ("model.layers", "model.widths")
+"""Those of them for which null is the published numbers of the backbone."""
 _MEANING_KEYS = (
     "seed",
     "head.loss",
@@ -104,7 +106,11 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
     current = plain_config(config)
     for key in _SHAPING_KEYS:
         before, now = _lookup(saved, key), _lookup(current, key)
-        if before is not None and before != now:
+        # A version that did not have the key trained without what it sets: the tensors decide. So they do where null
+        # stands for published numbers, which may be the ones that are given now.
+        is_known = before is not None or (key not in _PUBLISHED_IF_NULL and _has(saved, key))
+        if is_known and before != now:
+            before, now = ("null" if value is None else value for value in (before, now))
             raise ConfigError(
                 f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
                 f"{before}, or start a new run from these weights with model.init_from"
@@ -155,6 +161,13 @@ def _has_expectations(config: Any) -> bool:
     stages = _lookup(config, "train.stages")
     values = [stage.get("expectations") for stage in stages or [] if isinstance(stage, dict)]
     return any(value not in (None, "off") for value in (*values, _lookup(config, "head.expectations")))
+
+
+def _has(config: Any, key: str) -> bool:
+    """Return whether a plain config has a dotted key, with any value."""
+    section, _, name = key.rpartition(".")
+    found = _lookup(config, section)
+    return isinstance(found, dict) and name in found
 
 
 def _lookup(config: Any, key: str) -> Any:

@@ -16,7 +16,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.snapshot import ClassRows, Snapshot
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, ConfigError
 from facetrain.head.head_group import Head, head_parts
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
@@ -108,6 +108,7 @@ class TrainState:
 
         Raises:
             CheckpointError: it has another network or another number of identities, or does not come from a run.
+            ConfigError: a parameter is frozen that the run has trained.
         """
         manifest = checkpoint.manifest
         if manifest.num_classes != self.head.num_classes:
@@ -136,7 +137,7 @@ class TrainState:
             self.distillation.load_state(
                 checkpoint.replicated("distill."), checkpoint.rows, str(checkpoint.folder)
             )
-        self._load_optimizer(checkpoint.replicated("optimizer."))
+        self._load_optimizer(checkpoint.replicated("optimizer."), str(checkpoint.folder))
         if self.average:
             # A checkpoint from before `optim.ema` was set has none: the average starts from its weights.
             self.average.restart()
@@ -164,14 +165,15 @@ class TrainState:
         projection = dict(self.distillation.named_parameters("distill")) if self.distillation else {}
         return dict(self.backbone.named_parameters()) | projection
 
-    def _load_optimizer(self, saved: dict[str, Tensor]) -> None:
+    def _load_optimizer(self, saved: dict[str, Tensor], origin: str) -> None:
         parameters, states = self._named_parameters(), self.stepper.optimizer_states()
         for name, value in saved.items():
             parameter_name, _, key = name.rpartition(".")
             parameter = parameters[parameter_name]
             if parameter not in states:
-                raise ValueError(
-                    f"optimizer state {name} belongs to a parameter that is not trained (model.freeze)"
+                raise ConfigError(
+                    f"model.freeze, model.train_batch_norm: {origin} has trained {parameter_name}, and cannot continue "
+                    "with it frozen; restore the two keys, or start a new run from these weights with model.init_from"
                 )
             if value.dim() and value.shape != parameter.shape:
                 raise ValueError(f"optimizer state {name} has the shape {list(value.shape)}")

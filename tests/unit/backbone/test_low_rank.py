@@ -1,6 +1,8 @@
 """Low-rank adapters: their size, the merged network, and runs that train them."""
 
 import copy
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -194,6 +196,25 @@ def test_adapters_resume_bit_for_bit_and_their_checkpoint_can_be_fine_tuned(tune
 def test_a_run_does_not_continue_with_other_adapters(tuned):
     with pytest.raises(ConfigError, match=r"model\.lora: .* was trained with .*'rank': 2"):
         training.resume(load_config(tuned[0] / "tuned.yaml", ["model.lora.rank=3"]), tuned[0] / "tuned")
+
+
+def test_a_run_without_adapters_does_not_continue_with_them_nor_one_with_them_without(tuned):
+    folder = tuned[0]
+    added = [f"model.init_from={folder}/first", "model.lora={rank: 4}"]
+    with pytest.raises(ConfigError, match=r"model\.lora: .* was trained with null, and cannot .*'rank': 4"):
+        training.resume(load_config(folder / "first.yaml", added), folder / "first")
+    with pytest.raises(ConfigError, match=r"model\.lora: .*'rank': 2.*, and cannot continue with null; keep"):
+        training.resume(load_config(folder / "tuned.yaml", ["model.lora=null"]), folder / "tuned")
+
+
+def test_a_checkpoint_of_a_version_without_the_key_continues(tuned, tmp_path):
+    run = shutil.copytree(tuned[0] / "first", tmp_path / "first")
+    checkpoint = Checkpoint.open(run)
+    meta = copy.deepcopy(checkpoint.meta)
+    for key in ("lora", "quantize"):
+        del meta["model"]["config"]["model"][key]
+    (checkpoint.folder / "manifest.json").write_text(replace(checkpoint.manifest, meta=meta).dump())
+    assert training.resume(load_config(tuned[0] / "first.yaml", ["train.max_steps=5"]), run) == 0
 
 
 CRAFTED = {

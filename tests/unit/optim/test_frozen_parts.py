@@ -106,6 +106,17 @@ def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, 
     expected = (tmp_path / "tuned" / "model.safetensors").read_bytes()
     assert training.resume(tuned, tmp_path / "tuned", 1) == 0
     assert (tmp_path / "tuned" / "model.safetensors").read_bytes() == expected
+    before = {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
+    refused = load_config(tmp_path / "tuned.yaml", ["train.max_steps=4"])
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.freeze, model\.train_batch_norm: .*step_00000002 has trained \S*bn\S*, and cannot continue "
+        "with it frozen; restore the two keys, or start a new run",
+    ):
+        training.resume(refused, tmp_path / "first")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
+    thawed = ["model.freeze=[]", "model.train_batch_norm=true", "train.max_steps=3"]
+    assert training.resume(load_config(tmp_path / "tuned.yaml", thawed), tmp_path / "tuned") == 0
 
 
 def test_statistics_can_only_be_kept_if_there_is_a_model_that_has_them(tmp_path):
