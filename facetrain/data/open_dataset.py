@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,9 @@ DATASET_SUFFIXES = frozenset(
 """Suffixes of files that are a dataset each."""
 
 
-def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | None = None) -> FaceDataset:
+def open_dataset(
+    path: Path, *, min_images_per_identity: int = 1, root: Path | None = None, with_landmarks: bool = True
+) -> FaceDataset:
     """Open a dataset in any supported format.
 
     Args:
@@ -37,6 +40,7 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
             .lmdb, .tar, .tar.gz or list file, or a YAML file that mixes datasets.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
+        with_landmarks: False: the landmark file is neither read nor checked, because it is about to be replaced.
 
     Raises:
         DataError: if the folder does not exist, contains no dataset, or the dataset is inconsistent.
@@ -45,7 +49,7 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
     if path.suffix in MIXTURE_SUFFIXES and path.is_file():
         return open_mixture(
             path,
-            open_dataset,
+            partial(open_dataset, with_landmarks=with_landmarks),
             lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
         )
     dataset: FaceDataset
@@ -61,7 +65,7 @@ def open_dataset(path: Path, *, min_images_per_identity: int = 1, root: Path | N
         dataset = LmdbDataset(path)
     else:
         dataset = _open_folder(path)
-    if (landmarks := landmarks_path(path)).is_file():
+    if with_landmarks and (landmarks := landmarks_path(path)).is_file():
         dataset = LandmarkedDataset(dataset, landmarks)
     return drop_small_identities(dataset, path, min_images_per_identity)
 

@@ -79,5 +79,5 @@ def _source(
     if data.suffix in (".bin", ".xz", ".parquet") and is_pair_archive(data):
         images, _ = read_pair_archive(data)
         return len(images), images.__getitem__, str, lambda number: f"{data}: image {number}"
-    source = open_dataset(data)
+    source = open_dataset(data, with_landmarks=False)
     return source.num_images, source.read, lambda number: image_name(source, number), source.location

@@ -207,6 +207,12 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
     np.testing.assert_allclose(landmarks[0], (points + 0.5) / 160, atol=1e-6)
     assert np.isnan(landmarks[1]).all()
     np.testing.assert_array_equal(without_gaps(landmarks)[1], NORMALIZED_TEMPLATE)
+    for unfit in (random_landmarks(10), np.full((3, 5, 2), 80.0)):
+        write_landmarks(tmp_path / "photos" / "landmarks.npy", unfit)
+        with pytest.raises(DataError, match="write it again with `facetrain data landmarks`, or remove it"):
+            image_landmarks(open_dataset(tmp_path / "photos"))
+        write_dataset_landmarks(tmp_path / "photos", finder)
+        np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "photos")), landmarks)
     with pytest.raises(DataError, match="none of its 3 images has landmarks"):
         write_dataset_landmarks(tmp_path / "photos", write_list(tmp_path / "list.csv", points, ["carl"]))
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
