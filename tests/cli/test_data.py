@@ -86,6 +86,23 @@ def test_convert_writes_the_same_images_and_carries_the_card(data, tmp_path):
     assert "digest: sha256:" in (tmp_path / "a.zip.card.yaml").read_text()
 
 
+def test_convert_says_that_it_renumbers_labels_with_gaps(data, tmp_path):
+    gaps = write_records(tmp_path / "gaps", [0, 3, 3, 6])
+    for to, name in (("recordio", "plain"), ("zip", "a.zip")):
+        lines = run("convert", gaps, "--to", to, "--output", tmp_path / name).splitlines()
+        assert lines[0] == f"{tmp_path / name}: 4 images of 3 identities"
+        assert lines[1].startswith(
+            "  identities without images: 4, left out; the labels after them are renumbered"
+        )
+        assert open_dataset(tmp_path / name).labels.tolist() == [0, 1, 1, 2]
+    facts = [
+        json.loads(run("convert", source, "--to", "zip", "--output", tmp_path / name, "--json"))
+        for source, name in ((gaps, "b.zip"), (data, "c.zip"))
+    ]
+    assert [one["empty_identities"] for one in facts] == [4, 0]
+    assert len(run("convert", data, "--to", "zip", "--output", tmp_path / "d.zip").splitlines()) == 1
+
+
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):
     assert "no faults" in run("check", data, "--near-duplicates")
     rec = (data / "train.rec").read_bytes()

@@ -139,13 +139,18 @@ def convert(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Write a dataset in another format, with the same bytes, order, labels and names."""
+    """Write a dataset in another format, with the same bytes, order and names; labels lose their gaps."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import convert as tool
 
     with progress_bar("converting") as progress:
         written = tool.convert(dataset, output, to, workers=workers, progress=progress)
     _print_written([written], as_json)
+    if written.empty_identities and not as_json:
+        echo_line(
+            f"  identities without images: {written.empty_identities:,}, left out; the labels after them are "
+            f"renumbered, so that a run on {dataset} cannot continue on {output}"
+        )
 
 
 def index(

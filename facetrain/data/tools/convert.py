@@ -1,4 +1,4 @@
-"""Conversion of a dataset to another format: same bytes, order, labels and names."""
+"""Conversion of a dataset to another format: same bytes, order and names, and same labels if these have no gaps."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError, UsageError
 from facetrain.files import make_folder, new_file, new_folder, os_errors_as
 from facetrain.progress import ProgressCallback, ignore_progress
+
+
+@dataclass(frozen=True)
+class ConvertedDataset(WrittenDataset):
+    """Dataset that was converted."""
+
+    empty_identities: int
+    """Identities of the source without images: they are left out, and the labels after them are renumbered."""
+
 
 Writer = Callable[[Path, Iterable[LabeledImage], list[str]], None]
 
@@ -62,7 +71,7 @@ def convert(
     *,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
-) -> WrittenDataset:
+) -> ConvertedDataset:
     """Write a dataset in another format; the output appears complete or not at all.
 
     The images keep their bytes and their order. Labels are renumbered without gaps. Names of images and identities are
@@ -101,7 +110,7 @@ def convert(
             every = np.arange(source.num_images)
             written = write_images(source, every, label, scratch, workers, progress, digest)
             carry_cards([folder], output, scratch, written, digest)
-        return WrittenDataset(str(output), *written)
+        return ConvertedDataset(str(output), *written, source.num_classes - written[0])
     images = report_progress(_images(source, label, chosen, workers), source.num_images, progress)
     identities = [identity_name(source, old) for old in np.unique(source.labels).tolist()]
     with os_errors_as(DataError, output):
@@ -112,7 +121,9 @@ def convert(
         if (landmarks_N52 := image_landmarks(source)) is not None:
             inside = scratch / LANDMARKS_FILE if scratch.is_dir() else landmarks_path(output)
             write_landmarks(inside, landmarks_N52)
-    return WrittenDataset(str(output), len(identities), source.num_images)
+    return ConvertedDataset(
+        str(output), len(identities), source.num_images, source.num_classes - len(identities)
+    )
 
 
 def _digested(images: Iterable[LabeledImage], digest: ImageDigest) -> Iterator[LabeledImage]:
