@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.bench.failed_process import failure_reason
 from facetrain.data.formats.record_headers import RAW_HEADER
 from facetrain.data.formats.recordio import MAGIC
 from facetrain.data.sampler import GlobalSampler
@@ -68,7 +69,7 @@ def _open_in_new_process(folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "facetrain.bench.dataset", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        reason = failure_reason(done)
         raise RunError(f"bench index: the dataset could not be opened: {reason}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facetrain.bench.failed_process import failure_reason
 from facetrain.bench.machine_peak import synchronize
 from facetrain.config.head_section import HeadConfig
 from facetrain.config.training_section import OptimConfig
@@ -152,9 +154,11 @@ def measure_head_steps(
         disk: folder for centers on disk; the folder for temporary files if None.
 
     Raises:
-        UsageError: `disk` is not a folder and cannot be created.
+        UsageError: `disk` is not a folder and cannot be created, or a plain variant's sample cannot hold a batch.
         RunError: a variant failed, for example because memory ran out.
     """
+    for variant in variants:
+        _require_room_for_batch(variant, num_classes, batch_size)
     if disk is not None:
         with os_errors_as(UsageError, disk, "name a folder on the disk to measure"):
             disk.mkdir(parents=True, exist_ok=True)
@@ -165,12 +169,23 @@ def measure_head_steps(
         ]
         done = subprocess.run(command + ([str(disk)] if disk else []), capture_output=True, text=True)
         if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            reason = failure_reason(done)
             raise RunError(
                 f"bench head: variant {variant} failed with {num_classes:,} identities: {reason}; "
                 "use fewer identities or another variant"
             )
         yield json.loads(done.stdout)
+
+
+def _require_room_for_batch(variant: str, num_classes: int, batch_size: int) -> None:
+    rate = PLAIN_VARIANTS.get(variant, {}).get("sample_rate", 1.0)
+    # facetrain's head grows the sample to hold the batch; the plain one has a fixed size.
+    if rate < 1 and int(rate * num_classes) < batch_size:
+        raise UsageError(
+            f"bench head: variant {variant} samples {100 * rate:.0f} % of {num_classes:,} identities, which cannot "
+            f"hold a batch of {batch_size:,}; use --identities {math.ceil(batch_size / rate)} or more, a smaller "
+            "--batch-size or another --variant"
+        )
 
 
 def with_ratios(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.errors import DataError, RunError
+from facetrain.bench.failed_process import failure_reason
+from facetrain.errors import DataError, RunError, UsageError
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 
 METHODS = ("exact", "flat", "ivf")
@@ -58,9 +59,14 @@ def measure_search(
         folder: where the files are written; a temporary folder if None.
 
     Raises:
+        UsageError: the index would have more lists than the gallery has entries.
         RunError: a search failed.
         DataError: `faces` cannot be read, or has fewer than two people with two images each.
     """
+    if "ivf" in methods and nlist is not None and nlist > entries:
+        raise UsageError(
+            f"--nlist {nlist:,}: more lists than --entries {entries:,}; choose a smaller --nlist"
+        )
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         place = Path(scratch)
         gallery = _GeneratedRows(entries, size, clustered) if faces is None else _FaceRows(entries, faces)
@@ -197,7 +203,8 @@ def _search_in_new_process(
     command = [sys.executable, "-m", __name__, str(folder), method, str(nlist or 0), *map(str, nprobes)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(f"the search {method} failed: {done.stderr.strip()[-2000:]}")
+        reason = failure_reason(done)
+        raise RunError(f"bench search: the search {method} failed: {reason}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -65,6 +65,31 @@ def test_a_name_that_does_not_exist_is_a_usage_error(arguments, message):
     assert error.exit_code == 2 and message in str(error)
 
 
+SMALL_HEAD = ("head", "--batch-size", 4, "--embedding-size", 8, "--steps", 1, "--device", "cpu")
+SMALL_SEARCH = ("search", "--entries", 500, "--size", 8, "--probes", 4, "--nprobe", 3, "--method", "ivf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (*SMALL_HEAD, "--identities", 10),
+            "cannot hold a batch of 4; use --identities 40 or more, a smaller",
+        ),
+        (
+            (*SMALL_HEAD, "--identities", "1e30"),
+            "--identities 1e+30: use a whole number of at most 10,000,000,000",
+        ),
+        ((*SMALL_HEAD, "--identities", "inf"), "--identities inf: use a whole number of at most"),
+        ((*SMALL_HEAD, "--identities", 40.5), "--identities 40.5: use a whole number"),
+        ((*SMALL_SEARCH, "--nlist", 1000), "--nlist 1,000: more lists than --entries 500; choose a smaller"),
+    ],
+)
+def test_a_number_that_cannot_be_measured_is_a_usage_error(arguments, message):
+    error = refusal("bench", *arguments)
+    assert error.exit_code == 2 and message in str(error) and "\n" not in str(error)
+
+
 def test_whole_steps_are_measured_with_and_without_a_dataset_and_beside_arcface_torch():
     small = (
         "model.backbone=iresnet",

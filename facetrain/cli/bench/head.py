@@ -11,7 +11,10 @@ import typer
 
 from facetrain.cli.bench.options import Json, Variants, print_report, require_known
 from facetrain.cli.devices import Device, resolve_device
+from facetrain.errors import UsageError
 
+_MOST_IDENTITIES = 10_000_000_000
+"""More than all people: larger numbers are mistakes, and overflow in sizes of tensors."""
 EmbeddingSize = Annotated[int, typer.Option(min=1, help="Numbers per embedding.")]
 
 
@@ -39,6 +42,10 @@ def head(
     from facetrain.bench.head import DEFAULT_VARIANTS, VARIANTS, measure_head_steps, with_ratios
 
     require_known("--variant", variants or (), VARIANTS)
+    if not identities.is_integer() or identities > _MOST_IDENTITIES:
+        raise UsageError(
+            f"--identities {identities:.10g}: use a whole number of at most {_MOST_IDENTITIES:,}"
+        )
     reports = []
     for report in measure_head_steps(
         variants or DEFAULT_VARIANTS,
