@@ -12,6 +12,7 @@ import numpy as np
 
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.decode import decode_rgb
+from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.image_header import encoded_image_size
@@ -88,7 +89,7 @@ def check(
 
     The copy has no damaged images. Of equal images of one identity it has the first. It has none of the equal images
     of several identities, because the right identity is unknown. Near-duplicates stay. Identities are renumbered
-    without gaps.
+    without gaps. The images keep their landmarks; if these cannot be assigned to images, a fault says so.
 
     Args:
         folder: the dataset.
@@ -114,7 +115,7 @@ def check(
     faults += _empty_identities(images.label_N) + _contradictions(folder, images.label_N)
     good = np.stack([images.number_N[keep], images.label_N[keep]], 1)
     if repair is not None:
-        _write_copy(reader, good, repair, workers, folder)
+        _write_copy(reader, good, repair, workers, folder, _landmarks(reader, good, folder, faults))
     return CheckReport(len(images.number_N), len(np.unique(images.label_N)), faults, good)
 
 
@@ -225,8 +226,31 @@ def _contradictions(folder: Path, label_N: np.ndarray) -> list[DataFault]:
     return []
 
 
+def _landmarks(
+    reader: TolerantReader, good: np.ndarray, folder: Path, faults: list[DataFault]
+) -> np.ndarray | None:
+    """Return the landmarks of the images of the clean copy, (N, 5, 2); None, perhaps with a fault, without any."""
+    try:
+        landmarks_N52 = reader.landmarks()
+    except DataError as error:
+        faults.append(
+            DataFault(
+                "dataset",
+                f"{folder}: its landmarks are not in the clean copy, because they cannot be assigned to its images; "
+                f"write those of the copy with `facetrain data landmarks` ({error})",
+            )
+        )
+        return None
+    return None if landmarks_N52 is None else landmarks_N52[good[:, 0]]
+
+
 def _write_copy(
-    reader: TolerantReader, good: np.ndarray, output: Path, workers: int | None, folder: Path
+    reader: TolerantReader,
+    good: np.ndarray,
+    output: Path,
+    workers: int | None,
+    folder: Path,
+    landmarks_N52: np.ndarray | None,
 ) -> None:
     if not len(good):
         raise DataError(f"{folder}: every image has a fault; there is nothing to write")
@@ -245,6 +269,8 @@ def _write_copy(
         counts, digest_of_copy = np.bincount(label).tolist(), ImageDigest()
         write_identities(scratch, counts, digest_of_copy.of(images), min(size) if size else 112)
         carry_cards([folder], output, scratch, (len(counts), len(label)), digest_of_copy)
+        if landmarks_N52 is not None:
+            write_landmarks(scratch / LANDMARKS_FILE, landmarks_N52)
         numbers = good[:, 0].tolist()
         if reader.name(numbers[0]) is not None:
             names = (reader.name(number) or str(number) for number in numbers)

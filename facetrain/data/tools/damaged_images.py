@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, original_name
-from facetrain.data.formats.record_index import read_index
+from facetrain.data.dataset import identity_name, image_landmarks, original_name
+from facetrain.data.formats.landmark_file import landmarks_path
+from facetrain.data.formats.record_index import load_catalog, read_index
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.open_dataset import open_dataset
@@ -57,12 +58,21 @@ class TolerantReader(Protocol):
     def identity_name(self, label: int) -> str:
         """Return the name of an identity, or its number."""
 
+    def landmarks(self) -> np.ndarray | None:
+        """Return the landmarks of every record, float32 (count, 5, 2), NaN for one without; None without a file.
+
+        Raises:
+            DataError: the landmark file does not fit, or the dataset is so damaged that its rows cannot be assigned.
+        """
+
 
 class TolerantDatasetReader:
     """Reader for formats with one file or one shard entry per image, in which one damaged image affects no other."""
 
-    def __init__(self, source: FaceDataset) -> None:
-        self._source, self.count = source, source.num_images
+    def __init__(self, path: Path) -> None:
+        # A landmark file that does not fit is a fault of its own: `check` opens the dataset as training does.
+        source = open_dataset(path, with_landmarks=False)
+        self._path, self._source, self.count = path, source, source.num_images
         self.faults: list[DataFault] = []
         self.location = source.location
 
@@ -78,6 +88,10 @@ class TolerantDatasetReader:
         """Return the name of an identity, or its number."""
         return identity_name(self._source, label)
 
+    def landmarks(self) -> np.ndarray | None:
+        """Return the landmarks of every image; None without landmarks."""
+        return image_landmarks(open_dataset(self._path))
+
 
 class TolerantRecordReader:
     """Reader of all records of a .rec: those that its index lists, and those that a scan of the file finds.
@@ -87,6 +101,7 @@ class TolerantRecordReader:
 
     def __init__(self, folder: Path) -> None:
         rec_path, idx_path = folder / "train.rec", folder / "train.idx"
+        self._folder, self._paths = folder, (rec_path, idx_path)
         self.faults: list[DataFault] = []
         self._reader, self._names = RecordReader(rec_path), RecordNames(folder)
         scanned = self._scan()
@@ -139,6 +154,18 @@ class TolerantRecordReader:
             return self._names.identity(label) or str(label)
         return str(label)
 
+    def landmarks(self) -> np.ndarray | None:
+        """Return the landmarks of every record; NaN for one that the index lacks."""
+        if not landmarks_path(self._folder).is_file():
+            return None
+        landmarks_N52 = image_landmarks(open_dataset(self._folder))
+        if landmarks_N52 is None:
+            return None
+        # The rows are in the order of the index, the records in the order of the file.
+        of_records = np.full((self.count, *landmarks_N52.shape[1:]), np.nan, np.float32)
+        of_records[np.searchsorted(self._offset_N, load_catalog(*self._paths).offset)] = landmarks_N52
+        return of_records
+
     def _key(self, number: int) -> int | None:
         key = int(self._key_N[number])
         return None if key < 0 else key
@@ -188,4 +215,4 @@ def open_tolerant(folder: Path) -> TolerantReader:
     """
     if (folder / "train.rec").exists():
         return TolerantRecordReader(folder)
-    return TolerantDatasetReader(open_dataset(folder))
+    return TolerantDatasetReader(folder)

@@ -4,7 +4,9 @@ import cv2
 import numpy as np
 import pytest
 
+from facetrain.data.dataset import image_landmarks
 from facetrain.data.decode import decode_rgb, encode_jpeg
+from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
@@ -69,6 +71,49 @@ def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_s
     assert kinds(found) == ["conflicting_labels", "duplicate"] and not found.damaged
     assert "identities 1, 2" in messages(found, "conflicting_labels")[0]
     assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["records", "folder"])
+def test_the_clean_copy_has_the_landmarks_of_its_images(tmp_path, kind):
+    images = [encoded_image(0), b"damaged", encoded_image(2), encoded_image(2), encoded_image(4)]
+    data = tmp_path / "data"
+    if kind == "records":
+        write_images(data, list(zip((0, 0, 1, 1, 2), images, strict=True)))
+        lines = (data / "train.idx").read_text().splitlines()
+        (data / "train.idx").write_text("\n".join(lines[::-1]) + "\n")  # not in the order of the file
+    else:
+        for name, image in zip(("a/0.png", "a/1.png", "b/2.png", "b/3.png", "c/4.png"), images, strict=True):
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
+            (data / name).write_bytes(image)
+    source = open_dataset(data)
+    of_image = {
+        source.read(n): np.full((5, 2), 0.1 * (images.index(source.read(n)) + 1), np.float32)
+        for n in range(5)
+    }
+    write_landmarks(data / "landmarks.npy", np.stack([of_image[source.read(n)] for n in range(5)]))
+    check(data, repair=tmp_path / "clean")
+    clean = open_dataset(tmp_path / "clean")
+    landmarks = image_landmarks(clean)
+    assert clean.num_images == 3 and landmarks is not None
+    for n in range(3):
+        np.testing.assert_array_equal(landmarks[n], of_image[clean.read(n)])
+
+
+@pytest.mark.parametrize("kind", ["records", "folder"])
+def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_path, kind):
+    if kind == "records":
+        data = write_records(tmp_path / "data", [0, 0, 1])
+    else:
+        data = tmp_path / "data"
+        for number, name in enumerate(("a/0.png", "a/1.png", "b/2.png")):
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
+            (data / name).write_bytes(encoded_image(number))
+    write_landmarks(data / "landmarks.npy", np.zeros((2, 5, 2)))
+    found = check(data, repair=tmp_path / "clean")
+    assert found.damaged and open_dataset(tmp_path / "clean").num_images == 3
+    assert image_landmarks(open_dataset(tmp_path / "clean")) is None
+    assert "has the landmarks of 2 images, but there are 3" in messages(found, "dataset")[0]
+    assert "its landmarks are not in the clean copy" in messages(found, "dataset")[1]
 
 
 def test_the_index_finds_records_after_a_damaged_one(tmp_path):
