@@ -237,6 +237,8 @@ def _notes_on_values(values: dict[str, Any]) -> list[str]:
             "# rec: the synthetic data of arcface_torch has no equivalent in facetrain; `facetrain data synth` writes "
             "a dataset to train on, `facetrain bench` measures the speed without one"
         )
+    if values.get("using_wandb") and not isinstance(values.get("wandb_project"), str):
+        notes.append("# using_wandb: names no project; set log.wandb to one")
     notes += [
         f"# {name}: is not an integer and is left out"
         for name in _SIZES

@@ -246,11 +246,12 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
                 number, subject = int(row[0]), int(row[1])
                 if max(abs(number), abs(subject)) >= _MAX_ID:
                     raise ValueError("a number is too large")
-                subject_of[number] = subject
+                if subject_of.setdefault(number, subject) != subject:
+                    raise ValueError(f"template {number} has the subject {subject_of[number]} before")
     except (ValueError, IndexError, csv.Error) as error:
         raise PairsError(
             f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
-            f"integers ({error})"
+            f"integers, with one subject for each template ({error})"
         ) from None
     if not subject_of:
         raise PairsError(

@@ -179,6 +179,8 @@ def test_weights_and_biases_are_converted_only_if_they_are_in_use(tmp_path):
     project = PEER + "config.wandb_project = 'faces'\n"
     assert converted(tmp_path, project).log.wandb is None
     assert converted(tmp_path, project + "config.using_wandb = True\n").log.wandb == "faces"
+    assert converted(tmp_path, PEER + "config.using_wandb = True\n").log.wandb is None
+    assert "# using_wandb: names no project" in (tmp_path / "wf42m.yaml").read_text()
 
 
 def test_a_base_file_and_arithmetic_are_supported(tmp_path):
