@@ -28,6 +28,9 @@ from facetrain.files import error_reason, parse_json, printable
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_FILE_BYTES = 1 << 20
 _MAX_OPEN_SHARDS = 256
+# What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
+# of a PAX header that are none, or too long.
+_TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
 
 
 class TarDataset:
@@ -79,7 +82,7 @@ class TarDataset:
             # The whole header: a long name is in blocks of its own before the last one.
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
                 member = archive.next()
-        except (tarfile.TarError, OSError) as error:
+        except _TAR_ERRORS as error:
             raise DataError(f"{self.location(index)}: the name is damaged ({error_reason(error)})") from None
         return str(index) if member is None else printable(member.name.removeprefix("./"))
 
@@ -171,7 +174,7 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
                         identities[key] = _identity(data, suffix, location)
                     else:
                         json_identity[key] = _identity_or_error(data, suffix, location)
-    except (tarfile.TarError, OSError, MemoryError) as error:  # MemoryError: a header claims gigabytes
+    except _TAR_ERRORS as error:
         raise DataError(
             f"{path}: not a tar archive ({error_reason(error)}); a compressed one must be named .tar.gz"
         ) from error

@@ -55,6 +55,21 @@ def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, 
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "header", [{"x": "9" * 30}, {"GNU.sparse.map": "one"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}]
+)
+def test_damaged_pax_headers_are_refused(tmp_path, header):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("1.png")
+        info.size, info.pax_headers = 3, header
+        archive.addfile(info, io.BytesIO(b"x\ny"))
+    # The record "36 x=999..." gets a length of 30 digits.
+    shard = (tmp_path / "a.tar").read_bytes().replace(b"36 x=" + b"9" * 30, b"9" * 30 + b" x=99")
+    (tmp_path / "a.tar").write_bytes(shard)
+    with pytest.raises(DataError, match="a.tar: not a tar archive"):
+        open_dataset(tmp_path)
+
+
 def test_names_are_those_inside_the_shards_also_long_ones(tmp_path):
     members = {f"set/ann/{'x' * 200}/1.png": encoded_image(0), "./ann/2.png": encoded_image(1)}
     for name, kind in (("a.tar", tarfile.GNU_FORMAT), ("b.tar", tarfile.PAX_FORMAT)):
