@@ -216,7 +216,7 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {paths[0]}; rename its columns"
             )
-        labels.append(_decoded_labels(_read(path, partial(file.read, [label_column]))[label_column], path))
+        labels.append(_decoded_labels(_read_columns(path, file.read, [label_column])[label_column], path))
         rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         groups += [(number, group, count) for group, count in enumerate(rows)]
         places += _places_in_file(file, path, column)
@@ -307,7 +307,7 @@ def read_row_groups(path: Path, columns: list[str]) -> Iterator[Any]:
     _require_fitting_rows(file, path)
     for number in range(file.metadata.num_row_groups):
         _require_fitting_group(path, file.metadata.row_group(number).total_byte_size, number)
-        table = _read(path, partial(file.read_row_group, number, columns))
+        table = _read_columns(path, partial(file.read_row_group, number), columns)
         _require_fitting_group(path, sum(decoded_bytes(column) for column in table.columns), number)
         yield table
 
@@ -327,7 +327,7 @@ def _open(path: Path) -> Any:
 def _read_group(file: Any, path: Path, group: int, column: str) -> _RowGroup:
     metadata = file.metadata.row_group(group)
     _require_fitting_group(path, metadata.total_byte_size, group)
-    rows = _read(path, lambda: file.read_row_group(group, [column]))[column]
+    rows = _read_columns(path, partial(file.read_row_group, group), [column])[column]
     if len(rows) != metadata.num_rows:
         raise DataError(
             f"{path}: row group {group} has {len(rows):,} images for {metadata.num_rows:,} rows; copy the file again"
@@ -350,6 +350,14 @@ def _require_fitting_group(path: Path, size: int, number: int) -> None:
             f"{path}: row group {number} decompresses to {size:,} bytes, more than the {limit:,} that "
             "a file of this size may need; write the images without compression and dictionary"
         )
+
+
+def _read_columns(path: Path, read: Callable[[list[str]], Any], columns: list[str]) -> Any:
+    """Return a table of these columns, which the schema of the file has: a damaged one can name a column of nothing."""
+    table = _read(path, partial(read, columns))
+    if missing := [name for name in columns if table.column_names.count(name) != 1]:
+        raise DataError(f"{path}: column {printable(missing[0])} cannot be read; copy the file again")
+    return table
 
 
 def _read(path: Path, action: Callable[[], Any]) -> Any:
