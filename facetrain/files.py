@@ -9,7 +9,7 @@ import shlex
 import shutil
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,19 @@ from typing import Any
 from facetrain.errors import DataError, FacetrainError
 
 _OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
+_LONGEST_REASON = 200
+_LONGEST_NAME = 60
+_MOST_NAMES = 20
 _FOLDER_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def error_reason(error: BaseException) -> str:
-    """Return why an operation failed, on one line: the text of the errno where there is one."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return " ".join(str(reason).split()) or type(error).__name__
+    """Return why an operation failed, on one line: the text of the errno where there is one.
+
+    Some libraries repeat the damaged file, or add a stack of C++ calls: a long text is cut.
+    """
+    reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return _shortened(reason, _LONGEST_REASON) or type(error).__name__
 
 
 @contextmanager
@@ -50,10 +56,24 @@ def printable(text: str) -> str:
     Names of files, identities and images come from other people. An escape sequence in one could rewrite lines of
     the terminal, and a line break could forge a line of the log.
     """
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    try:
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a character, which no name of a file can have, but JSON can
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if text.isprintable():
         return text
     return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names from a file for a message: without control characters, long ones cut, the first ones of many."""
+    names = list(names)
+    shown = ", ".join(_shortened(printable(name), _LONGEST_NAME) for name in names[:_MOST_NAMES])
+    return shown + (f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else "")
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def _is_control(char: str) -> bool:
@@ -93,6 +113,22 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text of plain values.
+
+    Raises:
+        ValueError: the text is not YAML, nested too deeply, or a value does not have the type of its tag.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, OverflowError) as error:
+        raise ValueError(error_reason(error)) from error
 
 
 def write_atomically(path: Path, text: str) -> None:

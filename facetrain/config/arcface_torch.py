@@ -82,7 +82,7 @@ def convert(path: Path) -> str:
         described = _translate(values, path)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: a value has a type that arcface_torch does not accept ({error})"
+            f"{path}: a value has a type that arcface_torch does not accept ({error_reason(error)})"
         ) from error
     build_config(described, str(path))  # check the result
     notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
@@ -111,7 +111,7 @@ def read_assignments(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error_reason(error)}") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            f"{path}, line {getattr(error, 'lineno', '?')}: is not valid Python ({error})"
+            f"{path}, line {getattr(error, 'lineno', '?')}: is not valid Python ({error_reason(error)})"
         ) from error
     values: dict[str, Any] = {}
     for statement in tree.body:

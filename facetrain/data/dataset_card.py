@@ -28,7 +28,7 @@ import yaml
 
 from facetrain.data.mixture import MIXTURE_SUFFIXES
 from facetrain.errors import DataError
-from facetrain.files import error_reason, printable, read_regular_text
+from facetrain.files import error_reason, parse_yaml, printable, read_regular_text
 
 CARD_FILE, CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"
@@ -89,8 +89,8 @@ def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
         return [DatasetCard(printable(dataset.name))]
     try:
         text = read_regular_text(path)
-        content = yaml.safe_load(text) if len(text) <= _MAX_CHARACTERS else None
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        content = parse_yaml(text) if len(text) <= _MAX_CHARACTERS else None
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if isinstance(content, list) and content:
         return [_card_of(one, path) for one in content]
@@ -106,17 +106,17 @@ def read_cards(dataset: Path) -> list[DatasetCard]:
     if dataset.suffix not in MIXTURE_SUFFIXES or not dataset.is_file():
         return _read_cards_beside(dataset)
     try:
-        entries = yaml.safe_load(dataset.read_text(encoding="utf-8"))["datasets"]
+        entries = parse_yaml(dataset.read_text(encoding="utf-8"))["datasets"]
         return [card for entry in entries for card in _read_cards_beside(dataset.parent / str(entry["path"]))]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{dataset}: {error_reason(error)}") from error
 
 
 def read_copied_cards(path: Path) -> list[dict[str, Any]]:
     """Return the cards in a file that `card_text` wrote; none if there is no such file, or it is damaged."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return []
     return [card for card in (content if isinstance(content, list) else [content]) if isinstance(card, dict)]
 

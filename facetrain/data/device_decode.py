@@ -20,7 +20,6 @@ BatchDecode = Callable[[list[Tensor]], Tensor]
 
 Raises RuntimeError if one of them cannot be decoded.
 """
-_MAX_REASON = 200
 
 
 def build_decoder(name: str, device: torch.device, *, batch_size: int, threads: int) -> BatchDecode:
@@ -35,10 +34,10 @@ def build_decoder(name: str, device: torch.device, *, batch_size: int, threads: 
     try:
         decode([torch.from_numpy(probe.copy())])
     except RuntimeError as error:
-        reason = error_reason(error)[:_MAX_REASON]
         library = "DALI" if is_dali else "torchvision"
         raise DataError(
-            f"data.decode: {name}: {library} cannot decode JPEG on {device} ({reason}); set data.decode to cpu"
+            f"data.decode: {name}: {library} cannot decode JPEG on {device} ({error_reason(error)}); "
+            "set data.decode to cpu"
         ) from error
     return decode
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from facetrain.data.dataset import (
     FaceDataset,
@@ -30,9 +29,10 @@ from facetrain.data.dataset import (
     prefetch_images,
     skipped_files,
 )
+from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, parse_yaml
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
 _KEYS = {"path", "weight", "identities", "without", "mask", "margin", "loss_weight"}
@@ -137,8 +137,8 @@ def open_mixture(
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
     entries = content.get("datasets") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -219,10 +219,10 @@ def _read_mask(path: Path, num_images: int) -> np.ndarray:
     """Return the numbers of the images that a .npy file selects, int64."""
     try:
         # Mapped: NumPy then compares the size that the header claims with that of the file.
-        mask = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        mask = map_npy(path)
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a NumPy array of image numbers ({error_reason(error)})") from error
-    if not isinstance(mask, np.ndarray) or mask.ndim != 1 or mask.dtype.kind not in "iub":
+    if mask.ndim != 1 or mask.dtype.kind not in "iub":
         raise DataError(f"{path}: expected one row of image numbers or booleans")
     if mask.dtype.kind == "b" and len(mask) != num_images:
         raise DataError(f"{path}: has {len(mask):,} booleans for {num_images:,} images")

@@ -202,13 +202,16 @@ def _build_model(
     try:
         options = dict(description["backbone"])
         name = options.pop("name")
-        if sum(options.get("layers") or ()) > len(weights):
+        if sum(map(abs, options.get("layers") or ())) > len(weights):
             raise ValueError(f"{len(weights)} weights for {sum(options['layers'])} blocks")
         # On the meta device first, without memory: a crafted file may describe a network of any size.
-        require_same_shapes(build_on_meta(name, **options), weights, origin)
-        network = build_backbone(name, **options)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{origin}: has no valid description of its network ({error})") from error
+        described = build_on_meta(name, **options)
+    except Exception as error:  # torch's layers raise many types for impossible sizes, without a common base
+        raise ModelError(
+            f"{origin}: has no valid description of its network ({error_reason(error)})"
+        ) from error
+    require_same_shapes(described, weights, origin)
+    network = build_backbone(name, **options)
     load_weights_into(network, weights, origin)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     origin_program = description.get(ORIGIN_KEY)
@@ -244,7 +247,7 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
             embedding_size = network(torch.zeros(1, 3, size, size, device=device)).shape[-1]
     except (RuntimeError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{path}: the graph does not run on images of {size} pixels: {error_reason(error)[:200]}"
+            f"{path}: the graph does not run on images of {size} pixels: {error_reason(error)}"
         ) from error
     metadata = {"preprocessing": RAW_PIXELS}
     return EmbeddingModel(network, size, embedding_size, _float_pixels, f"MXNet, {path.name}", metadata)

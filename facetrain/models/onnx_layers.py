@@ -118,7 +118,7 @@ def read_onnx_layers(path: Path) -> LayerGraph:
         Exception
     ) as error:  # protobuf and onnx have errors without a common base, and any graph can be in the file
         raise ModelError(
-            f"{path}: not an ONNX graph of layers ({type(error).__name__}: {error_reason(error)[:200]})"
+            f"{path}: not an ONNX graph of layers ({type(error).__name__}: {error_reason(error)})"
         ) from error
 
 

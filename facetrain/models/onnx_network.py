@@ -104,7 +104,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
-        raise ModelError(f"{path}: {error_reason(error)[:200]}") from error
+        raise ModelError(f"{path}: {error_reason(error)}") from error
     return network
 
 

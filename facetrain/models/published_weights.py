@@ -6,7 +6,6 @@ some of their networks take BGR images. arcface_torch's and timm's names are tho
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from facetrain.errors import ModelError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, parse_json, parse_yaml
 
 _CVLFACE_PREFIXES = ("model.net.", "net.")
 """Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""
@@ -185,8 +183,8 @@ def _require_half_normalization(path: Path) -> None:
 def _read_settings(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
-        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = parse_json(text) if file.suffix == ".json" else parse_yaml(text)
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file}: {error_reason(error)}") from error
     if not isinstance(content, dict) or not isinstance(content.get("conf") or {}, dict):
         raise ModelError(f"{file}: is not a list of settings")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, listed
 
 _MAX_COLUMNS = 1000
 _ROWS_AT_ONCE = 1 << 14
@@ -23,8 +24,8 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     of pairs takes about eight times its file.
 
     Raises:
-        DataError: the file cannot be read, has too many columns, or a row has another number of fields than the header
-            line.
+        DataError: the file cannot be read, has too many columns or two of one name, or a row has another number of
+            fields than the header line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -34,7 +35,12 @@ def read_columns(path: Path) -> dict[str, list[str]]:
                 raise DataError(f"{path}: cannot read the table: the file is empty")
             if len(names) > _MAX_COLUMNS:
                 raise DataError(f"{path}: has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}")
-            return _columns(path, [name.strip() for name in names], rows)
+            names = [name.strip() for name in names]
+            if repeated := [name for name, times in Counter(names).items() if times > 1]:
+                raise DataError(
+                    f"{path}: has two columns with the name {listed(repeated[:1])}; rename one of them"
+                )
+            return _columns(path, names, rows)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot read the table: {error_reason(error)}") from error
 

@@ -26,6 +26,8 @@ DTYPES = ("float32", "float16")
 COLUMNS = ("embedding", "name", "label")
 _SPARE_BYTES = 1 << 27
 _HEADER_BYTES = 1 << 14
+_LARGEST = 1e15
+"""Limit of the numbers of an embedding: in float32, the squares of larger ones may be infinite."""
 _WRITE_ROWS = 1 << 16
 
 
@@ -77,11 +79,17 @@ def load_embeddings(path: Path) -> Embeddings:
         Exception
     ) as error:  # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base
         raise DataError(f"{path}: not a file of embeddings ({error_reason(error)})") from error
-    fits = embedding.ndim == 2 and len(embedding) == len(name) == label.size and label.ndim == 1 and len(name)
-    if not fits or not np.isfinite(embedding).all():
+    fits = (
+        embedding.ndim == 2
+        and len(embedding) == len(name) == label.size
+        and label.ndim == 1
+        and embedding.size
+    )
+    # A comparison with NaN is false.
+    if not fits or not -_LARGEST < embedding.min() <= embedding.max() < _LARGEST:
         raise DataError(
             f"{path}: {len(name):,} names, {label.size:,} labels and embeddings of shape {embedding.shape}; expected "
-            "one name, one label and one row of finite numbers for each image"
+            f"one name, one label and one row of numbers, smaller than {_LARGEST:g}, for each image"
         )
     if label.dtype.kind not in "iu" or not all(isinstance(one, str) for one in name):
         raise DataError(f"{path}: the names must be texts, and the labels whole numbers (−1 for none)")

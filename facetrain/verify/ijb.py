@@ -251,7 +251,7 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
     except (ValueError, IndexError, csv.Error) as error:
         raise PairsError(
             f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
-            f"integers, with one subject for each template ({error})"
+            f"integers, with one subject for each template ({error_reason(error)})"
         ) from None
     if not subject_of:
         raise PairsError(

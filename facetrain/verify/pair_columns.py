@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.files import listed
 
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
@@ -53,7 +54,7 @@ def unify_columns(
         DataError: there is no such column, or a table of BFW has scores and none of them is selected.
     """
     if score is not None and score not in texts:
-        raise DataError(f"{path}: no column {score!r}; the columns are {', '.join(texts)}")
+        raise DataError(f"{path}: no column {score!r}; the columns are {listed(texts)}")
     if {"p1", "p2", "label"} <= texts.keys():
         texts = _from_bfw(path, texts, score, need_score)
     elif score is not None:

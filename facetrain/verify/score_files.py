@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.files import listed
 from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
 from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify_columns
@@ -76,7 +77,7 @@ def read_scores(path: Path) -> ScoreTable:
     texts = unify_columns(path, texts, score=column, need_score=True)
     if ("score" in texts) == ("distance" in texts):
         raise DataError(
-            f"{path}: columns {', '.join(names)}; a score file needs either a column score or a column distance"
+            f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance"
         )
     sign = 1 if "score" in texts else -1
     # Adding 0 turns the −0 of a distance 0 into 0.

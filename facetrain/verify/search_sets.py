@@ -168,7 +168,7 @@ def _read_subject_list(path: Path, key: str) -> tuple[list[str], list[int]]:
         names = [str(np.asarray(cell).item()) for cell in content[f"{key}_set"].ravel()]
         subjects = [int(number) for number in content[f"{key}_ids"].ravel()]
     except Exception as error:  # scipy raises many types for a file that is not a MATLAB file
-        raise PairsError(f"{path}: not a subject list of TinyFace ({error_reason(error)[:120]})") from error
+        raise PairsError(f"{path}: not a subject list of TinyFace ({error_reason(error)})") from error
     # A name with a folder could lead out of the set.
     if len(names) != len(subjects) or any(Path(name).name != name for name in names):
         raise PairsError(

@@ -7,12 +7,14 @@ import json
 import os
 import tarfile
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from facetrain.backbone.base import Backbone
 from facetrain.checkpoint.identity import read_run_id
 from facetrain.checkpoint.manifest import FORMAT, MANIFEST, checksum, read_manifest
 from facetrain.data.column_cache import load_columns, save_columns
@@ -22,7 +24,7 @@ from facetrain.data.formats.webdataset import TarDataset
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import read_pairs
 from facetrain.errors import CheckpointError, DataError, ModelError, PairsError, RunError, UsageError
-from facetrain.models.model_file import open_model
+from facetrain.models import model_file
 from facetrain.models.weight_files import read_weights
 from facetrain.run.lock import LOCK_FILE, RunLock
 from facetrain.run.run_state import read_state
@@ -33,8 +35,11 @@ from facetrain.verify.ijb import open_ijb
 from facetrain.verify.score_files import read_scores, score_pair_list
 from facetrain.verify.search_sets import read_noise_list
 from facetrain.verify.slices import read_slice_table
+from tests.fuzz.framing import catalog_of, members_of, tar_with_checksums, zip_of
+from tests.fuzz.outcome import describe, outcome
 from tests.support.datasets import encoded_image
 
+_SEPARATOR = b"\n--\n"
 _EMBEDDINGS = Embeddings(np.eye(3, 4, dtype=np.float32), ["a", "b", "c"], np.array([0, 1, -1]))
 _SAME = np.array([True, False])
 _SCORES = b"pair,score,genuine,subject_1,subject_2,quality,age\na,0.5,1,x,x,0.1,3\nb,-1e-3,false,x,y,2,14\n"
@@ -70,6 +75,8 @@ _IJB = (
 
 def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
     """Return the targets, which write their files to a folder."""
+    model_file.build_on_meta = _build_once(model_file.build_on_meta)
+    model_file.build_backbone = _build_once(model_file.build_backbone)
     readers: dict[str, tuple[type[Exception] | tuple[type[Exception], ...], str, Callable[[Path], object]]] = {
         "scores": (DataError, "a.csv", read_scores),
         "slices": (DataError, "b.csv", lambda path: read_slice_table(path, 1)),
@@ -82,7 +89,6 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "listed_pairs": (PairsError, "pairs.txt", lambda path: read_pairs(path, folder)),
         "noise_list": (PairsError, "noise.txt", read_noise_list),
         "tar_shard": (DataError, "tar/a.tar", _read_tar),
-        "cached_columns": ((), "cache/a.catalog", _read_columns),
         "run_id": (CheckpointError, "run_id.txt", lambda path: read_run_id(path.parent)),
         "run_state": ((), "state/state.json", lambda path: read_state(path.parent)),
         "metrics": ((), "metrics.jsonl", read_jsonl),
@@ -90,19 +96,34 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "thresholds": (ModelError, "thresholds.json", _read_thresholds),
         "weights_safetensors": (ModelError, "a.safetensors", read_weights),
         "weights_pt": (ModelError, "a.pt", read_weights),
-        "model_description": (ModelError, "b.safetensors", lambda path: open_model(path, torch.device("cpu"))),
+        "model_description": (ModelError, "b.safetensors", _open_model),
     }  # fmt: skip
     targets: dict[str, Callable[[bytes], str]] = {}
     for name, (documented, file, read) in readers.items():
         path = folder / file
         path.parent.mkdir(exist_ok=True)
         targets[name] = partial(_read, path, str(path), documented, read)
+    _safetensors_seed(folder)
+    weights = read_weights(folder / "seed.safetensors")[0]
+    targets["model_description"] = partial(
+        _described, targets["model_description"], folder / "b.safetensors", weights
+    )
     (folder / "lock").mkdir()
+    (folder / "cache").mkdir()
+    targets["cached_columns"] = partial(_cached_columns, folder / "cache" / "a.catalog")
     (folder / "ijb" / "meta").mkdir(parents=True)
     lists = [str(folder / "ijb" / "meta" / f"ijbc_{name}") for name in _IJB_LISTS]
-    manifest = targets["manifest"]
+    # These have checksums or lengths around what is mutated.
+    framed = {
+        "manifest": _signed,
+        "tar_shard": _tar,
+        "embeddings_npz": _npz,
+        "weights_pt": partial(_torch_archive, members_of(_torch_seed(folder))),
+        "cached_columns": _catalog,
+    }
+    for name, frame in framed.items():
+        targets[name] = partial(_read_framed, frame, targets[name])
     return targets | {
-        "manifest": lambda data: manifest(_re_signed(data)),
         "run_lock": partial(_try_lock, folder / "lock"),
         "record_names": partial(_record_names, folder),
         "ijb": partial(_ijb, folder / "ijb", lists),
@@ -123,26 +144,75 @@ def _read(
     read: Callable[[Path], object],
     data: bytes,
 ) -> str:
-    """Write the bytes to a file and read it; return the message of a documented error, which has one line.
-
-    `name` is the path as text.
-    """
+    """Write the bytes to a file and read it; `name` is the path as text."""
     write_input(name, data)
-    try:
-        read(path)
-    except documented as error:
-        return str(error)
-    return ""
+    return outcome(documented, partial(read, path))
 
 
-def _re_signed(data: bytes) -> bytes:
-    """Give a manifest its right checksum: a wrong one would end every reading at the same place."""
+def _read_framed(frame: Callable[[bytes], bytes], target: Callable[[bytes], str], data: bytes) -> str:
+    return target(frame(data))
+
+
+def _signed(data: bytes) -> bytes:
+    """Give a manifest its right checksum."""
     try:
         body = json.loads(data)
         body.pop("sha256"), body.pop("format")
         return json.dumps({"format": FORMAT, "sha256": checksum(body)} | body).encode()
     except (ValueError, AttributeError, KeyError, RecursionError):
         return data
+
+
+def _tar(data: bytes) -> bytes:
+    """Correct the checksums of an archive; after the letter f, take any bytes."""
+    return data[1:] if data[:1] == b"f" else tar_with_checksums(data[1:])
+
+
+def _npz(data: bytes) -> bytes:
+    """Pack arrays of numpy, which are separated by a line; or take an archive as it is."""
+    if data[:2] == b"PK":
+        return data
+    return zip_of(dict(zip(("embedding.npy", "name.npy", "label.npy"), data.split(_SEPARATOR), strict=False)))
+
+
+def _torch_archive(members: dict[str, bytes], data: bytes) -> bytes:
+    """Pack a pickle with the other members of an archive of torch.save; or take an archive as it is."""
+    if data[:2] == b"PK":
+        return data
+    return zip_of({name: data if name.endswith("data.pkl") else old for name, old in members.items()})
+
+
+def _open_model(path: Path) -> None:
+    model_file.open_model(path, torch.device("cpu"))
+
+
+def _described(raw: Callable[[bytes], str], path: Path, weights: dict[str, Tensor], data: bytes) -> str:
+    """Open a model with these weights and a description; after the letter f, a file of any bytes."""
+    if data[:1] == b"f":
+        return raw(data[1:])
+    read, metadata = model_file.read_weights, {"facetrain": data.decode(errors="replace")}
+    model_file.read_weights = lambda path: (weights, metadata)
+    try:
+        return outcome(ModelError, partial(_open_model, path))
+    finally:
+        model_file.read_weights = read
+
+
+def _build_once(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
+    """Keep the last networks: most descriptions have one of a few, and to build it takes most of an execution."""
+
+    @lru_cache(256)
+    def cached(arguments: str) -> Backbone:
+        name, options = json.loads(arguments)
+        return build(name, **options)
+
+    return lambda name, **options: cached(json.dumps([name, options]))
+
+
+def _catalog(data: bytes) -> bytes:
+    """Join a header and arrays, which are separated by a line; or take any bytes."""
+    header, separator, arrays = data.partition(_SEPARATOR)
+    return catalog_of(header, arrays) if separator else data
 
 
 def _read_tar(path: Path) -> None:
@@ -159,10 +229,17 @@ def remove_catalogs(folder: str) -> None:
             os.unlink(f"{folder}/{name}")
 
 
-def _read_columns(path: Path) -> None:
+def _cached_columns(path: Path, data: bytes) -> str:
+    """Load cached columns; a damaged file is ignored, so the outcome is what was found."""
+    write_input(str(path), data)
     columns = load_columns(path, [])
-    if columns is not None:
-        assert all(array.dtype.kind in "iufb" for array in columns.arrays.values())
+    if columns is None:
+        return ""
+    assert all(array.dtype.kind in "iufb" for array in columns.arrays.values())
+    sums = (array.sum() for array in columns.arrays.values())
+    return " ".join(
+        f"{array.dtype} {bool(total)}" for array, total in zip(columns.arrays.values(), sums, strict=True)
+    )
 
 
 def _try_lock(folder: Path, data: bytes) -> str:
@@ -174,7 +251,7 @@ def _try_lock(folder: Path, data: bytes) -> str:
         # Not the message: it has the name of the host, and each mutated name would be kept as new.
         return "unreadable" if "cannot be read" in waits else "watching" if waits else ""
     except (UsageError, RunError) as error:
-        return str(error)
+        return describe(error)
     finally:
         lock.release()
 
@@ -192,14 +269,9 @@ def _record_names(folder: Path, data: bytes) -> str:
     images, _, identities = data.partition(b"\n\n\n")
     write_input(f"{folder}/{NAMES_FILE}", images)
     write_input(f"{folder}/{IDENTITIES_FILE}", identities)
-    names, messages = RecordNames(folder), []
+    names = RecordNames(folder)
     reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
-    for read in [*reads, partial(names.identity, 1)]:
-        try:
-            read()
-        except DataError as error:
-            messages.append(str(error))
-    return " ".join(messages)
+    return " ".join(outcome(DataError, read) for read in [*reads, partial(names.identity, 1)])
 
 
 def _ijb(folder: Path, lists: list[str], data: bytes) -> str:
@@ -207,11 +279,7 @@ def _ijb(folder: Path, lists: list[str], data: bytes) -> str:
     parts = data.split(b"\n\n\n") + [b""] * len(lists)
     for path, part in zip(lists, parts, strict=False):
         write_input(path, part)
-    try:
-        open_ijb(folder, "ijbc")
-    except PairsError as error:
-        return str(error)
-    return ""
+    return outcome(PairsError, lambda: open_ijb(folder, "ijbc"))
 
 
 def table_seeds(folder: Path) -> dict[str, list[bytes]]:
@@ -223,14 +291,19 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
         unpacked, embedding=_EMBEDDINGS.embedding, name=np.array(["a", "b", "c"]), label=_EMBEDDINGS.label
     )
     (folder / "ann_bob").mkdir(exist_ok=True)
+    arrays = members_of(known).values()
+    weights = _torch_seed(folder)
+    pickled = next(value for name, value in members_of(weights).items() if name.endswith("data.pkl"))
     save_columns(
         folder / "seed.catalog", [], {"label": np.arange(5), "size": np.ones(5, np.float32)}, {"prefix": 3}
     )
-    torch.save({"w": torch.ones(2, 2), "b": torch.zeros(1)}, folder / "seed.pt")
+    catalog = (folder / "seed.catalog").read_bytes()
+    described = _safetensors_seed(folder)
+    metadata = json.loads(described[8 : 8 + int.from_bytes(described[:8], "little")])["__metadata__"]
     return {
         "scores": [_SCORES, _SCORES.replace(b"score", b"distance"), "\ufeffscore,genuine\n1,0\n".encode()],
         "slices": [b"age,subject,quality\n3,x,1\n4,y,2\n", b"age,pose\n3,left\n"],
-        "embeddings_npz": [known, unpacked.getvalue()],
+        "embeddings_npz": [known, unpacked.getvalue(), _SEPARATOR.join(arrays)],
         "embeddings_parquet": _parquet_seeds(folder),
         "pair_list": [b"first,second,genuine\na,b,0\nb,c,1\n"],
         "bin_subjects": [_SUBJECTS],
@@ -239,17 +312,17 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
         "landmarks_json": [b'{"a.jpg": [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]}'],
         "listed_pairs": [b"10 300\nann 1 2\nann 1 bob 3\n", b"ann/1.jpg ann/2.jpg 1\n", b"a.jpg 0\nb.jpg 0\n"],
         "noise_list": [b"# noise\na.jpg\n1\tb.jpg\n"],
-        "tar_shard": [_tar_seed(tarfile.GNU_FORMAT), _tar_seed(tarfile.PAX_FORMAT)],
-        "cached_columns": [(folder / "seed.catalog").read_bytes()],
+        "tar_shard": [b"m" + _tar_seed(tarfile.GNU_FORMAT), b"f" + _tar_seed(tarfile.PAX_FORMAT)],
+        "cached_columns": [catalog, catalog[:4096].strip() + _SEPARATOR + catalog[4096:]],
         "run_id": [b"0123456789abcdef\n"],
         "run_lock": [json.dumps(_HOLDER).encode()],
         "run_state": [json.dumps(_STATE).encode()],
         "metrics": [b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": "nan"}\n'],
         "manifest": [json.dumps({"format": FORMAT, "sha256": ""} | _MANIFEST).encode()],
         "thresholds": [json.dumps([_THRESHOLD, _THRESHOLD | {"fnmr": None, "fnmr_interval": None}]).encode()],
-        "weights_safetensors": [_safetensors_seed(folder)],
-        "weights_pt": [(folder / "seed.pt").read_bytes()],
-        "model_description": [_safetensors_seed(folder)],
+        "weights_safetensors": [described],
+        "weights_pt": [weights, pickled],
+        "model_description": [metadata["facetrain"].encode(), b"f" + described],
         "ijb": [_IJB],
     }  # fmt: skip
 
@@ -260,6 +333,11 @@ def _parquet_seeds(folder: Path) -> list[bytes]:
     except DataError:  # pyarrow is not installed
         return [b"PAR1"]
     return [(folder / "known.parquet").read_bytes()]
+
+
+def _torch_seed(folder: Path) -> bytes:
+    torch.save({"w": torch.ones(2, 2), "b": torch.zeros(1)}, folder / "seed.pt")
+    return (folder / "seed.pt").read_bytes()
 
 
 def _tar_seed(form: int) -> bytes:
@@ -275,7 +353,7 @@ def _tar_seed(form: int) -> bytes:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+    return buffer.getvalue()[: archive.offset]  # without the padding
 
 
 def _safetensors_seed(folder: Path) -> bytes:

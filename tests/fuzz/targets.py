@@ -1,4 +1,4 @@
-"""Fuzz targets: each takes any bytes and returns the message of its documented error, or an empty string."""
+"""Fuzz targets: each takes any bytes and returns the outcome of reading them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
+from tests.fuzz.framing import tar_with_checksums
+from tests.fuzz.outcome import outcome
 from tests.fuzz.table_targets import remove_catalogs, table_seeds, table_targets, write_input
+from tests.fuzz.verification_targets import verification_seeds, verification_targets
 from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
 from tests.support.mxnet_files import write_iresnet
 
@@ -69,17 +72,18 @@ def recordio(data: bytes) -> str:
     """Read a file of these bytes sequentially, and at offsets taken from them."""
     write_input(f"{_FOLDER}/a.rec", data)
     reader = RecordReader(_FOLDER / "a.rec")
-    try:
+
+    def read() -> None:
         for offset in struct.unpack_from("<3q", data.ljust(24, b"\0")):
             size, place = divmod(offset, 2 * len(data) + 1)
             _compare_read_paths(reader, place - 4, size % 256)
         for _, payload in reader.scan():
             decode_record(payload, "x")
-    except RecordError as error:
-        return str(error)
+
+    try:
+        return outcome(RecordError, read)
     finally:
         reader.close()
-    return ""
 
 
 def _compare_read_paths(reader: RecordReader, offset: int, size: int) -> None:
@@ -99,33 +103,33 @@ def catalog(data: bytes) -> str:
     index, _, records = data.partition(b"\n\n")
     write_input(f"{_FOLDER}/train.idx", index)
     write_input(f"{_FOLDER}/train.rec", records)
-    return _refusal(RecordError, lambda: build_catalog(_FOLDER / "train.rec", _FOLDER / "train.idx"))
+    return outcome(RecordError, lambda: build_catalog(_FOLDER / "train.rec", _FOLDER / "train.idx"))
 
 
 def image(data: bytes) -> str:
     """Decode an image."""
-    return _refusal(ImageError, lambda: decode_rgb(data, location="x"))
+    return outcome(ImageError, lambda: decode_rgb(data, location="x"))
 
 
 def bin_set(data: bytes) -> str:
     """Read a verification set."""
     path = _FOLDER / "a.bin"
     write_input(str(path), data)
-    return _refusal(PairsError, lambda: read_bin(path))
+    return outcome(PairsError, lambda: read_bin(path))
 
 
 def config(data: bytes) -> str:
     """Read a run description."""
     path = _FOLDER / "run.yaml"
     write_input(str(path), data)
-    return _refusal(ConfigError, lambda: load_config(path))
+    return outcome(ConfigError, lambda: load_config(path))
 
 
 def peer_config(data: bytes) -> str:
     """Translate a config of arcface_torch, which is Python that must not run."""
     path = _FOLDER / "peer.py"
     write_input(str(path), data)
-    return _refusal(ConfigError, lambda: convert(path))
+    return outcome(ConfigError, lambda: convert(path))
 
 
 def mixture(data: bytes) -> str:
@@ -137,7 +141,7 @@ def mixture(data: bytes) -> str:
     write_input(f"{_FOLDER}/list.lst", listed)
     write_input(f"{_FOLDER}/mix.yaml", described)
     names = ("mix.yaml", "list.lst")
-    return " ".join(_refusal(DataError, partial(open_dataset, _FOLDER / name)) for name in names)
+    return " ".join(outcome(DataError, partial(open_dataset, _FOLDER / name)) for name in names)
 
 
 def mxnet_network(data: bytes) -> str:
@@ -147,8 +151,8 @@ def mxnet_network(data: bytes) -> str:
     write_input(f"{_FOLDER}/m-0000.params", params)
     graph = _FOLDER / "m-symbol.json"
     backbone = build_backbone("iresnet", **_NARROW)
-    opened = _refusal(ModelError, lambda: open_mxnet(graph))
-    return f"{opened} {_refusal(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
+    opened = outcome(ModelError, lambda: open_mxnet(graph))
+    return f"{opened} {outcome(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
 
 
 def tf_records(data: bytes) -> str:
@@ -160,7 +164,8 @@ def gzipped_tar(data: bytes) -> str:
     """Open a .tar.gz: of an archive, correctly compressed, or, after the letter f, of any bytes."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{_FOLDER}/gz/.a.tar.gz.tar")
-    return _open_and_read("gz", "a.tar.gz", data[1:] if data[:1] == b"f" else gzip.compress(data[1:], 0))
+    archive = data[1:] if data[:1] == b"f" else gzip.compress(tar_with_checksums(data[1:]), 0)
+    return _open_and_read("gz", "a.tar.gz", archive)
 
 
 def _open_and_read(folder: str, name: str, data: bytes) -> str:
@@ -176,16 +181,7 @@ def _open_and_read(folder: str, name: str, data: bytes) -> str:
             identity_name(dataset, int(dataset.labels[number]))
             dataset.read(number)
 
-    return _refusal(DataError, read)
-
-
-def _refusal(documented: type[Exception], read: Callable[[], object]) -> str:
-    """Return the message of the documented error; empty if there is none."""
-    try:
-        read()
-    except documented as error:
-        return str(error)
-    return ""
+    return outcome(DataError, read)
 
 
 def _faces() -> Tensor:
@@ -286,7 +282,7 @@ def seeds() -> dict[str, list[bytes]]:
         "tf_records": [b"m" + example, b"f" + 2 * tf_record(example)],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
-    } | table_seeds(_FOLDER)
+    } | {**table_seeds(_FOLDER), **verification_seeds(_FOLDER)}
 
 
 TARGETS: dict[str, Callable[[bytes], str]] = {
@@ -304,4 +300,4 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "gzipped_tar": gzipped_tar,
     "saved_dataset": partial(_open_and_read, "hf", "a.arrow"),
     "parquet_folder": partial(_open_and_read, "parquet", "a.parquet"),
-} | table_targets(_FOLDER)
+} | {**table_targets(_FOLDER), **verification_targets(_FOLDER)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.errors import DataError, missing_package
-from facetrain.files import parse_json
+from facetrain.files import listed, parse_json
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
@@ -41,7 +41,7 @@ def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path
         if name in names:
             return name
     raise DataError(
-        f"{path}: no column for the {what}: it has {', '.join(names)}; rename one to {' or '.join(wanted)}"
+        f"{path}: no column for the {what}: it has {listed(names)}; rename one to {' or '.join(wanted)}"
     )
 
 

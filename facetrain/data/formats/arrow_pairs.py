@@ -18,7 +18,7 @@ import numpy as np
 
 from facetrain.data.formats.parquet import column_names, read_row_groups
 from facetrain.errors import PairsError, missing_package
-from facetrain.files import error_reason
+from facetrain.files import error_reason, listed
 
 _LABELS = ("is_same", "target", "label")
 _STATE = "state.json"
@@ -89,7 +89,7 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
                 if batch.nbytes > path.stat().st_size:
                     raise PairsError(f"{path}: a batch is larger than the file; write it without compression")
                 yield from batch.select(columns).to_pylist()
-    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise PairsError(f"{path}: {error_reason(error)}") from error
 
 
@@ -99,7 +99,7 @@ def _used_columns(names: list[str], path: Path) -> list[str]:
     # A column `label` with one image per row is a class, not a pair.
     if not set(images) <= set(names) or label is None or (len(images) == 1 and label != "is_same"):
         raise PairsError(
-            f"{path}: columns {', '.join(names)}; a set of pairs has image1, image2 and {' or '.join(_LABELS)}, "
+            f"{path}: columns {listed(names)}; a set of pairs has image1, image2 and {' or '.join(_LABELS)}, "
             "or image and is_same"
         )
     return [*images, label, *(["index"] if "index" in names else [])]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name, prefetch_images, skipped_files
+from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
@@ -50,16 +51,12 @@ def open_landmarks(path: Path, num_images: int) -> np.ndarray:
         DataError: it is not such an array, or has another number of rows than there are images.
     """
     try:
-        landmarks_N52 = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        landmarks_N52 = map_npy(path)
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: not a NumPy array of landmarks ({error_reason(error)}); {_ADVICE}"
         ) from error
-    if (
-        not isinstance(landmarks_N52, np.ndarray)
-        or landmarks_N52.dtype != np.float32
-        or landmarks_N52.shape[1:] != _SHAPE
-    ):
+    if landmarks_N52.dtype != np.float32 or landmarks_N52.shape[1:] != _SHAPE:
         raise DataError(f"{path}: expected float32 numbers, x and y of five points for each image; {_ADVICE}")
     if len(landmarks_N52) != num_images:
         raise DataError(

@@ -205,14 +205,14 @@ class _GroupCache:
 def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return offset and size of every image (-1: not in place), label, row groups, identities; and the image column."""
     files = [_open(path) for path in paths]
-    schema = _read(paths[0], lambda: files[0].schema_arrow)
-    column = pick_column(schema.names, IMAGE_COLUMNS, "image", paths[0])
-    label_column = pick_column(schema.names, LABEL_COLUMNS, "identity", paths[0])
+    found = _column_names(files[0], paths[0])
+    column = pick_column(found, IMAGE_COLUMNS, "image", paths[0])
+    label_column = pick_column(found, LABEL_COLUMNS, "identity", paths[0])
     labels, groups = [], []
     places: list[np.ndarray] = []
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         _require_fitting_rows(file, path)
-        if missing := {column, label_column}.difference(column_names(path)):
+        if missing := {column, label_column}.difference(_column_names(file, path)):
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {paths[0]}; rename its columns"
             )
@@ -220,7 +220,9 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
         rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         groups += [(number, group, count) for group, count in enumerate(rows)]
         places += _places_in_file(file, path, column)
-    label, names = number_labels(np.concatenate(labels), class_names(schema, label_column), folder)
+    label, names = number_labels(
+        np.concatenate(labels), class_names(files[0].schema_arrow, label_column), folder
+    )
     if not len(label):
         raise DataError(f"{folder}: the .parquet files contain no rows")
     offset, size = (np.ascontiguousarray(one) for one in np.concatenate(places).T)
@@ -293,7 +295,10 @@ def column_names(path: Path) -> list[str]:
     Raises:
         DataError: pyarrow is not installed, or the file is damaged.
     """
-    file = _open(path)
+    return _column_names(_open(path), path)
+
+
+def _column_names(file: Any, path: Path) -> list[str]:
     return list(_read(path, lambda: file.schema_arrow.names))
 
 
@@ -317,11 +322,16 @@ def _open(path: Path) -> Any:
     import_pyarrow(path)
     import pyarrow.parquet
 
-    schema = _read(path, lambda: pyarrow.parquet.ParquetFile(path)).schema
-    columns = (schema.column(number) for number in range(len(schema)))
-    # pyarrow has no dictionaries of values in lists.
-    long = [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and not one.max_repetition_level]
-    return _read(path, lambda: pyarrow.parquet.ParquetFile(path, read_dictionary=long))
+    def open_with_dictionaries() -> Any:
+        schema = pyarrow.parquet.ParquetFile(path).schema
+        columns = (schema.column(number) for number in range(len(schema)))
+        # pyarrow has no dictionaries of values in lists.
+        long = [
+            one.path for one in columns if one.physical_type == "BYTE_ARRAY" and not one.max_repetition_level
+        ]
+        return pyarrow.parquet.ParquetFile(path, read_dictionary=long)
+
+    return _read(path, open_with_dictionaries)
 
 
 def _read_group(file: Any, path: Path, group: int, column: str) -> _RowGroup:
@@ -355,6 +365,7 @@ def _require_fitting_group(path: Path, size: int, number: int) -> None:
 def _read_columns(path: Path, read: Callable[[list[str]], Any], columns: list[str]) -> Any:
     """Return a table of these columns, which the schema of the file has: a damaged one can name a column of nothing."""
     table = _read(path, partial(read, columns))
+    _read(path, partial(table.validate, full=True))  # an index can point outside its dictionary
     if missing := [name for name in columns if table.column_names.count(name) != 1]:
         raise DataError(f"{path}: column {printable(missing[0])} cannot be read; copy the file again")
     return table

@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from facetrain.cpu_cores import usable_cores
+from facetrain.data.npy_file import map_npy
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
 
@@ -85,16 +86,16 @@ def _encode(pixel_CHW: np.ndarray, path: Path) -> bytes:
     else:
         if not np.isfinite(image).all():
             raise PairsError(f"{path}: a pixel is not a finite number")
-        bgr = np.clip(np.rint((image * 0.5 + 0.5) * 255), 0, 255).astype(np.uint8)
+        bgr = np.rint((np.clip(image, -1, 1) * 0.5 + 0.5) * 255).astype(np.uint8)
     return bytes(cv2.imencode(".png", np.ascontiguousarray(bgr), _PNG_LEVEL)[1])
 
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = map_npy(path)
+    except (OSError, ValueError) as error:
         raise PairsError(f"{path}: not an array ({error_reason(error)})") from error
-    if not isinstance(array, np.ndarray) or (array.ndim > 1 and array.dtype != np.uint8):
+    if array.ndim > 1 and array.dtype != np.uint8:
         raise PairsError(f"{path}: not an array of uint8 images or of labels")
     return array
 

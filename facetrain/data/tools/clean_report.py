@@ -21,7 +21,7 @@ from facetrain.data.tools.label_faults import (
     applied_by_default,
 )
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as, parse_json, printable
+from facetrain.files import error_reason, os_errors_as, parse_json, printable
 
 FORMAT = "facetrain data clean 1"
 _FINGERPRINT_IMAGES = 256
@@ -79,12 +79,13 @@ def read_report(path: Path, source: FaceDataset) -> list[LabelFault]:
     Raises:
         DataError: the file cannot be read, is not a report, or belongs to another dataset.
     """
-    with os_errors_as(DataError, path):
-        text = path.read_text(encoding="utf-8")
     try:
-        content = parse_json(text)
+        with os_errors_as(DataError, path):
+            content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); correct it, or write it again with --report") from error
+        raise DataError(
+            f"{path}: not JSON ({error_reason(error)}); correct it, or write it again with --report"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path}: not a report of `facetrain data clean --report FILE`")
     if content.get("images") != source.num_images or content.get("fingerprint") != fingerprint(source):
@@ -125,7 +126,7 @@ def _parse(one: Any, index: int, path: Path, images: int, labels: range) -> Labe
         return None
     where = f"{path}: decision {index} in the list"
     kind, rows = one.get("kind"), one.get("images")
-    if kind not in FAULT_KINDS:
+    if not isinstance(kind, str) or kind not in FAULT_KINDS:
         raise DataError(f"{where}: kind {printable(str(kind))}; allowed are {', '.join(FAULT_KINDS)}")
     if not isinstance(rows, list) or not all(_is_number(row) and 0 <= row < images for row in rows):
         raise DataError(f"{where}: `images` must be a list of numbers from 0 to {images - 1:,}")
@@ -137,9 +138,11 @@ def _parse(one: Any, index: int, path: Path, images: int, labels: range) -> Labe
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < labels.stop:
             raise DataError(f"{where}: `{key}` must be a number from {least} to {labels.stop - 1:,}")
     similarity = one.get("similarity")
+    if not isinstance(similarity, int | float) or not abs(similarity) <= 1:
+        similarity = float("nan")  # it is only shown
     return LabelFault(
         kind, one["identity"], one["other"], rows[0] if rows else -1,
-        float(similarity) if isinstance(similarity, (int, float)) else float("nan"), tuple(rows), one["target"],
+        float(similarity), tuple(rows), one["target"],
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError
-from facetrain.files import new_folder, os_errors_as
+from facetrain.files import error_reason, new_folder, os_errors_as
 from facetrain.progress import ProgressCallback, ignore_progress
 
 
@@ -231,7 +231,7 @@ def _read_identities(path: Path, num_classes: int) -> np.ndarray:
             numbers = np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
     except (ValueError, OverflowError) as error:
         raise DataError(
-            f"{path}: not a list of identities ({error}); write one whole number per line"
+            f"{path}: not a list of identities ({error_reason(error)}); write one whole number per line"
         ) from error
     outside = numbers[(numbers < 0) | (numbers >= num_classes)]
     if len(outside):

@@ -59,7 +59,7 @@ def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) ->
         try:
             torch.export.save(program, scratch)
         except RuntimeError as error:  # torch's own file writer, for a missing folder or a full disk
-            raise RunError(f"{path}: {error_reason(error)[:200]}") from error
+            raise RunError(f"{path}: {error_reason(error)}") from error
         with warnings.catch_warnings():
             # torch 2.11 warns about a read-only buffer that it creates itself and never writes to.
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)

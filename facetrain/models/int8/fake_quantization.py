@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ModelError
+from facetrain.files import error_reason
 from facetrain.models.inference_network import layers_with_statistics
 from facetrain.models.int8.network import MAXIMUM, Int8Network, Range
 from facetrain.models.int8.quantize import fold, folded_network, quantize
@@ -120,7 +121,9 @@ def read_ranges(description: Mapping[str, Any], network: Int8Network, origin: st
         pairs = description[_METADATA_KEY]["ranges"]
         ranges = {name: Range(float(low), float(high)) for name, (low, high) in pairs.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{origin}: its ranges of activations are damaged ({error})") from error
+        raise ModelError(
+            f"{origin}: its ranges of activations are damaged ({error_reason(error)})"
+        ) from error
     for name, one in ranges.items():
         if not (math.isfinite(one.high - one.low) and one.low <= 0 <= one.high):
             raise ModelError(
