@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tokenize
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
-_DAMAGE = (EOFError, TypeError, OverflowError, FloatingPointError, RecursionError, MemoryError, BadZipFile)
+_DAMAGE = (TypeError, OverflowError, FloatingPointError, RecursionError, MemoryError)
 _NOT_PYTHON = (SyntaxError, tokenize.TokenError)
 """NumPy parses the header as Python."""
 
@@ -22,10 +21,6 @@ def map_npy(path: Path) -> np.ndarray:
     """
     try:
         with np.errstate(over="raise"):  # the product of the sides that a damaged header claims
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            return np.lib.format.open_memmap(path, "r")
     except (*_DAMAGE, *_NOT_PYTHON) as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise ValueError("an archive of arrays")
-    return array

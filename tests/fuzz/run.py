@@ -35,6 +35,7 @@ def fuzz(
     """Run mutations of a growing corpus and return their number; an input that breaks the target is saved."""
     rng, since, seen, count = random.Random(seed), time.monotonic(), {target(data) for data in corpus}, 0
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python does not show them
     warnings.filterwarnings("ignore", "Reading `.npy`")  # a file of Python 2
     while count != executions and (seconds is None or time.monotonic() - since < seconds):
         data = mutate(corpus[int(rng.random() * len(corpus))], rng)

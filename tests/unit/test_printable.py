@@ -22,6 +22,7 @@ ESCAPE = "\x1b[2J\x1b]0;title\x07"
         ("\u2028\t", "\\u2028\\t"),
         ("क्\u200dष", "क्\u200dष"),
         ("\udcff", "\\xff"),
+        ("\ud800 \udcff", "\\ud800 \\udcff"),
     ],
 )
 def test_control_characters_are_escaped_and_letters_are_kept(text, shown):

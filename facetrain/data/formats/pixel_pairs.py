@@ -58,7 +58,7 @@ def read_pixel_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
         pixel_NCHW = _read_memory_file(path)
         same_P = _boolean(_read_npy(labels_path), labels_path)
     shape = pixel_NCHW.shape
-    if pixel_NCHW.ndim != 4 or shape[1] != _CHANNELS or not 0 < max(shape[2:]) <= _MAX_SIDE:
+    if pixel_NCHW.ndim != 4 or shape[1] != _CHANNELS or not 0 < min(shape[2:]) <= max(shape[2:]) <= _MAX_SIDE:
         raise PairsError(
             f"{path}: an array of shape {shape}; expected images of shape (N, {_CHANNELS}, H, W)"
         )

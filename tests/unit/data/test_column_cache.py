@@ -32,11 +32,15 @@ def test_columns_of_changed_inputs_are_not_used(tmp_path):
     assert load_columns(tmp_path / "a.catalog", [source]) is None
 
 
-@pytest.mark.parametrize(("length", "position"), [(-1, 4096), (5, -8), (1 << 40, 4096), (5, 1 << 40)])
-def test_columns_outside_of_the_file_are_not_used(tmp_path, length, position):
+@pytest.mark.parametrize(
+    ("dtype", "length", "position"),
+    [("<i8", -1, 4096), ("<i8", 5, -8), ("<i8", 1 << 40, 4096), ("<i8", 5, 1 << 40),
+     ("(,)i8", 5, 4096), ("O", 5, 4096), (None, 5, 4096), ("<i8,<i8", 2, 4096)],
+)  # fmt: skip
+def test_columns_of_other_types_or_outside_of_the_file_are_not_used(tmp_path, dtype, length, position):
     save_columns(tmp_path / "a.catalog", [], {"label": np.arange(5)}, {})
     data = (tmp_path / "a.catalog").read_bytes()
     header = json.loads(data[:4096])
-    header["columns"] = [["label", "<i8", length, position]]
+    header["columns"] = [["label", dtype, length, position]]
     (tmp_path / "a.catalog").write_bytes(json.dumps(header).encode().ljust(4096) + data[4096:])
     assert load_columns(tmp_path / "a.catalog", []) is None

@@ -35,6 +35,12 @@ def test_a_row_of_another_length_is_refused_with_its_number(tmp_path, row):
         read_columns(path)
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b, a\n1,2,3\n")
+    with pytest.raises(DataError, match=r"table\.csv: has two columns with the name a; rename one"):
+        read_columns(tmp_path / "table.csv")
+
+
 def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "table.csv").write_text("\n\n")
     with pytest.raises(DataError, match="the file is empty"):

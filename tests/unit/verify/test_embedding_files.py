@@ -53,6 +53,14 @@ def test_a_file_with_fewer_names_than_embeddings_is_refused(tmp_path):
         load_embeddings(tmp_path / "p.npz")
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -1e30])
+def test_numbers_whose_length_is_not_finite_are_refused(tmp_path, number):
+    embedding = np.array([[1, 0], [number, 1]], np.float32)
+    np.savez(tmp_path / "e.npz", embedding=embedding, name=np.array(["a", "b"]), label=np.zeros(2, int))
+    with pytest.raises(DataError, match=r"e\.npz: .* numbers, smaller than 1e\+15"):
+        load_embeddings(tmp_path / "e.npz")
+
+
 def test_an_unknown_suffix_is_refused():
     with pytest.raises(DataError, match=r"unknown suffix .* use \.npz or \.parquet"):
         save_embeddings(Path("e.csv"), some())

@@ -60,6 +60,12 @@ def test_decisions_can_be_switched_off_one_by_one(source, path):
     assert (apply_faults(source.labels, read_report(path, source)) == source.labels).all()
 
 
+@pytest.mark.parametrize("similarity", ["high", None, 10**400, -2])
+def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
+    edit(path, lambda content: content["decisions"][0].update(similarity=similarity))
+    assert np.isnan(read_report(path, source)[0].similarity)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -70,6 +76,7 @@ def test_decisions_can_be_switched_off_one_by_one(source, path):
         (lambda content: content["decisions"].append(3), "decision 5 in the list: `apply`"),
         (lambda content: content["decisions"][0].update(apply="no"), "true or false"),
         (lambda content: content["decisions"][0].update(kind="ugly"), "kind ugly; allowed are"),
+        (lambda content: content["decisions"][0].update(kind={}), "kind {}; allowed are"),
         (lambda content: content["decisions"][0].update(images=[8]), "numbers from 0 to 7"),
         (lambda content: content["decisions"][1].update(images=[True]), "numbers from 0 to 7"),
         (lambda content: content["decisions"][0].update(target=-1), "`target` must be a number from 0"),
@@ -88,9 +95,10 @@ def test_a_report_of_other_labels_and_a_file_that_is_not_json_are_refused(path, 
     other = open_dataset(write_records(tmp_path / "other", [*LABELS[:-1], 2]))
     with pytest.raises(DataError, match="another dataset"):
         read_report(path, other)
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(DataError, match="not JSON"):
-        read_report(path, other)
+    for content in (b"{", b"{\xff}"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="not JSON"):
+            read_report(path, other)
 
 
 def test_pairs_of_identities_are_not_applied_and_have_no_expected_mistakes_by_default(source):
