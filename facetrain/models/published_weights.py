@@ -111,7 +111,7 @@ def _convert_ir(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     converted = dict(_renamed_ir(weights, path))
     if "features.running_mean" in converted:
         # Their last batch norm has no weight and bias.
-        size = len(converted["features.running_mean"])
+        size = converted["features.running_mean"].numel()
         converted.setdefault("features.weight", torch.ones(size))
         converted.setdefault("features.bias", torch.zeros(size))
     return converted
@@ -172,8 +172,11 @@ def _require_half_normalization(path: Path) -> None:
     if not file.is_file():
         return
     stated = _read_settings(file).get("pretrained_cfg") or {}
+    if not isinstance(stated, dict):
+        raise ModelError(f"{file}: pretrained_cfg is not a list of settings")
     for name in ("mean", "std"):
-        if any(value != 0.5 for value in stated.get(name) or []):
+        values = stated.get(name) or []
+        if not isinstance(values, list) or any(value != 0.5 for value in values):
             raise ModelError(
                 f"{file}: pretrained_cfg.{name} is {stated[name]}; face networks of timm that facetrain reads take "
                 "(pixels − 127.5) / 127.5, that is 0.5 for each channel"

@@ -64,22 +64,22 @@ class StoredEmbeddings:
         """Return the rows from `start` to `stop` as they are stored, float32 (n, D).
 
         Raises:
-            DataError: the file cannot be read, or a number is not finite.
+            DataError: the file cannot be read, or a number or its square is not finite.
         """
         stored_nD = self.read(start, min(stop, self.count))
         with np.errstate(over="ignore"):  # float64 beyond float32: reported below
             row_nD = np.array(
                 stored_nD, np.float32, order="C"
             )  # a copy: torch needs memory that can be written
-        # One pass for the usual case: a sum is finite only if all numbers are, and squares cannot cancel.
+        # One pass: a sum is finite only if all numbers are, and squares cannot cancel.
         with np.errstate(over="ignore", invalid="ignore"):
             square_n = np.einsum("nd,nd->n", row_nD, row_nD)
-        for row in np.flatnonzero(~np.isfinite(square_n)).tolist():
-            if not np.isfinite(row_nD[row]).all():
-                raise DataError(
-                    f"{self.path}: row {start + row:,} ({self.name[start + row]}) has numbers that are not "
-                    "finite; embed the image again or remove the row"
-                )
+        if not np.isfinite(square_n).all():
+            row = int(np.flatnonzero(~np.isfinite(square_n))[0])
+            raise DataError(
+                f"{self.path}: row {start + row:,} ({self.name[start + row]}) has numbers that are not "
+                "finite, or whose squares are not; embed the image again or remove the row"
+            )
         return row_nD
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -166,7 +166,10 @@ class _ArrayInFile(Sequence[Any]):
         # Iteration over a Sequence ends at the first IndexError.
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.rows(int(index), int(index) + 1)[0].item()
+        try:
+            return self.rows(int(index), int(index) + 1)[0].item()
+        except SystemError as error:  # NumPy, for a number that is no character
+            raise DataError(f"{self._file.path}: row {index:,} has a name that is no text") from error
 
 
 def _open_parquet(path: Path) -> StoredEmbeddings:
@@ -189,6 +192,7 @@ def _open_parquet(path: Path) -> StoredEmbeddings:
         raise DataError(f"{path}: has no embeddings; embed at least one image")
     label = np.concatenate(labels)
     name = pa.chunked_array(names)
+    name.validate(full=True)
     if label.dtype.kind not in "iu" or name.null_count:
         raise DataError(f"{path}: the names must be texts, and the labels whole numbers (−1 for none)")
     return StoredEmbeddings(path, count, size, _ArrowTexts(name), label, rows.read)

@@ -25,6 +25,7 @@ from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import read_pairs
 from facetrain.errors import CheckpointError, DataError, ModelError, PairsError, RunError, UsageError
 from facetrain.models import model_file
+from facetrain.models.published_weights import convert_published
 from facetrain.models.weight_files import read_weights
 from facetrain.run.lock import LOCK_FILE, RunLock
 from facetrain.run.run_state import read_state
@@ -35,6 +36,7 @@ from facetrain.verify.ijb import open_ijb
 from facetrain.verify.score_files import read_scores, score_pair_list
 from facetrain.verify.search_sets import read_noise_list
 from facetrain.verify.slices import read_slice_table
+from facetrain.verify.stored_embeddings import open_embeddings
 from tests.fuzz.framing import catalog_of, members_of, tar_with_checksums, zip_of
 from tests.fuzz.outcome import describe, outcome
 from tests.support.datasets import encoded_image
@@ -60,6 +62,7 @@ _MANIFEST = {
     "meta": {"run_id": "0" * 16}, "metrics": {"loss": 1.0},
 }  # fmt: skip
 _STATE = {"state": "running", "starts": [{"step": 0, "ranks": 1}], "host": "x", "pid": 4, "total_steps": 3}
+_SETTINGS = {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}, "conf": {"color_space": "BGR"}}
 _IJB_LISTS = (
     "face_tid_mid.txt",
     "name_5pts_score.txt",
@@ -82,6 +85,9 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "slices": (DataError, "b.csv", lambda path: read_slice_table(path, 1)),
         "embeddings_npz": (DataError, "a.npz", load_embeddings),
         "embeddings_parquet": (DataError, "b.parquet", load_embeddings),
+        "stored_npz": (DataError, "s.npz", _read_blocks),
+        "stored_parquet": (DataError, "s.parquet", _read_blocks),
+        "model_settings": (ModelError, "settings/config.json", _read_settings),
         "pair_list": (DataError, "list.csv", lambda path: score_pair_list(_EMBEDDINGS, path, path)),
         "bin_subjects": (PairsError, "a.subjects.csv", lambda path: read_subjects(path.with_name("a.bin"), _SAME)),
         "landmarks_csv": (DataError, "landmarks.csv", read_landmarks),
@@ -118,6 +124,7 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         "manifest": _signed,
         "tar_shard": _tar,
         "embeddings_npz": _npz,
+        "stored_npz": _npz,
         "weights_pt": partial(_torch_archive, members_of(_torch_seed(folder))),
         "cached_columns": _catalog,
     }
@@ -180,6 +187,18 @@ def _torch_archive(members: dict[str, bytes], data: bytes) -> bytes:
     if data[:2] == b"PK":
         return data
     return zip_of({name: data if name.endswith("data.pkl") else old for name, old in members.items()})
+
+
+def _read_blocks(path: Path) -> None:
+    stored = open_embeddings(path)
+    assert sum(len(rows) for _, rows in stored.blocks()) == stored.count
+    list(stored.name), list(stored.label)
+
+
+def _read_settings(path: Path) -> None:
+    """Read the settings beside the weights of timm, and beside those of CVLface."""
+    for name in ("cls_token", "input_layer.0.weight"):
+        convert_published({name: torch.zeros(1, 3, 1, 1)}, path.with_name("a.pt"))
 
 
 def _open_model(path: Path) -> None:
@@ -305,6 +324,9 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
         "slices": [b"age,subject,quality\n3,x,1\n4,y,2\n", b"age,pose\n3,left\n"],
         "embeddings_npz": [known, unpacked.getvalue(), _SEPARATOR.join(arrays)],
         "embeddings_parquet": _parquet_seeds(folder),
+        "stored_npz": [known, _SEPARATOR.join(arrays)],
+        "stored_parquet": _parquet_seeds(folder),
+        "model_settings": [json.dumps(_SETTINGS).encode()],
         "pair_list": [b"first,second,genuine\na,b,0\nb,c,1\n"],
         "bin_subjects": [_SUBJECTS],
         "record_names": [_NAMES],

@@ -160,6 +160,16 @@ def tf_records(data: bytes) -> str:
     return _open_and_read("tf", "a.tfrecord", data[1:] if data[:1] == b"f" else tf_record(data[1:]))
 
 
+def tf_index(data: bytes) -> str:
+    """Open TFace's index of a shard, and the index of img2tfrecord: the parts before and after a line."""
+    named, _, unnamed = data.partition(b"\n--\n")
+    write_input(f"{_FOLDER}/tf_index/named.txt", named)
+    write_input(f"{_FOLDER}/tf_index/a.index", unnamed)
+    remove_catalogs(f"{_FOLDER}/tf_index")
+    paths = (_FOLDER / "tf_index" / "named.txt", _FOLDER / "tf_index")
+    return " ".join(outcome(DataError, partial(_read_first, path)) for path in paths)
+
+
 def gzipped_tar(data: bytes) -> str:
     """Open a .tar.gz: of an archive, correctly compressed, or, after the letter f, of any bytes."""
     with contextlib.suppress(FileNotFoundError):
@@ -174,14 +184,17 @@ def _open_and_read(folder: str, name: str, data: bytes) -> str:
     write_input(f"{path}/{name}", data)
     remove_catalogs(path)
 
-    def read() -> None:
-        dataset = open_dataset(_FOLDER / folder if folder in _DATASET_FOLDERS else _FOLDER / folder / name)
-        for number in range(min(dataset.num_images, 4)):
-            dataset.location(number), image_name(dataset, number)
-            identity_name(dataset, int(dataset.labels[number]))
-            dataset.read(number)
+    place = _FOLDER / folder if folder in _DATASET_FOLDERS else _FOLDER / folder / name
+    return outcome(DataError, partial(_read_first, place))
 
-    return outcome(DataError, read)
+
+def _read_first(path: Path) -> None:
+    """Open a dataset, and read its first images with their names."""
+    dataset = open_dataset(path)
+    for number in range(min(dataset.num_images, 4)):
+        dataset.location(number), image_name(dataset, number)
+        identity_name(dataset, int(dataset.labels[number]))
+        dataset.read(number)
 
 
 def _faces() -> Tensor:
@@ -259,6 +272,9 @@ def seeds() -> dict[str, list[bytes]]:
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
     arrow, parquet = _arrow_and_parquet()
     example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
+    for name in ("tf_index", "tf_index/TFR-X"):
+        (_FOLDER / name).mkdir(exist_ok=True)
+        (_FOLDER / name / "a-00000.tfrecord").write_bytes(tf_record(example))
     network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
     return {
         "recordio": records,
@@ -279,6 +295,7 @@ def seeds() -> dict[str, list[bytes]]:
         "gzipped_tar": [b"m" + _tar(), b"f" + gzip.compress(_tar()), b"f" + 2 * gzip.compress(b"\0" * 512)],
         "saved_dataset": [arrow],
         "parquet_folder": [parquet],
+        "tf_index": [b"TFR-X\t0\t0\t3\nTFR-X\t0\t0\t1\n--\nraw/ann/1.jpg\t0\t0\nraw/bob/2.jpg\t0\t0\n"],
         "tf_records": [b"m" + example, b"f" + 2 * tf_record(example)],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
@@ -297,6 +314,7 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "zip_archive": partial(_open_and_read, "zip", "a.zip"),
     "lmdb_database": partial(_open_and_read, "lmdb", "a.lmdb"),
     "tf_records": tf_records,
+    "tf_index": tf_index,
     "gzipped_tar": gzipped_tar,
     "saved_dataset": partial(_open_and_read, "hf", "a.arrow"),
     "parquet_folder": partial(_open_and_read, "parquet", "a.parquet"),

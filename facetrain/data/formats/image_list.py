@@ -109,6 +109,8 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
             text = line.decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise DataError(f"{place}, line {number}: the text is not UTF-8") from error
+        if "\0" in text:
+            raise DataError(f"{place}, line {number}: contains a zero byte, which no path can have")
         fields = _fields(text)
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1:

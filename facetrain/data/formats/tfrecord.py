@@ -156,7 +156,9 @@ def _shards_of_index(path: Path) -> list[Path]:
         name = file.readline(_MAX_LINE).split(b"\t")[0].decode("utf-8", "replace")
     if not name or "/" in name or name.startswith("."):
         return []
-    return _shards(path.parent / name)
+    folder = path.parent / name
+    with os_errors_as(DataError, path):  # no folder can have a name that is too long
+        return _shards(folder) if folder.is_dir() else []
 
 
 def _build_catalog(shards: list[Path], indexes: list[Path]) -> dict[str, np.ndarray]:

@@ -169,7 +169,7 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
                     images[key] = member.offset, member.offset_data, member.size
                 elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_FILE_BYTES:
                     content = archive.extractfile(member)
-                    data, location = content.read() if content else b"", f"{path}: {member.name}"
+                    data, location = content.read() if content else b"", f"{path}: {printable(member.name)}"
                     if suffix == ".cls":
                         identities[key] = _identity(data, suffix, location)
                     else:
@@ -187,7 +187,7 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
         folder = key.rpartition("/")[0].rpartition("/")[2]
         if key not in identities and not folder:
             raise DataError(
-                f"{path}: image {key[1:]} has neither a .cls or .json file nor a folder that names its "
+                f"{path}: image {printable(key[1:])} has neither a .cls or .json file nor a folder that names its "
                 "identity"
             )
         yield *place, folder, identities.get(key, folder)
