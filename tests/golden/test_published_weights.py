@@ -274,9 +274,14 @@ def test_a_hugging_face_folder_of_timm_opens_and_initializes_a_run(tmp_path):
     backbone = build_backbone(**options)
     initialize_backbone(backbone, tmp_path, images)
     assert_embeddings_are_the_originals("timm_vit_t_patch8", backbone)
-    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"mean": [0.485, 0.456, 0.406]}}')
-    with pytest.raises(ModelError, match="takes? .pixels − 127.5"):
-        open_model(tmp_path, CPU)
+    for stated, message in (
+        ('{"mean": [0.485, 0.456, 0.406]}', "takes? .pixels − 127.5"),
+        ('{"mean": 0.5}', "takes? .pixels − 127.5"),
+        ("[0.5]", "pretrained_cfg is not a list of settings"),
+    ):
+        (tmp_path / "config.json").write_text(f'{{"pretrained_cfg": {stated}}}')
+        with pytest.raises(ModelError, match=message):
+            open_model(tmp_path, CPU)
 
 
 def meta_weights(prefix):

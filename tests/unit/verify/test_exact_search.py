@@ -93,7 +93,7 @@ def test_embeddings_of_different_sizes_are_refused():
         search_exactly(stored(np.ones((2, 4)), "p.npz"), stored(np.ones((2, 5)), "g.npz"), 1)
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30])
 def test_the_row_of_a_number_that_is_not_finite_is_named(number):
     _, gallery = hard_gallery()
     gallery[41, 7] = number

@@ -79,6 +79,15 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, arrays, messa
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_that_is_no_text_is_an_error_when_it_is_read(tmp_path):
+    name = np.array([b"a\0\0\0", b"\xff\xff\xff\xff"]).view("<U1")
+    np.savez(tmp_path / "e.npz", embedding=np.eye(2, dtype=np.float32), name=name, label=np.arange(2))
+    stored = open_embeddings(tmp_path / "e.npz")
+    assert stored.name[0] == "a"
+    with pytest.raises(DataError, match=r"e\.npz: row 1 has a name that is no text"):
+        stored.name[1]
+
+
 def test_an_empty_parquet_file_is_refused(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"embedding": pa.array([], pa.list_(pa.float32(), 4)), "name": pa.array([], pa.string())}

@@ -58,6 +58,7 @@ def test_paths_can_be_relative_to_another_folder(images, tmp_path):
         (b"a/1.png 0.5\n", "the identity 0.5"),
         (b"a/1.png nan\n", "the identity nan"),
         (b"\xff\xfe a/1.png 0\n", "line 1: the text is not UTF-8"),
+        (b"a/1.png 0\na/\0.png 0\n", "line 2: contains a zero byte"),
     ],
 )
 def test_an_invalid_list_is_refused(images, text, message):

@@ -130,7 +130,17 @@ def test_a_truncated_or_foreign_shard_is_refused(tmp_path, change):
         open_dataset(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["X\t9\t0\t0\n", "X\t0\t7\t0\n", "X\t0\t0\t0\nX\t0\n"])
+@pytest.mark.parametrize("name", ["a\0", "a" * 300, "..", "X"])
+def test_an_index_without_shards_is_refused(tmp_path, name):
+    (tmp_path / "X.txt").write_text(f"{name}\t0\t0\t0\n")
+    with pytest.raises(DataError, match="no shards|File name too long|does not name an image"):
+        open_dataset(tmp_path / "X.txt")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["X\t9\t0\t0\n", "X\t0\t7\t0\n", "X\t0\t0\t0\nX\t0\n"],
+)
 def test_an_index_that_does_not_fit_the_shards_is_refused(tmp_path, line):
     write_shards(tmp_path, [tf_example(image=encoded_image(0))])
     (tmp_path / "X.txt").write_text(line)

@@ -44,7 +44,8 @@ def test_tar_shards_take_identities_from_folder_names(tmp_path):
 @pytest.mark.parametrize(
     ("members", "message"),
     [({"1.png": b"x"}, "nor a folder that names"), ({"1.png": b"x", "1.json": b"{}"}, "no identity"),
-     ({}, "no images")],
+     ({}, "no images"), ({"a\nb.png": b"x"}, r"image a\\nb has neither"),
+     ({"a\nb.png": b"x", "a\nb.cls": b"\xff"}, r"a\\nb\.cls: contains no identity")],
 )  # fmt: skip
 def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, message):
     write_tar(tmp_path / "a.tar", members)
