@@ -44,7 +44,7 @@ gpu: $(READY)  ## run the tests that need a CUDA device
 golden: $(READY)  ## compare with numbers that other programs computed
 	$(BIN)/pytest tests/golden
 
-fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; add those with a new error message to tests/fuzz/corpus
+fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; keep those with a new outcome in build/fuzz
 	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 

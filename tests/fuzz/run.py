@@ -71,7 +71,7 @@ def main() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
     target, kept = TARGETS[options.target], corpora.load(options.target, options.corpus)
-    corpus = seeds()[options.target] + kept
+    corpus = seeds()[options.target] + corpora.load(options.target) + kept
     if options.atheris:
         folder = Path("build/fuzz") / options.target
         _fuzz_with_atheris(target, corpus, folder, options.executions or -1, int(seconds or 0))
