@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from facetrain.distributed.process_setup import has_gpu_driver, silence_torch_logs
 from facetrain.errors import UsageError
 
+_ENDPOINT = re.compile(r"(?P<host>[\w.-]+|\[[\w.:]+\])(:(?P<port>[0-9]{1,5}))?")
+_DEFAULT_PORT = 29400
+"""Port of torch's c10d rendezvous if the endpoint has none."""
+_MAX_PORT = 65535
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -44,7 +49,7 @@ def topology(
         nproc_per_node=_processes(nproc_per_node, device),
         min_nodes=least,
         max_nodes=most,
-        endpoint=rdzv_endpoint or "",
+        endpoint=_endpoint(rdzv_endpoint, most) if rdzv_endpoint else "",
         max_restarts=max_restarts,
     )
 
@@ -58,6 +63,24 @@ def _node_range(nnodes: str) -> tuple[int, int]:
     if not 1 <= low <= high:
         raise UsageError(f"--nnodes {nnodes}: give a number of nodes, or MIN:MAX")
     return low, high
+
+
+def _endpoint(endpoint: str, nodes: int) -> str:
+    # With port 0 the host takes any free one, which the other nodes do not know.
+    least = 0 if nodes == 1 else 1
+    if not _ENDPOINT.fullmatch(endpoint) or not least <= host_and_port(endpoint)[1] <= _MAX_PORT:
+        raise UsageError(
+            f"--rdzv-endpoint {endpoint}: give HOST:PORT, with a port from {least} to {_MAX_PORT}; an IPv6 address "
+            "stands in brackets"
+        )
+    return endpoint
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Return the host, an IPv6 address without its brackets, and the port of an endpoint of a `Topology`."""
+    parts = _ENDPOINT.fullmatch(endpoint)
+    assert parts is not None
+    return parts["host"].strip("[]"), int(parts["port"] or _DEFAULT_PORT)
 
 
 def _processes(nproc_per_node: str, device: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
 import threading
@@ -14,13 +13,11 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from facetrain.distributed.topology import Topology
+from facetrain.distributed.topology import Topology, host_and_port
 
 _QUIET_S = 10.0
 _POLL_S = 1.0
 _STORE_TIMEOUT_S = 5.0
-_DEFAULT_PORT = 29400
-"""Port of torch's c10d rendezvous if the endpoint has none."""
 
 
 @contextmanager
@@ -58,9 +55,7 @@ class _NodeCount:
     """Number of nodes that wait in the same rendezvous, counted in its store."""
 
     def __init__(self, endpoint: str, run_id: str) -> None:
-        host, _, port = endpoint.rpartition(":")
-        self._host = (host or endpoint).strip("[]")
-        self._port = int(port) if host and re.fullmatch("[0-9]{1,5}", port) else _DEFAULT_PORT
+        self._host, self._port = host_and_port(endpoint)
         self._key = f"facetrain/{run_id}/waiting"
         self._store: TCPStore | None = None
 

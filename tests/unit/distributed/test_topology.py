@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.distributed.topology import topology
+from facetrain.distributed.topology import host_and_port, topology
 from facetrain.errors import UsageError
 
 
@@ -36,8 +36,24 @@ def test_one_process_that_is_never_restarted_needs_no_agent(options, needs_no_ag
         (("1", "2:1", "h:1"), "--nnodes 2:1"),
         (("1", "none", "h:1"), "--nnodes none"),
         (("1", "2", None), "needs --rdzv-endpoint"),
+        (("1", "2", "host:99999"), "--rdzv-endpoint host:99999: give HOST:PORT, with a port from 1 to 65535"),
+        (("1", "2", "host:0"), "--rdzv-endpoint host:0"),
+        (("1", "1", "host:-1"), "a port from 0 to 65535"),
+        (("1", "2", "host:abc"), "--rdzv-endpoint host:abc"),
+        (("1", "2", ":29400"), "--rdzv-endpoint :29400"),
+        (("1", "2", "::1"), "an IPv6 address stands in brackets"),
+        (("1", "2", "host name:1"), "--rdzv-endpoint host name:1"),
     ],
 )
 def test_invalid_launch_options_are_refused_by_name(options, message):
     with pytest.raises(UsageError, match=message):
         topology(*options, 0, "cpu")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["host", "node_1.cluster:29400", "10.0.0.1:1", "[fe80::1]:65535", "[::1]"]
+)
+def test_an_endpoint_is_a_host_with_or_without_a_port(endpoint):
+    assert topology("1", "2", endpoint, 0, "cpu").endpoint == endpoint
+    assert topology("1", "1", "localhost:0", 0, "cpu").endpoint == "localhost:0"
+    assert host_and_port("[fe80::1]") == ("fe80::1", 29400) and host_and_port("host:1") == ("host", 1)

@@ -57,17 +57,3 @@ def test_a_single_node_waits_for_no_other(capsys, tmp_path):
     with reported_wait(topology("2", "1", None, 0, "cpu"), "run", tmp_path):
         time.sleep(0.3)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "host", "port"),
-    [
-        ("host:29500", "host", 29500),
-        ("[::1]:29500", "::1", 29500),
-        ("host", "host", 29400),
-        ("host:²", "host", 29400),
-    ],
-)
-def test_an_endpoint_without_a_port_has_the_port_of_torch(endpoint, host, port):
-    nodes = wait_for_nodes._NodeCount(endpoint, "run")
-    assert (nodes._host, nodes._port) == (host, port)
