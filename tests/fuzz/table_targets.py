@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -78,8 +79,6 @@ _IJB = (
 
 def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
     """Return the targets, which write their files to a folder."""
-    model_file.build_on_meta = _build_once(model_file.build_on_meta)
-    model_file.build_backbone = _build_once(model_file.build_backbone)
     readers: dict[str, tuple[type[Exception] | tuple[type[Exception], ...], str, Callable[[Path], object]]] = {
         "scores": (DataError, "a.csv", read_scores),
         "slices": (DataError, "b.csv", lambda path: read_slice_table(path, 1)),
@@ -111,8 +110,9 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
         targets[name] = partial(_read, path, str(path), documented, read)
     _safetensors_seed(folder)
     weights = read_weights(folder / "seed.safetensors")[0]
+    builders = {name: _build_once(getattr(model_file, name)) for name in ("build_on_meta", "build_backbone")}
     targets["model_description"] = partial(
-        _described, targets["model_description"], folder / "b.safetensors", weights
+        _described, targets["model_description"], folder / "b.safetensors", weights, builders
     )
     (folder / "lock").mkdir()
     (folder / "cache").mkdir()
@@ -205,16 +205,19 @@ def _open_model(path: Path) -> None:
     model_file.open_model(path, torch.device("cpu"))
 
 
-def _described(raw: Callable[[bytes], str], path: Path, weights: dict[str, Tensor], data: bytes) -> str:
+def _described(
+    raw: Callable[[bytes], str],
+    path: Path,
+    weights: dict[str, Tensor],
+    builders: dict[str, Callable[..., Backbone]],
+    data: bytes,
+) -> str:
     """Open a model with these weights and a description; after the letter f, a file of any bytes."""
     if data[:1] == b"f":
         return raw(data[1:])
-    read, metadata = model_file.read_weights, {"facetrain": data.decode(errors="replace")}
-    model_file.read_weights = lambda path: (weights, metadata)
-    try:
+    metadata = {"facetrain": data.decode(errors="replace")}
+    with patch.multiple(model_file, read_weights=lambda path: (weights, metadata), **builders):
         return outcome(ModelError, partial(_open_model, path))
-    finally:
-        model_file.read_weights = read
 
 
 def _build_once(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
