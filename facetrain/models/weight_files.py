@@ -93,37 +93,15 @@ def load_without_code(path: Path) -> Any:
     Raises:
         ModelError: the file contains other objects, is a program of torch.export, or is not a .pt file.
     """
-    _require_stored(path)
-    if _is_exported_program(path):
-        raise ModelError(
-            f"{path}: is a program that torch.export wrote, which facetrain does not run; give the model that it was "
-            "exported from"
-        )
+    # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
+    is_archive = _is_zip(path)
+    if is_archive:
+        _require_saved_by_torch(path)
     try:
-        # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
         with torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # a damaged pickle raises errors of any kind
         raise ModelError(f"{path}: {_unreadable_reason(path, error)}; no code in it was run") from error
-
-
-def _require_stored(path: Path) -> None:
-    """Refuse an archive with compressed records: torch.save stores them, and a few megabytes could become gigabytes.
-
-    Raises:
-        ModelError: a record is compressed, or the directory of the archive is damaged.
-    """
-    if not _is_zip(path):
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            packed = [r for r in archive.infolist() if r.compress_type != zipfile.ZIP_STORED]
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as error:
-        raise ModelError(f"{path}: {_unreadable_reason(path, RuntimeError())}") from error
-    if packed:
-        raise ModelError(
-            f"{path}: has compressed records ({packed[0].filename}), which torch.save does not write"
-        )
 
 
 def _is_zip(path: Path) -> bool:
@@ -133,11 +111,27 @@ def _is_zip(path: Path) -> bool:
         return True
 
 
-def _is_exported_program(path: Path) -> bool:
-    if not _is_zip(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/archive_format") for name in archive.namelist())
+def _require_saved_by_torch(path: Path) -> None:
+    """Refuse archives that torch.save does not write.
+
+    It stores records without compression, with which a few megabytes could become gigabytes.
+
+    Raises:
+        ModelError: a record is compressed, the directory of the archive is damaged, or it is a program of torch.export.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as error:
+        raise ModelError(f"{path}: {_unreadable_reason(path, RuntimeError())}") from error
+    packed = [record.filename for record in records if record.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise ModelError(f"{path}: has compressed records ({packed[0]}), which torch.save does not write")
+    if any(record.filename.endswith("/archive_format") for record in records):
+        raise ModelError(
+            f"{path}: is a program that torch.export wrote, which facetrain does not run; give the model that it was "
+            "exported from"
+        )
 
 
 def _unreadable_reason(path: Path, error: Exception) -> str:
