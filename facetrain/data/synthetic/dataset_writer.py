@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
+from facetrain.distributed.process_lifetime import end_with_parent
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.spawn import HelperContext
@@ -131,7 +133,8 @@ def _render_identities(
         yield from map(_render_identity, *arguments)
         return
     # spawn, not fork: a fork of a process with threads can deadlock.
-    with ProcessPoolExecutor(workers, mp_context=HelperContext()) as pool:
+    # Without the signal, the processes of a pool whose parent was killed would render on, and then wait forever.
+    with ProcessPoolExecutor(workers, HelperContext(), end_with_parent, (signal.SIGKILL,)) as pool:
         yield from pool.map(_render_identity, *arguments, chunksize=4)
 
 

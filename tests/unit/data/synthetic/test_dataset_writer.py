@@ -1,3 +1,7 @@
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -7,6 +11,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic import write_dataset
 from facetrain.data.synthetic.dataset_writer import render_eval_pairs
 from facetrain.errors import DataError
+from tests.support.processes import descendants, kill, wait_until_gone
 
 SMALL = {"identities": 3, "images_per_identity": 4, "eval_identities": 12, "eval_pairs": 40, "image_size": 48}
 
@@ -50,3 +55,27 @@ def test_pairs_rendered_in_memory_equal_those_of_the_file(tmp_path):
     images, same = render_eval_pairs(**{name: SMALL[name] for name in names}, seed=0, workers=1)
     written, same_there = read_bin(tmp_path / "data" / "synth.bin")
     assert images == written and np.array_equal(same, same_there)
+
+
+_RENDER = """
+from pathlib import Path
+from facetrain.data.synthetic import write_dataset
+write_dataset(Path("data"), workers=2, identities=100_000, images_per_identity=4, eval_identities=9, eval_pairs=20,
+              image_size=48)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel sends the signal on Linux only")
+def test_the_workers_end_with_a_killed_parent(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", _RENDER], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while (
+        not any(path.stat().st_size for path in tmp_path.glob("*/train.rec")) and time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    workers = descendants(parent.pid)
+    kill([parent.pid])
+    parent.wait()
+    left = wait_until_gone(workers, 20)
+    kill(left)
+    assert len(workers) >= 2 and not left
