@@ -70,8 +70,8 @@ def _endpoint(endpoint: str, nodes: int) -> str:
     least = 0 if nodes == 1 else 1
     if not _ENDPOINT.fullmatch(endpoint) or not least <= host_and_port(endpoint)[1] <= _MAX_PORT:
         raise UsageError(
-            f"--rdzv-endpoint {endpoint}: give HOST:PORT, with a port from {least} to {_MAX_PORT}; an IPv6 address "
-            "stands in brackets"
+            f"--rdzv-endpoint {endpoint}: give HOST:PORT, with a port from {least} to {_MAX_PORT}; put an IPv6 address "
+            "in brackets"
         )
     return endpoint
 

@@ -41,7 +41,7 @@ def test_one_process_that_is_never_restarted_needs_no_agent(options, needs_no_ag
         (("1", "1", "host:-1"), "a port from 0 to 65535"),
         (("1", "2", "host:abc"), "--rdzv-endpoint host:abc"),
         (("1", "2", ":29400"), "--rdzv-endpoint :29400"),
-        (("1", "2", "::1"), "an IPv6 address stands in brackets"),
+        (("1", "2", "::1"), "put an IPv6 address in brackets"),
         (("1", "2", "host name:1"), "--rdzv-endpoint host name:1"),
     ],
 )
