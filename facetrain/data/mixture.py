@@ -218,7 +218,6 @@ def _read_identities(path: Path) -> np.ndarray:
 def _read_mask(path: Path, num_images: int) -> np.ndarray:
     """Return the numbers of the images that a .npy file selects, int64."""
     try:
-        # Mapped: NumPy then compares the size that the header claims with that of the file.
         mask = map_npy(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a NumPy array of image numbers ({error_reason(error)})") from error

@@ -204,8 +204,9 @@ def _build_model(
     try:
         options = dict(description["backbone"])
         name = options.pop("name")
-        if _WEIGHTS_PER_BLOCK * sum(map(abs, options.get("layers") or ())) > len(weights):
-            raise ValueError(f"{len(weights)} weights for {sum(options['layers'])} blocks")
+        blocks = sum(map(abs, options.get("layers") or ()))  # abs: negative numbers would hide large ones
+        if _WEIGHTS_PER_BLOCK * blocks > len(weights):
+            raise ValueError(f"{len(weights)} weights for {blocks:,} blocks")
         # On the meta device first, without memory: a crafted file may describe a network of any size.
         described = build_on_meta(name, **options)
     except Exception as error:  # torch's layers raise many types for impossible sizes, without a common base

@@ -36,7 +36,8 @@ def read_columns(path: Path) -> dict[str, list[str]]:
             if len(names) > _MAX_COLUMNS:
                 raise DataError(f"{path}: has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}")
             names = [name.strip() for name in names]
-            if repeated := [name for name, times in Counter(names).items() if times > 1]:
+            # Spreadsheets write several empty columns without a name.
+            if repeated := [name for name, times in Counter(names).items() if name and times > 1]:
                 raise DataError(
                     f"{path}: has two columns with the name {listed(repeated[:1])}; rename one of them"
                 )

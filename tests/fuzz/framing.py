@@ -8,6 +8,8 @@ import struct
 import zipfile
 import zlib
 
+SEPARATOR = b"\n--\n"
+"""Line between the parts of an input that becomes several files."""
 _BLOCK = 512
 _CHECKSUM = slice(148, 156)
 _CATALOG_HEADER_BYTES = 4096

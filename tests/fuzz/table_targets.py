@@ -38,11 +38,10 @@ from facetrain.verify.score_files import read_scores, score_pair_list
 from facetrain.verify.search_sets import read_noise_list
 from facetrain.verify.slices import read_slice_table
 from facetrain.verify.stored_embeddings import open_embeddings
-from tests.fuzz.framing import catalog_of, members_of, tar_with_checksums, zip_of
+from tests.fuzz.framing import SEPARATOR, catalog_of, members_of, tar_with_checksums, zip_of
 from tests.fuzz.outcome import describe, outcome
 from tests.support.datasets import encoded_image
 
-_SEPARATOR = b"\n--\n"
 _EMBEDDINGS = Embeddings(np.eye(3, 4, dtype=np.float32), ["a", "b", "c"], np.array([0, 1, -1]))
 _SAME = np.array([True, False])
 _SCORES = b"pair,score,genuine,subject_1,subject_2,quality,age\na,0.5,1,x,x,0.1,3\nb,-1e-3,false,x,y,2,14\n"
@@ -179,7 +178,7 @@ def _npz(data: bytes) -> bytes:
     """Pack arrays of numpy, which are separated by a line; or take an archive as it is."""
     if data[:2] == b"PK":
         return data
-    return zip_of(dict(zip(("embedding.npy", "name.npy", "label.npy"), data.split(_SEPARATOR), strict=False)))
+    return zip_of(dict(zip(("embedding.npy", "name.npy", "label.npy"), data.split(SEPARATOR), strict=False)))
 
 
 def _torch_archive(members: dict[str, bytes], data: bytes) -> bytes:
@@ -233,7 +232,7 @@ def _build_once(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
 
 def _catalog(data: bytes) -> bytes:
     """Join a header and arrays, which are separated by a line; or take any bytes."""
-    header, separator, arrays = data.partition(_SEPARATOR)
+    header, separator, arrays = data.partition(SEPARATOR)
     return catalog_of(header, arrays) if separator else data
 
 
@@ -259,9 +258,8 @@ def _cached_columns(path: Path, data: bytes) -> str:
         return ""
     for array in columns.arrays.values():
         assert array.dtype.kind in "iufb"
-        assert (
-            len(array.tobytes()) == array.nbytes
-        )  # read it: a page after the end of the file would end the process
+        # Read it: a page after the end of the file would end the process.
+        assert len(array.tobytes()) == array.nbytes
     return " ".join(sorted({array.dtype.str for array in columns.arrays.values()}))
 
 
@@ -326,9 +324,9 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
     return {
         "scores": [_SCORES, _SCORES.replace(b"score", b"distance"), "\ufeffscore,genuine\n1,0\n".encode()],
         "slices": [b"age,subject,quality\n3,x,1\n4,y,2\n", b"age,pose\n3,left\n"],
-        "embeddings_npz": [known, unpacked.getvalue(), _SEPARATOR.join(arrays)],
+        "embeddings_npz": [known, unpacked.getvalue(), SEPARATOR.join(arrays)],
         "embeddings_parquet": _parquet_seeds(folder),
-        "stored_npz": [known, _SEPARATOR.join(arrays)],
+        "stored_npz": [known, SEPARATOR.join(arrays)],
         "stored_parquet": _parquet_seeds(folder),
         "model_settings": [json.dumps(_SETTINGS).encode()],
         "pair_list": [b"first,second,genuine\na,b,0\nb,c,1\n"],
@@ -339,7 +337,7 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
         "listed_pairs": [b"10 300\nann 1 2\nann 1 bob 3\n", b"ann/1.jpg ann/2.jpg 1\n", b"a.jpg 0\nb.jpg 0\n"],
         "noise_list": [b"# noise\na.jpg\n1\tb.jpg\n"],
         "tar_shard": [b"m" + _tar_seed(tarfile.GNU_FORMAT), b"f" + _tar_seed(tarfile.PAX_FORMAT)],
-        "cached_columns": [catalog, catalog[:4096].strip() + _SEPARATOR + catalog[4096:]],
+        "cached_columns": [catalog, catalog[:4096].strip() + SEPARATOR + catalog[4096:]],
         "run_id": [b"0123456789abcdef\n"],
         "run_lock": [json.dumps(_HOLDER).encode()],
         "run_state": [json.dumps(_STATE).encode()],

@@ -33,7 +33,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
-from tests.fuzz.framing import tar_with_checksums
+from tests.fuzz.framing import SEPARATOR, tar_with_checksums
 from tests.fuzz.outcome import outcome
 from tests.fuzz.table_targets import remove_catalogs, table_seeds, table_targets, write_input
 from tests.fuzz.verification_targets import verification_seeds, verification_targets
@@ -162,7 +162,7 @@ def tf_records(data: bytes) -> str:
 
 def tf_index(data: bytes) -> str:
     """Open TFace's index of a shard, and the index of img2tfrecord: the parts before and after a line."""
-    named, _, unnamed = data.partition(b"\n--\n")
+    named, _, unnamed = data.partition(SEPARATOR)
     write_input(f"{_FOLDER}/tf_index/named.txt", named)
     write_input(f"{_FOLDER}/tf_index/a.index", unnamed)
     remove_catalogs(f"{_FOLDER}/tf_index")

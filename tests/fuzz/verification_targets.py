@@ -17,11 +17,11 @@ from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean_report import FORMAT, fingerprint, read_report
 from facetrain.errors import DataError, PairsError
+from tests.fuzz.framing import SEPARATOR
 from tests.fuzz.outcome import outcome
 from tests.fuzz.table_targets import write_input
 from tests.support.datasets import encoded_image, write_records
 
-_SEPARATOR = b"\n--\n"
 _CARD = b"""name: faces
 origin: https://example.org
 license: CC BY-NC 4.0
@@ -56,7 +56,7 @@ def verification_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
 
 def _pairs(path: Path, files: list[str], data: bytes) -> str:
     """Read a set of files, whose contents are separated by a line."""
-    for file, content in zip(files, data.split(_SEPARATOR, len(files) - 1), strict=False):
+    for file, content in zip(files, data.split(SEPARATOR, len(files) - 1), strict=False):
         write_input(str(path / file) if file else str(path), content)
     return outcome(PairsError, lambda: read_pair_archive(path))
 
@@ -111,9 +111,9 @@ def verification_seeds(folder: Path) -> dict[str, list[bytes]]:
     return {
         "arrow_pairs": arrows,
         "parquet_pairs": parquets,
-        "npy_pairs": [b"1.0e+00\n" + _SEPARATOR + _npy(pixels.astype(np.uint8))],
+        "npy_pairs": [b"1.0e+00\n" + SEPARATOR + _npy(pixels.astype(np.uint8))],
         "memory_file_pairs": [
-            _SEPARATOR.join(
+            SEPARATOR.join(
                 [
                     b'{"shape": [2, 3, 2, 2], "dtype": "float32"}',
                     _npy(np.array([True])),

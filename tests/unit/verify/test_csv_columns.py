@@ -39,6 +39,8 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     (tmp_path / "table.csv").write_text("a,b, a\n1,2,3\n")
     with pytest.raises(DataError, match=r"table\.csv: has two columns with the name a; rename one"):
         read_columns(tmp_path / "table.csv")
+    (tmp_path / "table.csv").write_text("a,b,,\n1,2,,\n")
+    assert read_columns(tmp_path / "table.csv") == {"a": ["1"], "b": ["2"], "": [""]}
 
 
 def test_an_empty_file_is_refused(tmp_path):
