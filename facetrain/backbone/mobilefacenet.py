@@ -12,6 +12,13 @@ from facetrain.backbone.base import Backbone, resize_features, run_block
 from facetrain.backbone.prelu import PReLU
 from facetrain.errors import ModelError
 
+LAYERS: dict[str, tuple[int, int, int, int]] = {
+    "mbf_small": (1, 4, 6, 2),
+    "mbf": (1, 4, 6, 2),
+    "mbf_large": (2, 8, 12, 4),
+}
+"""Name -> blocks per stage."""
+
 
 class ConvBlock(nn.Module):
     """Convolution and batch norm, followed by PReLU unless `linear`."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from facetrain.backbone import resnet
+from facetrain.backbone import mobilefacenet, resnet
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import LAYERS, IResNet
 from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
@@ -20,9 +20,8 @@ from facetrain.backbone.vit import VisionTransformer
 from facetrain.errors import ModelError
 
 _MOBILE: dict[str, Callable[..., Backbone]] = {
-    "mbf_small": partial(MobileFaceNet, depths=(1, 4, 6, 2), scale=1),
-    "mbf": partial(MobileFaceNet, depths=(1, 4, 6, 2), scale=2),
-    "mbf_large": partial(MobileFaceNet, depths=(2, 8, 12, 4), scale=4),
+    name: partial(MobileFaceNet, depths=mobilefacenet.LAYERS[name], scale=scale)
+    for name, scale in {"mbf_small": 1, "mbf": 2, "mbf_large": 4}.items()
 }
 _ARCFACE_TORCH: dict[str, Callable[..., Backbone]] = {
     **{name: partial(IResNet, layers) for name, layers in LAYERS.items()},

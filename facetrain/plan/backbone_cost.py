@@ -20,6 +20,7 @@ from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_on_meta
 from facetrain.config.model_section import LoraConfig
 from facetrain.optim.frozen_parts import freeze, has_frozen_batch_norm, trained_buffers
+from facetrain.optim.parameter_names import require_prefixes
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 
@@ -33,6 +34,8 @@ class TrainedParts:
     freeze: tuple[str, ...] = ()
     train_batch_norm: bool = True
     lora: LoraConfig | None = None
+    lr_factors: tuple[str, ...] = ()
+    """Prefixes only: the factors change neither memory nor time."""
 
     def apply(self, net: nn.Module) -> None:
         """Freeze the other parts of a backbone, and add the adapters.
@@ -40,6 +43,7 @@ class TrainedParts:
         Raises:
             ConfigError: a prefix names no part, or no part is left to train.
         """
+        require_prefixes(net, self.lr_factors, "model.lr_factors")
         freeze(net, self.freeze, train_batch_norm=self.train_batch_norm)
         if self.lora is not None:
             add_adapters(net, self.lora.rank, alpha=self.lora.alpha, targets=self.lora.targets)

@@ -133,7 +133,8 @@ def backbone_cost(
 
 def trained_parts(config: Config) -> TrainedParts:
     """Return the parts of the backbone that the config trains."""
-    return TrainedParts(config.model.freeze, config.model.train_batch_norm, config.model.lora)
+    model = config.model
+    return TrainedParts(model.freeze, model.train_batch_norm, model.lora, tuple(model.lr_factors))
 
 
 def _backbone_options(config: Config) -> tuple[tuple[str, Any], ...]:

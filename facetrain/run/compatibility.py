@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from facetrain.backbone import mobilefacenet
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
@@ -29,8 +30,6 @@ _SHAPING_KEYS = (
     "optim.name",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
-_PUBLISHED_IF_NULL = ("model.layers", "model.widths")
-"""Those of them for which null is the published numbers of the backbone."""
 _MEANING_KEYS = (
     "seed",
     "head.loss",
@@ -105,11 +104,9 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
     saved = model.get("config") if isinstance(model, dict) else None
     current = plain_config(config)
     for key in _SHAPING_KEYS:
-        before, now = _lookup(saved, key), _lookup(current, key)
-        # A version that did not have the key trained without what it sets: the tensors decide. So they do where null
-        # stands for published numbers, which may be the ones that are given now.
-        is_known = before is not None or (key not in _PUBLISHED_IF_NULL and _has(saved, key))
-        if is_known and before != now:
+        before, now = _shaping_value(saved, key), _shaping_value(current, key)
+        # A version that did not have the key trained without what it sets: the tensors decide.
+        if before != now and (before is not None or _has(saved, key)):
             before, now = ("null" if value is None else value for value in (before, now))
             raise ConfigError(
                 f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
@@ -161,6 +158,15 @@ def _has_expectations(config: Any) -> bool:
     stages = _lookup(config, "train.stages")
     values = [stage.get("expectations") for stage in stages or [] if isinstance(stage, dict)]
     return any(value not in (None, "off") for value in (*values, _lookup(config, "head.expectations")))
+
+
+def _shaping_value(config: Any, key: str) -> Any:
+    """Return the value of a dotted key; the numbers of blocks that `model.layers: null` stands for."""
+    value = _lookup(config, key)
+    if value is None and key == "model.layers":
+        published = mobilefacenet.LAYERS.get(str(_lookup(config, "model.backbone")))
+        return list(published) if published else None
+    return value
 
 
 def _has(config: Any, key: str) -> bool:

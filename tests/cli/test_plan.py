@@ -53,6 +53,15 @@ def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
     assert "also give --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
 
 
+def test_a_learning_rate_factor_of_no_parameter_is_refused_before_the_run():
+    refused = refusal(
+        "plan", "--config", CONFIG, "--gpus", 8, *AS_TINY, "--set", "model.lr_factors={neck: 0.1}"
+    )
+    assert "model.lr_factors: no parameter's name starts with 'neck'; names start with one of: " in str(
+        refused
+    )
+
+
 def test_the_numbers_of_identities_and_images_are_read_from_the_dataset(tmp_path):
     write_records(tmp_path / "data", [n // 4 for n in range(40)])
     (tmp_path / "own.yaml").write_text(f"data: {{train: {tmp_path}/data}}\n{TINY}")
