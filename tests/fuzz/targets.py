@@ -236,11 +236,12 @@ def _tar() -> bytes:
     return file.getvalue()
 
 
-def _arrow_and_parquet() -> tuple[bytes, bytes]:
+def _arrow_and_parquet(label: str = "int64") -> tuple[bytes, bytes]:
     import pyarrow as pa
     import pyarrow.parquet
 
-    table = pa.table({"image": [{"bytes": encoded_image(0, 4), "path": "a.png"}] * 2, "label": [0, 1]})
+    image = {"bytes": encoded_image(0, 4), "path": "a.png"}
+    table = pa.table({"image": [image] * 2, "label": pa.array([0, 1], pa.type_for_alias(label))})
     arrow, parquet = io.BytesIO(), io.BytesIO()
     with pa.ipc.new_stream(arrow, table.schema) as stream:
         stream.write_table(table)
@@ -270,7 +271,7 @@ def seeds() -> dict[str, list[bytes]]:
         pickle.dumps(([encoded_image(0, 4), encoded_image(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)
     ]
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
-    arrow, parquet = _arrow_and_parquet()
+    numbered, dated = _arrow_and_parquet(), _arrow_and_parquet("timestamp[us]")
     example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
     for name in ("tf_index", "tf_index/TFR-X"):
         (_FOLDER / name).mkdir(exist_ok=True)
@@ -293,8 +294,8 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "mxnet_network": [b"\n\n".join(network)],
         "gzipped_tar": [b"m" + _tar(), b"f" + gzip.compress(_tar()), b"f" + 2 * gzip.compress(b"\0" * 512)],
-        "saved_dataset": [arrow],
-        "parquet_folder": [parquet],
+        "saved_dataset": [numbered[0], dated[0]],
+        "parquet_folder": [numbered[1], dated[1]],
         "tf_index": [b"TFR-X\t0\t0\t3\nTFR-X\t0\t0\t1\n--\nraw/ann/1.jpg\t0\t0\nraw/bob/2.jpg\t0\t0\n"],
         "tf_records": [b"m" + example, b"f" + 2 * tf_record(example)],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],

@@ -85,6 +85,9 @@ def verification_seeds(folder: Path) -> dict[str, list[bytes]]:
     tables = [
         pa.table({"image1": [image] * 2, "image2": [{"bytes": image, "path": "a"}] * 2, "target": [0, 1]}),
         pa.table({"image": [image] * 2, "is_same": [True, True], "index": [1, 0]}),
+        pa.table(
+            {"image": [image] * 2, "is_same": [True, True], "index": pa.array([1, 0], pa.timestamp("us"))}
+        ),
     ]
     arrows, parquets = [], []
     for table in tables:

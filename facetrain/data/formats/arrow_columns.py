@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from facetrain.errors import DataError, missing_package
-from facetrain.files import listed, parse_json
+from facetrain.files import listed, parse_json, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
 _MAX_LABEL = 2**31
+_LABEL_KINDS = (
+    "boolean", "integer", "floating", "decimal",
+    "string", "large_string", "string_view", "binary", "large_binary", "binary_view",
+)  # fmt: skip
 _METADATA = b"huggingface"
 """Key of the schema's metadata under which `datasets` stores the types of the columns."""
 
@@ -43,6 +47,31 @@ def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path
     raise DataError(
         f"{path}: no column for the {what}: it has {listed(names)}; rename one to {' or '.join(wanted)}"
     )
+
+
+def require_labels(kind: Any, name: str, path: Path) -> None:
+    """Check that values of a type of pyarrow can be labels, before they are converted.
+
+    Dates and durations have a wider range than those of Python, and pyarrow ends the process on some types.
+
+    Raises:
+        DataError: they are neither numbers nor texts; the message names the column and begins with `path`.
+    """
+    types = import_pyarrow(path).types
+    values = kind.value_type if types.is_dictionary(kind) else kind
+    if not any(getattr(types, f"is_{one}")(values) for one in _LABEL_KINDS):
+        raise DataError(
+            f"{path}: column {printable(name)} has values of type {printable(str(values))[:100]}; expected whole "
+            "numbers or texts"
+        )
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether the values of a type of pyarrow are texts, in a dictionary or not."""
+    from pyarrow import types
+
+    values = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(values) or types.is_large_string(values)
 
 
 def decoded_bytes(column: Any) -> int:

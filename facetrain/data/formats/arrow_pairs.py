@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.data.formats.arrow_columns import require_labels
 from facetrain.data.formats.parquet import column_names, read_row_groups
 from facetrain.errors import PairsError, missing_package
-from facetrain.files import error_reason, listed
+from facetrain.files import error_reason, listed, printable
 
+_IMAGES = ("image", "image1", "image2")
 _LABELS = ("is_same", "target", "label")
 _STATE = "state.json"
 _MAX_STATE_BYTES = 1 << 20
@@ -37,7 +39,7 @@ def read_arrow_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
         The encoded images, two per pair, and whether each pair shows one person: bool (P,).
 
     Raises:
-        PairsError: pyarrow is not installed, a file is damaged, or a column is missing.
+        DataError: pyarrow is not installed, a file is damaged, or a column is missing or has values of another type.
     """
     return _read_rows(folder, [row for path in _arrow_paths(folder) for row in _arrow_rows(path)])
 
@@ -49,12 +51,12 @@ def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
         The encoded images, two per pair, and whether each pair shows one person: bool (P,).
 
     Raises:
-        DataError: pyarrow is not installed, a file is damaged, or a column is missing.
+        DataError: as `read_arrow_set`.
     """
     rows = []
     for path in paths:
         columns = _used_columns(column_names(path), path)
-        rows += [row for table in read_row_groups(path, columns) for row in table.to_pylist()]
+        rows += [row for table in read_row_groups(path, columns) for row in _table_rows(table, path)]
     return _read_rows(paths[0], rows)
 
 
@@ -88,9 +90,39 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
                 batch.validate(full=True)  # offsets of a damaged file can point anywhere
                 if batch.nbytes > path.stat().st_size:
                     raise PairsError(f"{path}: a batch is larger than the file; write it without compression")
-                yield from batch.select(columns).to_pylist()
+                yield from _table_rows(batch.select(columns), path)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise PairsError(f"{path}: {error_reason(error)}") from error
+
+
+def _table_rows(table: Any, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table or batch of pyarrow: encoded images, and numbers or texts."""
+    values = {}
+    for name in table.schema.names:
+        column = table.column(name)
+        if name in _IMAGES:
+            column = _image_bytes(column, name, path)
+        else:
+            require_labels(column.type, name, path)
+        values[name] = column.to_pylist()
+    for row in zip(*values.values(), strict=True):
+        yield dict(zip(values, row, strict=True))
+
+
+def _image_bytes(column: Any, name: str, path: Path) -> Any:
+    """Return the column of bytes of a column of images."""
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        column = column.flatten()[kind.get_field_index("bytes")]
+    values = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if not (types.is_binary(values) or types.is_large_binary(values)):
+        raise PairsError(
+            f"{path}: column {name} has values of type {printable(str(kind))[:100]}; expected bytes, or a struct of "
+            "bytes and path"
+        )
+    return column
 
 
 def _used_columns(names: list[str], path: Path) -> list[str]:
@@ -113,9 +145,12 @@ def _read_rows(path: Path, rows: list[dict[str, Any]]) -> tuple[list[bytes], np.
             rows = sorted(rows, key=lambda row: int(row["index"]))
         except (TypeError, ValueError) as error:
             raise PairsError(f"{path}: the column index has a value that is not a number") from error
-    sides = [name for name in ("image", "image1", "image2") if name in rows[0]]
+    sides = [name for name in _IMAGES if name in rows[0]]
     label = next(name for name in _LABELS if name in rows[0])
-    images = [_image_bytes(row[side], path, number) for number, row in enumerate(rows) for side in sides]
+    images = [row[side] for row in rows for side in sides]
+    if not all(images):
+        number = next(number for number, image in enumerate(images) if not image)
+        raise PairsError(f"{path}: row {number // len(sides)} has no image bytes")
     labels = [row[label] for row in rows]
     if not all(value in (0, 1) for value in labels):
         raise PairsError(f"{path}: the column {label} has a value other than 0 and 1")
@@ -124,10 +159,3 @@ def _read_rows(path: Path, rows: list[dict[str, Any]]) -> tuple[list[bytes], np.
             raise PairsError(f"{path}: the column {label} differs between the two images of a pair")
         labels = labels[0::2]
     return images, np.array(labels, bool)
-
-
-def _image_bytes(value: Any, path: Path, number: int) -> bytes:
-    value = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(value, bytes) or not value:
-        raise PairsError(f"{path}: row {number} has no image bytes")
-    return value

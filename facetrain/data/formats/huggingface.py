@@ -20,6 +20,7 @@ from facetrain.data.formats.arrow_columns import (
     import_pyarrow,
     number_labels,
     pick_column,
+    require_labels,
 )
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
@@ -166,6 +167,7 @@ def _read_batches(path: Path) -> list[tuple[np.ndarray, np.ndarray, list[str]]]:
                 labels = batch.column(label)
                 if labels.null_count:
                     raise DataError(f"{path}: {labels.null_count:,} rows have no label")
+                require_labels(labels.type, label, path)
                 rows = np.column_stack([bytes_place, path_place])
                 found.append((rows, labels.to_numpy(zero_copy_only=False).copy(), names))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:

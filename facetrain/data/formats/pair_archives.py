@@ -51,14 +51,16 @@ def read_pair_archive(path: Path) -> tuple[list[bytes], np.ndarray]:
     Raises:
         PairsError: the set cannot be read. No code of a file is run.
     """
-    if path.suffix == _PARQUET:
-        try:
+    try:
+        if path.suffix == _PARQUET:
             return read_parquet_set([path] if path.is_file() else _parts(path))
-        except DataError as error:
-            raise PairsError(str(error)) from error
-    if path.is_dir():
-        return read_arrow_set(path) if is_arrow_set(path) else read_pixel_set(path)
-    return read_bin(path)
+        if path.is_dir():
+            return read_arrow_set(path) if is_arrow_set(path) else read_pixel_set(path)
+        return read_bin(path)
+    except PairsError:
+        raise
+    except DataError as error:  # of the readers that datasets of images have, too
+        raise PairsError(str(error)) from error
 
 
 def _parts(path: Path) -> list[Path]:

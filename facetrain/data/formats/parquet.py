@@ -24,8 +24,10 @@ from facetrain.data.formats.arrow_columns import (
     class_names,
     decoded_bytes,
     import_pyarrow,
+    is_text,
     number_labels,
     pick_column,
+    require_labels,
 )
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
@@ -152,11 +154,13 @@ class _RowGroup:
         import pyarrow
 
         value = self._column[row]
+        if not isinstance(value, pyarrow.StructScalar):
+            return None
         try:
-            path = value["path"].as_py() if isinstance(value, pyarrow.StructScalar) else None
+            path = value["path"]
+            return path.as_py() if is_text(path.type) else None
         except (KeyError, UnicodeDecodeError):
             return None
-        return path if isinstance(path, str) else None
 
 
 def _dictionary_of_bytes(chunk: Any) -> tuple[Any, np.ndarray]:
@@ -216,7 +220,8 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {paths[0]}; rename its columns"
             )
-        labels.append(_decoded_labels(_read_columns(path, file.read, [label_column])[label_column], path))
+        values = _read_columns(path, file.read, [label_column])[label_column]
+        labels.append(_decoded_labels(values, label_column, path))
         rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         groups += [(number, group, count) for group, count in enumerate(rows)]
         places += _places_in_file(file, path, column)
@@ -233,12 +238,13 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     return columns, {"column": column}
 
 
-def _decoded_labels(column: Any, path: Path) -> np.ndarray:
+def _decoded_labels(column: Any, name: str, path: Path) -> np.ndarray:
     """Return the values of a column of labels, (N,); texts as objects, of which rows with equal labels share one."""
     import pyarrow
 
     if column.null_count:
         raise DataError(f"{path}: {column.null_count:,} rows have no label")
+    require_labels(column.type, name, path)
     if not pyarrow.types.is_dictionary(column.type):
         return column.to_numpy()
     parts = [np.empty(0, object)]

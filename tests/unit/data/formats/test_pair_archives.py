@@ -208,11 +208,42 @@ def test_the_parts_of_a_parquet_split_are_one_set(tmp_path):
         ({"image": [b"x", b"y"], "is_same": [True, False]}, "differs between the two images of a pair"),
         ({"image": [b"x", b"y"], "is_same": [2, 2]}, "a value other than 0 and 1"),
         ({"image": [b"x", None], "is_same": [1, 1]}, "row 1 has no image bytes"),
+        (
+            {"image": [{"path": "x"}] * 2, "is_same": [1, 1]},
+            r"column image has values of type struct<path: string>",
+        ),
         ({"image": [b"x", b"y"], "is_same": [1, 1], "index": ["a", "b"]}, "index has a value that is not a"),
     ],
 )
 def test_a_dataset_that_is_not_a_set_of_pairs_is_refused(tmp_path, columns, message):
     write_arrow(tmp_path / "a", columns)
+    with pytest.raises(PairsError, match=message):
+        load_pair_set("a", tmp_path)
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("index", r"column index has values of type timestamp\[us\]; expected whole numbers or texts"),
+        ("is_same", r"column is_same has values of type timestamp"),
+        (
+            "image",
+            r"column image has values of type timestamp\[us\]; expected bytes, or a struct of bytes and",
+        ),
+    ],
+)
+def test_dates_that_python_does_not_have_are_refused(tmp_path, form, column, message):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    far = pyarrow.array([1 << 62] * 2, pyarrow.timestamp("us"))
+    columns = {"image": [b"x", b"y"], "is_same": [1, 1], "index": [0, 1]} | {column: far}
+    if form == "arrow":
+        write_arrow(tmp_path / "a", columns)
+    else:
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     with pytest.raises(PairsError, match=message):
         load_pair_set("a", tmp_path)
 

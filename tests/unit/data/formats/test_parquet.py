@@ -148,6 +148,20 @@ def test_rows_without_a_label_are_refused(tmp_path, labels):
         open_dataset(tmp_path)
 
 
+def test_dates_are_neither_labels_nor_names(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    far = pa.array([1 << 62], pa.timestamp("us"))  # a year that Python does not have
+    struct = pa.StructArray.from_arrays([pa.array([encoded_image(0)]), far], ["bytes", "path"])
+    pq.write_table(pa.table({"image": struct, "label": [0]}), tmp_path / "a.parquet")
+    dataset = open_dataset(tmp_path)
+    assert dataset.read(0) == encoded_image(0) and original_name(dataset, 0) is None
+    pq.write_table(pa.table({"image": struct, "label": far}), tmp_path / "a.parquet")
+    with pytest.raises(
+        DataError, match=r"a\.parquet: column label has values of type timestamp\[us\]; expected"
+    ):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("renamed", ["image", "label"])
 def test_files_with_other_columns_are_named(tmp_path, renamed):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
