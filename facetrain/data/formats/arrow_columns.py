@@ -114,7 +114,12 @@ def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np
             )
         return labels.astype(np.int32), names
     # Not an array of texts: each of them would be as long as the longest.
-    texts = labels.tolist()
-    distinct = sorted({str(text) for text in texts})
+    texts = [label_text(value) for value in labels.tolist()]
+    distinct = sorted(set(texts))
     number_of = {text: number for number, text in enumerate(distinct)}
-    return np.fromiter((number_of[str(text)] for text in texts), np.int32, len(texts)), distinct
+    return np.fromiter((number_of[text] for text in texts), np.int32, len(texts)), distinct
+
+
+def label_text(value: Any) -> str:
+    """Return the text of a label; some programs write texts as bytes."""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

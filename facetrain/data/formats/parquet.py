@@ -25,6 +25,7 @@ from facetrain.data.formats.arrow_columns import (
     decoded_bytes,
     import_pyarrow,
     is_text,
+    label_text,
     number_labels,
     pick_column,
     require_labels,
@@ -249,7 +250,7 @@ def _decoded_labels(column: Any, name: str, path: Path) -> np.ndarray:
         return column.to_numpy()
     parts = [np.empty(0, object)]
     for chunk in column.chunks:
-        texts = np.array([*map(str, chunk.dictionary.to_pylist())], object)
+        texts = np.array([*map(label_text, chunk.dictionary.to_pylist())], object)
         parts.append(texts[chunk.indices.to_numpy()])
     return np.concatenate(parts)
 

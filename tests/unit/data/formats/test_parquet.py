@@ -3,7 +3,7 @@ import resource
 
 import pytest
 
-from facetrain.data.dataset import original_name
+from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats import parquet
 from facetrain.data.formats.parquet import read_row_groups
 from facetrain.data.open_dataset import open_dataset
@@ -146,6 +146,17 @@ def test_rows_without_a_label_are_refused(tmp_path, labels):
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet: 2 rows have no label"):
         open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("nature", ["string", "binary", "large_string"])
+def test_labels_of_text_may_be_stored_as_bytes(tmp_path, nature):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    labels = pa.array(["zoë", "ann"]).cast(nature)
+    pq.write_table(
+        pa.table({"image": [encoded_image(n) for n in range(2)], "label": labels}), tmp_path / "a.parquet"
+    )
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoë"
 
 
 def test_dates_are_neither_labels_nor_names(tmp_path):
