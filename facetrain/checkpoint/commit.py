@@ -23,7 +23,8 @@ from pathlib import Path
 
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.errors import CheckpointError
-from facetrain.files import make_folder, sync_folder, write_atomically
+from facetrain.files import error_reason, make_folder, sync_folder, write_atomically
+from facetrain.telemetry.log import warn
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of checkpoints in a run folder."""
@@ -87,7 +88,7 @@ def publish(scratch: Path, target: Path) -> None:
     An existing checkpoint of the same step is kept under a hidden name; `remove_replaced` removes it.
 
     Raises:
-        OSError: a rename failed. An existing checkpoint then keeps its name.
+        OSError: a rename failed, and an existing checkpoint keeps its name; or the folder cannot be synced.
     """
     # The names in the folder must be on the disk before the folder counts as complete.
     sync_folder(scratch)
@@ -103,7 +104,12 @@ def publish(scratch: Path, target: Path) -> None:
             os.rename(replaced, target)
         raise
     sync_folder(target.parent)
-    _write_latest(target)
+    try:
+        _write_latest(target)
+    except OSError as error:  # the checkpoint is complete, and found without the file
+        warn(
+            f"{target.parent / LATEST}: {error_reason(error)}; it names an older checkpoint than {target.name}"
+        )
 
 
 def remove_replaced(target: Path) -> None:
@@ -150,16 +156,19 @@ def remove_surplus(folder: Path, *, keep: int, best_metric: str | None) -> None:
 
 def _best_step(folder: Path, steps: list[int], metric: str) -> int | None:
     """Return the step with the largest finite value of a metric, or None if no checkpoint has one."""
-    values: dict[int, float] = {}
+    ranks: dict[int, tuple[float, int, int]] = {}
     for step in steps:
         try:
-            value = read_manifest(step_folder(folder, step)).metrics[metric]
+            manifest = read_manifest(step_folder(folder, step))
+            value = manifest.metrics[metric]
         except (CheckpointError, KeyError):
             continue
+        verified_step = manifest.meta.get("verified_step")
         if math.isfinite(value):
-            values[step] = value
-    # Of equal values the newest step wins: it was trained longer.
-    return max(values, key=lambda step: (values[step], step), default=None)
+            # Of equal values the newest verification wins: it is of the network that was trained longer. Of the
+            # checkpoints since a verification the first wins: it has the weights that were verified, or the nearest.
+            ranks[step] = value, verified_step if isinstance(verified_step, int) else step, -step
+    return max(ranks, key=ranks.__getitem__, default=None)
 
 
 def _remove_checkpoint(target: Path) -> None:

@@ -78,10 +78,11 @@ class Checkpoint:
         path = Path(path)
         if path.name == LATEST and is_regular_file(path):
             return cls._open_member(path.parent / _read_latest(path), adopt)
-        if (path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir()):
+        is_run = (path / CHECKPOINTS).is_dir()  # its name may be that of a checkpoint
+        if not is_run and ((path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir())):
             with _next_step_named(path):
                 return cls(path)
-        folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+        folder = path / CHECKPOINTS if is_run else path
         steps = complete_steps(folder)
         if not steps:
             raise NoCheckpointError(f"{path}: contains no checkpoint")

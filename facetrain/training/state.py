@@ -45,6 +45,8 @@ class TrainState:
     """Number of steps taken."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the newest verification, named `set/metric`."""
+    verified_step: int | None = None
+    """Step of that verification; None before the first."""
     unverified: bool = False
     """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
     skipped_images: set[str] = field(default_factory=set)
@@ -96,7 +98,8 @@ class TrainState:
             further_rows=tuple(further),
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
-            meta=meta | {"unverified": self.unverified, "execution_mode": self.execution_mode},
+            meta=meta
+            | {name: getattr(self, name) for name in ("verified_step", "unverified", "execution_mode")},
             metrics=self.metrics,
             copy_rows=self.head.on_device,
         )
@@ -126,8 +129,9 @@ class TrainState:
             ) from error
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
         self.unverified = checkpoint.meta.get("unverified") is True
-        mode = checkpoint.meta.get("execution_mode")
+        mode, verified_step = (checkpoint.meta.get(name) for name in ("execution_mode", "verified_step"))
         self.execution_mode = mode if isinstance(mode, str) else None
+        self.verified_step = verified_step if isinstance(verified_step, int) else None
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
@@ -169,6 +173,8 @@ class TrainState:
         parameters, states = self._named_parameters(), self.stepper.optimizer_states()
         for name, value in saved.items():
             parameter_name, _, key = name.rpartition(".")
+            if parameter_name.startswith("distill.") and parameter_name not in parameters:
+                continue  # the projection to a teacher that the run no longer has
             parameter = parameters[parameter_name]
             if parameter not in states:
                 raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
@@ -53,6 +53,7 @@ class Evaluation:
             return
         state.unverified = False
         if results:
+            state.verified_step = state.step
             state.metrics = {
                 f"{name}/{metric}": value
                 for name, result in results.items()
@@ -61,15 +62,8 @@ class Evaluation:
             self._recorder.write(state.step, state.metrics)
             self._undrawn.append((state.step, results))
         if state.step == 0:
-            self._require_best_metric(state.metrics)
+            require_best_metric(self._best_metric, state.metrics)
         state.meter.restart_clock()  # images per second are those of training alone
-
-    def _require_best_metric(self, metrics: Mapping[str, float]) -> None:
-        if self._best_metric is not None and self._best_metric not in metrics:
-            measured = ", ".join(metrics) or "no set: eval.targets is empty"
-            raise ConfigError(
-                f"checkpoint.best_metric: {self._best_metric} is not measured; the verification measures {measured}"
-            )
 
     def draw(self, state: TrainState) -> None:
         """Draw the figures of the verifications since the last call, if a sink shows images."""
@@ -84,3 +78,16 @@ class Evaluation:
             except Exception:  # any error of a plotting library: it must not end days of training
                 logger.warning("the figures of step %d were not drawn", step, exc_info=True)
         state.meter.restart_clock()
+
+
+def require_best_metric(metric: str | None, measured: Iterable[str]) -> None:
+    """Check that the verification measures the metric that chooses the best checkpoint, if one is given.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if metric is not None and metric not in measured:
+        names = ", ".join(measured) or "no set: eval.targets is empty"
+        raise ConfigError(
+            f"checkpoint.best_metric: {metric} is not measured; the verification measures {names}"
+        )

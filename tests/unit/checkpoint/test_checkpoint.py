@@ -1,3 +1,4 @@
+import errno
 import gc
 import hashlib
 import resource
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from facetrain.checkpoint import commit
 from facetrain.checkpoint import snapshot as snapshot_module
 from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
@@ -66,6 +68,49 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     for step, accuracy in enumerate([0.5, 0.9, 0.7, 0.8, 0.6], start=1):
         writer.save(snapshot(step, metrics={"lfw/accuracy": accuracy}))
     assert complete_steps(tmp_path) == [2, 4, 5]
+
+
+def test_the_best_checkpoint_is_the_verified_one_of_those_with_its_metric(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=1, asynchronous=False, best_metric="lfw/accuracy")
+    verified_step, accuracy = None, {4: 0.9951, 8: 0.91, 12: 0.92}
+    for step in range(3, 14):
+        verified_step = step if step in accuracy else verified_step
+        metrics = {"lfw/accuracy": accuracy[verified_step]} if verified_step else {}
+        writer.save(snapshot(step, metrics=metrics, meta={"verified_step": verified_step}))
+        writer.finish()
+    assert complete_steps(tmp_path) == [4, 13]
+
+
+def test_of_equal_verifications_the_newest_is_the_best(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=1, asynchronous=False, best_metric="lfw/accuracy")
+    for step, verified_step in ((1, 1), (2, 1), (3, 3), (4, 3), (5, 3)):
+        writer.save(snapshot(step, metrics={"lfw/accuracy": 0.5}, meta={"verified_step": verified_step}))
+        writer.finish()
+    assert complete_steps(tmp_path) == [3, 5]
+
+
+def test_a_checkpoint_is_saved_even_if_the_name_of_the_newest_cannot_be_written(tmp_path, monkeypatch):
+    writer = CheckpointWriter(tmp_path, asynchronous=False)
+    writer.save(snapshot(1))
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(commit, "_write_latest", refuse)
+    errors = StringIO()
+    with redirect_stderr(errors):
+        assert isinstance(writer.save(snapshot(2)), Saved)
+    assert (
+        "latest: No space left on device; it names an older checkpoint than step_00000002"
+        in errors.getvalue()
+    )
+    assert Checkpoint.open(tmp_path).step == 2
+
+
+def test_a_run_folder_may_have_the_name_of_a_checkpoint(tmp_path):
+    run = tmp_path / "step_20261123"
+    CheckpointWriter(run / "checkpoints", asynchronous=False).save(snapshot(7))
+    assert Checkpoint.open(run).step == Checkpoint.open(run / "checkpoints" / "step_00000007").step == 7
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
