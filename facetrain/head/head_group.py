@@ -126,11 +126,6 @@ class HeadGroup:
         nearest, images = zip(*(part.head.take_nearest() for part in self.parts), strict=True)
         return sum(nearest), sum(images)
 
-    @property
-    def classes_per_step(self) -> float:
-        """Number of classes of a single head with the same chance to guess the class of an image."""
-        return 1 / sum(part.share / max(part.head.classes_per_step, 1) for part in self.parts)
-
     def check_labels(self, labels: np.ndarray) -> None:
         """Check that every label is a class of the group.
 

@@ -314,7 +314,7 @@ class MarginHead:
 
     @property
     def classes_per_step(self) -> float:
-        """Number of classes that take part in a step of the present stage."""
+        """Number of classes that are sampled for a step of the present stage; those of the images take part, too."""
         return self.num_classes * self._stage.sample_rate
 
     @property

@@ -21,7 +21,7 @@ from facetrain.data.staged_loader import StagedLoader, TrainLoader
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.head.head_group import head_parts
+from facetrain.head.head_group import HeadPart, head_parts
 from facetrain.models.initialize_from import initialize_centers
 from facetrain.models.int8.fake_quantization import FakeQuantized
 from facetrain.optim.loss_scale import LossScale
@@ -200,17 +200,20 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
     # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
     has_level = not any(part.head.penalizes_norms for part in head_parts(head))
+    parts = [
+        (part, _classes_in_step(part, first.local_batch_size * state.world.size)) for part in head_parts(head)
+    ]
     chance = sum(
         part.loss_weight
         * part.share
-        * chance_loss(
-            part.head.classes_per_step, part.head.scale, part.head.chance_cosine(), head.embedding_size
-        )
-        for part in head_parts(head)
+        * chance_loss(classes, part.head.scale, part.head.chance_cosine(), head.embedding_size)
+        for part, classes in parts
     )
     return LearningCheck(
         chance if has_level else None,
-        head.classes_per_step,
+        # Of a single head with the same chance to guess the class of an image.
+        1 / sum(part.share / classes for part, classes in parts),
+        start_step=state.step,
         steps_per_epoch=first.steps_per_epoch,
         total_steps=first.stop_step,
         # A frozen backbone of another run has learned already.
@@ -223,6 +226,13 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
             momentum=config.optim.momentum,
         ),
     )
+
+
+def _classes_in_step(part: HeadPart, batch: int) -> float:
+    """Return the expected number of classes in a step: those that are sampled, or those of the images."""
+    count, images = part.head.num_classes, batch * part.share
+    classes_of_images = count * (1 - (1 - 1 / count) ** images)  # of images that are drawn from all classes
+    return max(part.head.classes_per_step, classes_of_images, 1)
 
 
 def is_batch_norm_synced(config: Config) -> bool:

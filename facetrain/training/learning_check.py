@@ -67,19 +67,21 @@ class LearningCheck:
         loss_of_chance: float | None,
         num_classes: float,
         *,
+        start_step: int,
         steps_per_epoch: int,
         total_steps: int,
         where: Circumstances,
     ) -> None:
-        """Take the loss of chance, and the number of classes that take part in a step.
+        """Take the loss of chance, the number of classes in a step, and the step from which training starts.
 
         Without a loss of chance (None), the top-1 share alone decides.
         """
         self._loss_of_chance, self._num_classes, self._where = loss_of_chance, num_classes, where
         self._last_step = min(FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
-        self._finished = total_steps < _FEWEST_STEPS
+        self._finished = total_steps < _FEWEST_STEPS or start_step >= self._last_step
         self._losses: list[float] = []
-        self._nearest = self._images = self._last_report = 0
+        self._nearest = self._images = 0
+        self._last_report = start_step
         self._path = 0.0
 
     @property

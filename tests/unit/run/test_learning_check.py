@@ -28,13 +28,15 @@ def make_images(*, black=False, shuffled=False):
     return image.astype(np.uint8), random.permutation(label) if shuffled else label
 
 
-def build(folder, *, lr=0.05, batch=24, freeze=(), margin="arcface", classes=CLASSES):
+def build(
+    folder, *, lr=0.05, batch=24, freeze=(), margin="arcface", classes=CLASSES, sample_rate=1.0, start_step=0
+):
     config = Config.model_validate(
         {
             "data": {"train": "unused", "image_size": SIZE},
             "model": {"backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [4, 8, 8, 8], "embedding_size": 32,
                       "freeze": freeze},
-            "head": {"margin": {"type": margin, "m2": 0.3, "scale": 16}},
+            "head": {"margin": {"type": margin, "m2": 0.3, "scale": 16}, "sample_rate": sample_rate},
             "optim": {"lr": lr},
             "train": {"batch_size": batch, "max_steps": STEPS, "precision": "fp32", "device": "cpu"},
             "eval": {"targets": []},
@@ -42,6 +44,7 @@ def build(folder, *, lr=0.05, batch=24, freeze=(), margin="arcface", classes=CLA
     )  # fmt: skip
     schedule = schedule_steps(config, CLASSES * IMAGES_PER_CLASS, 1)
     state = build_state(config, WORLD, classes, schedule, folder, None)
+    state.step = start_step
     return state, build_learning_check(config, state, schedule)
 
 
@@ -84,6 +87,20 @@ def test_a_planted_mistake_is_reported_with_its_likely_causes(tmp_path, mistake,
 @pytest.mark.parametrize("margin", ["arcface", "cosface", "adaface", "magface", "elastic_arcface", "softmax"])
 def test_a_run_that_learns_is_not_reported(tmp_path, margin):
     assert train(tmp_path, margin=margin) is None
+
+
+@pytest.mark.slow
+def test_a_run_with_the_classes_of_its_images_only_is_compared_with_their_number(tmp_path):
+    assert train(tmp_path, sample_rate=0.0) is None
+    message = train(tmp_path, sample_rate=0.0, shuffled=True)
+    # 24 images of 40 classes have 40 · (1 − (39/40)^24) = 18.2 classes on average.
+    assert f"of the images (chance: {1 / 18.2163:.3%})" in message
+
+
+def test_a_run_that_resumes_after_the_first_steps_is_not_checked(tmp_path):
+    for step, finished in ((STEPS - 1, False), (STEPS, True), (5 * STEPS, True)):
+        _, check = build(tmp_path, start_step=step)
+        assert check.is_finished == finished
 
 
 def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
