@@ -65,15 +65,18 @@ class JsonLines:
         """
         with self._lock:
             if not self._file.closed:
+                self._write_pending()
                 sync_file(self._file.fileno(), self._file.name)
             if self._pending:
                 reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
                 raise OSError(errno.ENOSPC, reason, self._file.name)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, with a warning if records could not be written."""
         with self._lock:
             self._write_pending()
+            if lost := self._pending.count(b"\n"):
+                warn(f"{self._file.name}: {lost} records are lost, because they could not be written")
             self._file.close()
 
     def _write_pending(self) -> None:

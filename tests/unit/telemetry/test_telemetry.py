@@ -3,6 +3,7 @@ import re
 
 import cv2
 import numpy as np
+import pytest
 import torch
 
 from facetrain.telemetry.console import Console
@@ -48,6 +49,28 @@ def test_a_record_that_is_repeated_after_a_resume_is_in_the_file_once(tmp_path):
         lines.write(20, {"loss": 1.0})
         lines.close()
     assert [record["step"] for record in read_jsonl(path)] == [10, 20]
+
+
+def test_a_sync_writes_the_records_that_a_full_disk_has_refused(tmp_path):
+    with small_disk(tmp_path / "disk", size_kib=64):
+        lines = JsonLines(tmp_path / "disk" / "metrics.jsonl")
+        with full(tmp_path / "disk"):
+            lines.write(10, {"loss": 1.0})
+            with pytest.raises(OSError, match="some records are not written yet"):
+                lines.sync()
+        lines.sync()
+        assert [record["step"] for record in read_jsonl(tmp_path / "disk" / "metrics.jsonl")] == [10]
+        lines.close()
+
+
+def test_records_that_are_lost_at_the_end_are_counted(tmp_path, capfd):
+    with small_disk(tmp_path / "disk", size_kib=64):
+        lines = JsonLines(tmp_path / "disk" / "metrics.jsonl")
+        with full(tmp_path / "disk"):
+            for step in (10, 20):
+                lines.write(step, {"loss": 1.0})
+            lines.close()
+    assert "metrics.jsonl: 2 records are lost, because they could not be written" in capfd.readouterr().err
 
 
 def test_a_new_run_in_an_old_folder_starts_with_empty_metrics(tmp_path):
