@@ -29,8 +29,8 @@ def summarize(
     losses = [record for record in records if "loss" in record]
     if losses:
         first, last = losses[0], losses[-1]
-        before = f"{first['loss']:.3f} at step {first['step']} → " if len(losses) > 1 else ""
-        lines.append(f"  loss      {before}{last['loss']:.3f} at step {last['step']}")
+        before = f"{_number(first['loss'], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
+        lines.append(f"  loss      {before}{_number(last['loss'], '.3f')} at step {last['step']}")
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
@@ -46,10 +46,15 @@ def summarize(
 def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
     first, last = records[0], records[-1]
     before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
-    line = f"  {name:9} accuracy {before:.2%} at step {first['step']} → {after:.2%}"
+    line = f"  {name:9} accuracy {_number(before, '.2%')} at step {first['step']} → {_number(after, '.2%')}"
     if f"{name}/auc" in last:
-        line += f" (AUC {last[f'{name}/auc']:.4f})"
-    return f"{line}, {last[f'{name}/pairs']:.0f} pairs"
+        line += f" (AUC {_number(last[f'{name}/auc'], '.4f')})"
+    return f"{line}, {_number(last[f'{name}/pairs'], '.0f')} pairs"
+
+
+def _number(value: Any, form: str) -> str:
+    """Format a value of metrics.jsonl, where NaN and infinity are texts."""
+    return format(value, form) if isinstance(value, int | float) else str(value)
 
 
 def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
