@@ -127,6 +127,14 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_muon(self) -> Self:
+        if self.optim.muon is not None and self.model.lora is not None:
+            raise ValueError(
+                "optim.muon cannot be combined with model.lora, because it updates no adapters; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_expectations(self) -> Self:
         head = self.head
         if head.expectations == "off" and all(
