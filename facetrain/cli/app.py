@@ -5,6 +5,7 @@ Each command imports the modules it needs when it is called: `facetrain --help` 
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import time
@@ -29,7 +30,7 @@ from facetrain.cli import (
 )
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
-from facetrain.errors import FacetrainError, LostRankError
+from facetrain.errors import FacetrainError, LostRankError, UsageError
 from facetrain.files import error_reason, printable
 
 _INTERRUPTED = 130
@@ -129,6 +130,8 @@ def _exit_with_error(error: Any) -> None:
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong
         _exit_with_usage_error(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is only looked for
+        _exit(f"{error.filename}: {error_reason(error)}", UsageError.exit_code)
     _exit(
         f"internal error: {type(error).__name__}: {error_reason(error)}; "
         "run again with --debug for the traceback",

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import UsageError
-from facetrain.files import printable
+from facetrain.files import error_reason, os_errors_as, printable
 from facetrain.run.run_state import read_state
 from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.telemetry.log import warn
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,17 @@ def list_runs(folder: Path) -> list[ListedRun]:
         raise UsageError(
             f"{folder}: there is no such folder; give the one that holds the run folders (run.dir)"
         )
-    found = [folder] if is_run(folder) else sorted(path for path in folder.iterdir() if is_run(path))
-    return [_describe(path) for path in found]
+    if is_run(folder):
+        return [_describe(folder)]
+    runs = []
+    with os_errors_as(UsageError, folder):
+        paths = sorted(folder.iterdir())
+    for path in paths:
+        try:
+            runs += [_describe(path)] if is_run(path) else []
+        except OSError as error:  # the folder of another user
+            warn(f"{path}: {error_reason(error)}; it is not listed")
+    return runs
 
 
 def is_run(folder: Path) -> bool:

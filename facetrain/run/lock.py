@@ -89,7 +89,7 @@ class RunLock:
                 f"`kill -KILL {holder.pid}`"
             )
         raise UsageError(
-            f"{self._folder}: {place} writes this run since {holder.since}, and it is alive; {advice}"
+            f"{self._folder}: {place} has been writing this run since {holder.since}, and is alive; {advice}"
         )
 
     def require_held(self) -> None:

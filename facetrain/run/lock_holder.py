@@ -41,9 +41,9 @@ class Holder:
         return cls(
             token=secrets.token_hex(8),
             host=socket.gethostname(),
-            machine=_machine(),
+            machine=this_machine(),
             pid=os.getpid(),
-            pid_start=_process(os.getpid())[1],
+            pid_start=process_start(os.getpid()),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
             launchers=tuple(name for name in launchers if name),
         )
@@ -67,15 +67,25 @@ class Holder:
         return json.dumps(vars(self) | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
 
     def process_state(self) -> str:
-        """Return the state of the process, which must be on this machine: a letter of proc(5), one of `ENDED` or not.
-
-        A later process that has got its number does not count.
-        """
-        state, start = _process(self.pid)
-        return state if start in ("", self.pid_start) else ENDED[0]
+        """Return the state of the process, which must be on this machine; see the function `process_state`."""
+        return process_state(self.pid, self.pid_start)
 
 
-def _machine() -> str:
+def process_state(pid: int, pid_start: str) -> str:
+    """Return the state of a process of this machine: a letter of proc(5), one of `ENDED` or not.
+
+    A later process that has got its number does not count.
+    """
+    state, start = _process(pid)
+    return state if start in ("", pid_start) else ENDED[0]
+
+
+def process_start(pid: int) -> str:
+    """Return the start time of a process in clock ticks, as in proc(5); "" where it cannot be read."""
+    return _process(pid)[1]
+
+
+def this_machine() -> str:
     """Return host, start of the kernel and namespace of the processes; the host alone where there is no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

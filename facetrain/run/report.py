@@ -31,12 +31,14 @@ def write_run_report(folder: Path, output: Path) -> None:
 
     Raises:
         UsageError: the folder is not that of a run.
-        RunError: the page cannot be written.
+        RunError: a file of the run cannot be read, or the page cannot be written.
     """
     if not is_run(folder):
         raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml and environment.json)")
+    with os_errors_as(RunError, folder):
+        page = html_page(folder.resolve().name, _body(folder))
     with os_errors_as(RunError, output, "choose another --output"):
-        write_atomically(output, html_page(folder.resolve().name, _body(folder)))
+        write_atomically(output, page)
 
 
 def _body(folder: Path) -> Iterator[str]:

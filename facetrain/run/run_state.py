@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.files import error_reason, parse_json, read_regular_text, write_atomically
+from facetrain.run.lock_holder import ENDED, process_start, process_state, this_machine
 
 _FILE = "state.json"
 _SILENCE_S = 3600.0
@@ -55,10 +56,19 @@ def train_recorded(folder: Path, start: Start, total_steps: int, train: Callable
     try:
         exit_code = train()
     except BaseException as error:
-        _write(folder, RunState(FAILED, error_reason(error), total_steps, starts))
+        _write(folder, RunState(FAILED, _reason(error), total_steps, starts))
         raise
     _write(folder, RunState(STOPPED if exit_code else FINISHED, "", total_steps, starts))
     return exit_code
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a run has ended; a signal outside the training loop raises SystemExit or KeyboardInterrupt."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"ended by {signal.SIGINT.name}"
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+        return f"ended by {signal.Signals(error.code - 128).name}"
+    return error_reason(error)
 
 
 def read_state(folder: Path) -> RunState:
@@ -76,20 +86,16 @@ def read_state(folder: Path) -> RunState:
 
 def _is_alive(folder: Path) -> bool:
     saved = _load(folder)
-    if saved.get("host") != socket.gethostname():
-        newest = max(path.stat().st_mtime for path in folder.iterdir())
-        return time.time() - newest < _SILENCE_S
-    try:
-        os.kill(int(saved["pid"]), 0)  # signal 0 only checks that the process exists
-    except PermissionError:  # it exists, and belongs to another user
-        return True
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return False
-    return True
+    pid, start = saved.get("pid"), saved.get("pid_start")
+    if saved.get("machine") == this_machine() and isinstance(pid, int) and isinstance(start, str):
+        return process_state(pid, start) not in ENDED
+    changed = [os.lstat(path).st_mtime for path in folder.iterdir()]
+    return time.time() - max(changed) < _SILENCE_S
 
 
 def _write(folder: Path, state: RunState) -> None:
-    saved = asdict(state) | {"host": socket.gethostname(), "pid": os.getpid()}
+    pid = os.getpid()
+    saved = asdict(state) | {"machine": this_machine(), "pid": pid, "pid_start": process_start(pid)}
     with suppress(OSError):  # a full disk must not end the run
         write_atomically(folder / _FILE, json.dumps(saved, indent=1) + "\n")
 

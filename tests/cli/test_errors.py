@@ -68,6 +68,13 @@ def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, message):
     assert process.stderr.startswith(f"error: {message}") and process.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["resume", "report", "runs"])
+def test_a_name_that_is_too_long_for_the_system_ends_with_2_and_one_line(command):
+    done = facetrain(command, "x" * 300)
+    assert done.returncode == 2 and done.stderr.startswith("error: xxx"), done.stderr
+    assert done.stderr.endswith(": File name too long\n") and done.stderr.count("\n") == 1
+
+
 def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
     assert process.stderr.count("error: /nowhere: no such folder") == 1

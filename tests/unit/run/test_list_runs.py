@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from facetrain.errors import DivergedError, UsageError
+from facetrain.run import list_runs as run_list
 from facetrain.run import run_state
 from facetrain.run.list_runs import format_runs, list_runs
 from facetrain.run.run_state import Start, read_state, train_recorded
@@ -42,7 +44,7 @@ def train_as(folder, outcome):
 
     try:
         train_recorded(folder, START, 40, train)
-    except (DivergedError, KeyboardInterrupt):
+    except (DivergedError, KeyboardInterrupt, SystemExit):
         pass
 
 
@@ -52,7 +54,8 @@ def train_as(folder, outcome):
         (0, "finished", ""),
         (143, "stopped", ""),
         (DivergedError("the loss is nan", {}), "failed", "the loss is nan"),
-        (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "failed", "ended by SIGINT"),
+        (SystemExit(143), "failed", "ended by SIGTERM"),
     ],
 )
 def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state, reason):
@@ -74,6 +77,32 @@ def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9
     state = read_state(folder)
     assert state.state == "failed" and "ended without a message" in state.reason and state.total_steps == 40
+
+
+def test_a_later_process_with_the_number_of_the_run_is_not_the_run(tmp_path):
+    folder = make_run(tmp_path / "tiny")
+
+    def train():
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps(state | {"pid_start": "1"}))
+        assert read_state(folder).state == "failed"
+        return 0
+
+    train_recorded(folder, START, 40, train)
+
+
+def test_a_folder_that_cannot_be_read_is_named_beside_the_list(tmp_path, monkeypatch, capfd):
+    for name in ("mine", "other"):
+        make_run(tmp_path / name)
+
+    def is_run(folder):
+        if folder.name == "other":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return folder.name == "mine"
+
+    monkeypatch.setattr(run_list, "is_run", is_run)
+    assert [Path(run.folder).name for run in list_runs(tmp_path)] == ["mine"]
+    assert "other: Permission denied; it is not listed" in capfd.readouterr().err
 
 
 def test_a_run_on_another_machine_runs_until_its_files_are_silent(tmp_path, monkeypatch):

@@ -55,7 +55,9 @@ def wait_for(lock, seconds=10.0):
 def test_a_folder_is_locked_once_and_free_after_the_release(tmp_path):
     first, second = RunLock(tmp_path), RunLock(tmp_path)
     assert first.try_acquire() is None
-    with pytest.raises(UsageError, match=f"process {os.getpid()} on .* writes this run since .* alive"):
+    with pytest.raises(
+        UsageError, match=f"process {os.getpid()} on .* has been writing this run since .* alive"
+    ):
         second.try_acquire()
     first.require_held()
     first.release()
@@ -107,7 +109,7 @@ def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, cap
 
 
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.lock_holder._machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.lock_holder.this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
     assert there.try_acquire() is None
     monkeypatch.undo()
@@ -158,7 +160,7 @@ def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
 
 
 def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.lock_holder._machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.lock_holder.this_machine", lambda: "node7 boot 1")
     stopped = RunLock(tmp_path, beat_s=60.0)  # as if by SIGSTOP
     assert stopped.try_acquire() is None
     monkeypatch.undo()
