@@ -18,6 +18,8 @@ from facetrain.errors import ConfigError
 from facetrain.run.compatibility import is_within
 
 _CHUNK_IMAGES = 1 << 20
+_CHANGING_KEYS = ("data.train", "data.min_images_per_identity", "data.synthetic")
+"""Config keys and sections that decide which images a run trains on."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,11 @@ def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, s
         ConfigError: the dataset or its landmarks are others, and not by `--set`.
     """
     # Another number of identities has a message of its own, when the centers are loaded.
-    if num_classes != checkpoint.manifest.num_classes or any(is_within(key, "data") for key in set_keys):
+    if num_classes != checkpoint.manifest.num_classes or any(
+        is_within(key, changing) or is_within(changing, key)
+        for key in set_keys
+        for changing in _CHANGING_KEYS
+    ):
         return
     _check_digest(
         checkpoint,

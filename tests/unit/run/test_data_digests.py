@@ -42,7 +42,10 @@ def test_other_landmarks_are_refused_unless_the_command_line_sets_the_data():
         check(DataDigests("d", "b"), **saved)
     with pytest.raises(ConfigError, match="now have none; restore the landmark file"):
         check(DataDigests("d", ""), **saved)
-    check(DataDigests("d", "b"), ["data.train"], **saved)
+    for key in ("data.train", "data", "data.synthetic.seed"):
+        check(DataDigests("d", "b"), [key], **saved)
+    with pytest.raises(ConfigError, match="now have b"):
+        check(DataDigests("d", "b"), ["data.workers", "data.bad_records", "data.augment.flip"], **saved)
     check(DataDigests("d", "b"), dataset="d")  # from before landmarks had a digest
     with pytest.raises(ConfigError, match=r"trained on a dataset with digest d, but this one has e"):
         check(DataDigests("e", "a"), **saved)
