@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import re
 import signal
 import sys
 import time
@@ -14,14 +15,24 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.process_lifetime import launched_by_torchrun
+from facetrain.errors import UsageError
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-_TORCHRUN_GRACE_S = "30"
+_GRACE_VARIABLE, _TORCHRUN_GRACE_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"
 
 
 def grace_s() -> int:
-    """Return the number of seconds after the first signal when a process that still runs is ended by force."""
-    return int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _TORCHRUN_GRACE_S))
+    """Return the number of seconds after the first signal when a process that still runs is ended by force.
+
+    Raises:
+        UsageError: the environment variable that sets it is not a whole number.
+    """
+    seconds = os.environ.get(_GRACE_VARIABLE, _TORCHRUN_GRACE_S)
+    if not re.fullmatch("[0-9]{1,9}", seconds):
+        raise UsageError(
+            f"{_GRACE_VARIABLE}: {seconds!r} is not a whole number of seconds; use for example 240"
+        )
+    return int(seconds)
 
 
 class Stopped(Exception):
@@ -48,6 +59,12 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
+        """Take no signal yet.
+
+        Raises:
+            UsageError: as `grace_s`. When a signal has come, it would be too late.
+        """
+        grace_s()
         self.signal = 0
         """The last signal that this rank has received; 0: none."""
         self._before: dict[int, Any] = {}

@@ -39,7 +39,8 @@ class World:
     local_size: int
     device: torch.device
     launcher_id: str = ""
-    """Host, number and start time of the elastic agent: the same for all ranks that it starts, and restarts."""
+    """Host, number and start time of the elastic agent: the same for all ranks that it starts, and restarts; empty
+    without one."""
     rendezvous_id: str = ""
     """Random id of this start of the ranks: another one after a restart."""
     restarts: int = 0
@@ -139,7 +140,8 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
         size=size,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=device,
-        launcher_id=_launcher_id(),
+        # Without an agent the parent can be a shell, in which a user starts one run after the other.
+        launcher_id=_launcher_id() if has_agent() else "",
         rendezvous_id=rendezvous_id,
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         store_host=store_host,

@@ -88,6 +88,7 @@ def build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: TrainLoad
         outputs.recorder,
         meta,
         outputs.print,
+        last_saved=run.state.step if run.resumed else None,
         every_minutes=config.checkpoint.every_minutes,
         skipped=loader.skipped,
         check_lock=run.check_lock,

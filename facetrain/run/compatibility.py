@@ -126,6 +126,23 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
         )
 
 
+def describe_batch_change(checkpoint: Checkpoint, schedule: StepSchedule) -> str | None:
+    """Return what another global batch than that of the checkpoint changes, on one line; None if it is the same.
+
+    The config can be the same: `train.batch_size` counts the images of one rank.
+    """
+    saved, now = checkpoint.meta.get("schedule"), schedule.global_batch_size
+    before = saved.get("global_batch_size") if isinstance(saved, dict) else None
+    if not isinstance(before, int) or before == now:
+        return None
+    epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
+    return (
+        f"the global batch was {before:,} images and is {now:,} now: step {checkpoint.step:,} is in epoch "
+        f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, set "
+        f"train.global_batch_size={before}"
+    )
+
+
 def is_within(key: str, section: str) -> bool:
     """Return whether a dotted key is a section or inside it."""
     return key == section or key.startswith(f"{section}.")

@@ -25,10 +25,12 @@ from facetrain.files import os_errors_as
 from facetrain.run.build import build_state, check_decoder, count_workers
 from facetrain.run.build_backbone import check_stage_sizes
 from facetrain.run.build_execution import build_execution
+from facetrain.run.callbacks.evaluation import require_best_metric
 from facetrain.run.compatibility import (
     ConfigChange,
     check_compatibility,
     check_meaning,
+    describe_batch_change,
     find_config_changes,
 )
 from facetrain.run.data_digests import DataDigests, check_data, digest_data
@@ -115,16 +117,21 @@ def prepare_run(
     with fail_together(world):
         if checkpoint is not None:
             parts.state.restore(checkpoint)
+        _check_best_metric(config, parts.sets, parts.state)
+    # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
+    # must remain unchanged.
+    with fail_together(world):
         if world.is_leader:
-            # After restore: if the config does not fit the checkpoint, the folder must remain unchanged.
             if checkpoint is not None:
                 continued = _continue_folder(folder, checkpoint, parts.run_id, adopt=adopt)
             write_run_files(
                 folder, world, describe_changed_paths(given, config) + dump_config(config), parts.run_id
             )
     log = log_to(folder / "log.txt", world.rank)
-    if continued is not None:
+    if checkpoint is not None and continued is not None:
         _report_differences(continued, parts.state.step)
+        if batch_change := describe_batch_change(checkpoint, parts.schedule):
+            warn(batch_change)
     return PreparedRun(
         config=config,
         world=world,
@@ -178,6 +185,22 @@ def _build_parts(
     state.head.check_labels(source.labels)
     execution = build_execution(config, world, state.network, schedule)
     return _Parts(source, sets, schedule, state, execution, run_id, digests, changes)
+
+
+def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -> None:
+    """Check the best metric as far as it is known before the next verification.
+
+    A resumed run may save before that, and would remove the best checkpoint by another metric.
+    """
+    metric = config.checkpoint.best_metric
+    if metric is None:
+        return
+    names = [one.name for one in sets]
+    names += [f"{name}_ema" for name in names if state.average]
+    known = [one for one in state.metrics if one.rpartition("/")[0] in names]
+    chosen = metric.rpartition("/")[0]
+    if chosen not in names or any(one.rpartition("/")[0] == chosen for one in known):
+        require_best_metric(metric, known or [f"{name}/…" for name in names])
 
 
 class _ContinuedFolder(NamedTuple):

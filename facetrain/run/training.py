@@ -158,7 +158,7 @@ def _train(run: PreparedRun) -> int:
             batches = run_batches(run, loader, outputs)
             fit(state, batches, step, callbacks, build_intervals(run), resumed=run.resumed)
             checkpointing.finish()
-            if state.step == run.schedule.total_steps and state.step > first_step:
+            if stopping.signal or (state.step == run.schedule.total_steps and state.step > first_step):
                 checkpointing.require_saved(state)
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.

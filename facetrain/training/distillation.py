@@ -163,7 +163,7 @@ class Distillation(nn.Module):
                 f"{origin}: was trained with another teacher than distill.teacher; restore that model, or start a new "
                 "run with model.init_from"
             )
-        if self.projection is not None or "projection.weight" in saved:
+        if self.projection is not None and "projection.weight" in saved:
             self.load_state_dict(
                 {name: value for name, value in saved.items() if name.startswith("projection.")}
             )

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,10 @@ from facetrain.run import training
 from facetrain.run.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
-from tests.support.ranks import start_ranks
+from tests.support.ranks import free_ports, start_ranks
 
 SIZES = (1, 2, 3, 4)
 PAIRS = [(saved_on, goes_on_on) for saved_on in SIZES for goes_on_on in SIZES if saved_on != goes_on_on]
-
-
-def free_ports(count):
-    probes = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def in_worlds(rank, config, folder, ports):
@@ -37,8 +28,6 @@ def in_worlds(rank, config, folder, ports):
         target = folder / f"{saved_on}_to_{size}"
         if rank == 0:
             shutil.copytree(folder / f"{saved_on}", target)
-            # With RANK set, this counts as a restart, which continues from the newest checkpoint.
-            shutil.rmtree(target / "checkpoints" / "step_00000004")
         with_rank(rank, size, ports.pop(), training.resume, described, target, 2)
 
 

@@ -20,6 +20,8 @@ from facetrain.verify.evaluate import evaluate
 from tests.support.command import facetrain, start, torchrun
 from tests.support.events import read_events
 from tests.support.mxnet_files import randomize
+from tests.support.ranks import free_ports
+from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
 
 CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib", "run_id"}
 
@@ -200,6 +202,26 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
     overrun = facetrain("resume", folder, "--set", "train.max_steps=6")
     assert overrun.returncode == 2 and "the checkpoint is past step 6" in overrun.stderr
     assert kept() == before
+
+
+def test_a_resume_that_fails_on_one_rank_leaves_the_run_as_it_was(describe, tmp_path):
+    folder = tmp_path / "run"
+    checked(torchrun(2, "train", "--config", describe(), "--run-dir", folder))
+    flip_a_bit(folder / "checkpoints" / "step_00000004" / "rank_00001.safetensors")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    refused = torchrun(2, "resume", folder, "--checkpoint", 4, "--set", "log.every_steps=2")
+    assert (
+        refused.returncode == 1 and "step_00000004/rank_00001.safetensors: checksum differs" in refused.stderr
+    )
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_commands_of_one_shell_that_sets_the_ranks_are_no_restarts_of_each_other(describe, tmp_path):
+    folder, alone = tmp_path / "run", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for port in free_ports(2):
+        second = start("train", "--config", describe(), "--run-dir", folder, **alone, MASTER_PORT=str(port))
+        _, errors = second.communicate(timeout=120)
+    assert second.returncode == 2 and "run: already holds a run, at step 12; continue it with" in errors
 
 
 def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):

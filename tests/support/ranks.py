@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,15 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, fresh: 
     with tempfile.TemporaryDirectory() as folder:
         start_ranks(_worker, (world_size, function, args, folder), world_size, fresh=fresh)
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world_size)]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that are free now."""
+    probes = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
 
 
 def start_ranks(

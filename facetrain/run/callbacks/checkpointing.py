@@ -30,14 +30,16 @@ class Checkpointing:
         meta: dict[str, Any],
         print_message: Callable[[str], None],
         *,
+        last_saved: int | None,
         every_minutes: float | None,
         skipped: Sequence[str] = (),
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the writer and the time between two checkpoints in minutes (None: no limit).
 
-        `meta` is stored in every checkpoint. `skipped` is the growing list of this rank's messages about images that
-        it could not read. `check_lock` raises an error if another process writes the run.
+        `last_saved` is the step of the checkpoint that a resumed run continues from. `meta` is stored in every
+        checkpoint. `skipped` is the growing list of this rank's messages about images that it could not read.
+        `check_lock` raises an error if another process writes the run.
         """
         self._check_lock = check_lock
         self._skipped = skipped
@@ -45,8 +47,8 @@ class Checkpointing:
         self._every_s = (every_minutes or float("inf")) * 60
         self._began_at = time.monotonic()
         self._failure = ""
-        self.last_saved: int | None = None
-        """Step of the newest checkpoint that is complete."""
+        self.last_saved = last_saved
+        """Step of the newest checkpoint that is complete; None if there is none."""
 
     def is_overdue(self) -> bool:
         """Return whether `every_minutes` have passed on this rank since the last checkpoint began."""
@@ -70,7 +72,7 @@ class Checkpointing:
 
     def finish(self) -> None:
         """Wait for the checkpoint in flight and commit it. Collective."""
-        self._record(self._writer.finish())
+        self._record(self._writer.finish(), remark="")
 
     def require_saved(self, state: TrainState) -> None:
         """Check that the checkpoint of the present step is complete. All ranks decide the same.
@@ -79,15 +81,20 @@ class Checkpointing:
             CheckpointError: it could not be written.
         """
         if self.last_saved != state.step:
+            next_step = (
+                "start the run again"
+                if self.last_saved is None
+                else f"`facetrain resume` continues from step {self.last_saved}"
+            )
             raise CheckpointError(
-                f"the last checkpoint was not saved ({self._failure}); free space on the disk, then "
-                "`facetrain resume` continues from the previous checkpoint"
+                f"the checkpoint of step {state.step} was not saved ({self._failure}); free space on the disk, then "
+                f"{next_step}"
             )
 
-    def _record(self, outcome: Saved | SaveFailed | None) -> None:
+    def _record(self, outcome: Saved | SaveFailed | None, remark: str = "; training continues") -> None:
         if isinstance(outcome, SaveFailed):
             self._failure = outcome.reason
-            line = f"checkpoint of step {outcome.step} was not saved: {outcome.reason}; training continues"
+            line = f"checkpoint of step {outcome.step} was not saved: {outcome.reason}{remark}"
             logger.warning(line)
             self._print(f"warning: {line}")
             self._recorder.write(outcome.step, {"save_failed": 1.0})

@@ -1,5 +1,6 @@
 """A checkpoint's tensors and the config of the run that continues from it."""
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,8 @@ import pytest
 
 from facetrain.config.loading import build_config, plain_config
 from facetrain.errors import ConfigError
-from facetrain.run.compatibility import check_compatibility
+from facetrain.run.compatibility import check_compatibility, describe_batch_change
+from facetrain.run.step_schedule import schedule_steps
 
 
 def mobile(layers):
@@ -38,3 +40,27 @@ def test_other_numbers_of_blocks_than_the_published_ones_are_refused_with_the_ke
         ConfigError, match=r"^model\.layers: .* with \[2, 8, 12, 4\], .* with \[1, 4, 6, 2\]; keep"
     ):
         check([2, 8, 12, 4], None)
+
+
+@pytest.mark.parametrize(("ranks", "epoch"), [(4, "7.1"), (8, None), (12, "19.4")])
+def test_another_number_of_ranks_with_a_batch_per_rank_is_named_with_the_epoch(ranks, epoch):
+    config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
+    saved, now = (asdict(schedule_steps(config, 1_000_000, number)) for number in (8, ranks))
+    checkpoint = SimpleNamespace(step=12_000, meta={"schedule": saved})
+    line = describe_batch_change(checkpoint, schedule_steps(config, 1_000_000, ranks))
+    if epoch is None:
+        assert line is None
+    else:
+        assert line.startswith(
+            f"the global batch was 1,024 images and is {now['global_batch_size']:,} now: step 12,000 "
+        )
+        assert f"is in epoch {epoch} of the schedule" in line and line.endswith(
+            "train.global_batch_size=1024"
+        )
+
+
+@pytest.mark.parametrize("schedule", [None, [], {}, {"global_batch_size": "x"}])
+def test_a_checkpoint_without_its_batch_is_not_compared(schedule):
+    config = mobile(None)
+    checkpoint = SimpleNamespace(step=1, meta={"schedule": schedule})
+    assert describe_batch_change(checkpoint, schedule_steps(config, 1000, 1)) is None

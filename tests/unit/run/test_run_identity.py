@@ -263,3 +263,11 @@ def test_eval_uses_the_checkpoint_that_the_command_line_names(run, dataset, capf
         app([str(each) for each in (*command, "--checkpoint", choice)], standalone_mode=False)
         assert f"{checkpoint(run, 2)}: " in capfd.readouterr().out
     assert "give the step of a checkpoint, or newest-sound" in str(refusal(*command, "--checkpoint", "x"))
+
+
+def test_a_best_metric_that_no_set_has_is_refused_before_a_checkpoint_is_removed(run):
+    with pytest.raises(
+        ConfigError, match=r"best_metric: lwf/accuracy is not measured; .* no set: eval\.targets is"
+    ):
+        go_on(run, changes=["checkpoint.best_metric=lwf/accuracy", "train.max_steps=6"])
+    assert checkpoint(run, 2).is_dir() and checkpoint(run, 4).is_dir()

@@ -216,3 +216,14 @@ def test_a_run_continues_with_its_own_teacher_only(runs, tmp_path):
     changed = config("loyal", 8, f"distill.teacher={other}", "train.max_steps=2")
     with pytest.raises(CheckpointError, match=r"another teacher than distill\.teacher"):
         training.resume(changed, tmp_path / "run", set_keys={"distill.teacher"})
+
+
+@pytest.mark.parametrize("changes", [["distill=null"], ["distill.loss=relational"]])
+def test_a_run_continues_without_the_projection_to_its_teacher(runs, tmp_path, changes):
+    folder, config = runs
+    options = [f"distill.teacher={folder}/teacher", "distill.loss=mse"]
+    assert training.train(config("narrow", 4, *options, "train.max_steps=2"), tmp_path / "run") == 0
+    assert "projection.weight" in Checkpoint.open(tmp_path / "run").replicated("distill.")
+    changed = config("narrow", 4, *options, "train.max_steps=3", *changes)
+    assert training.resume(changed, tmp_path / "run", set_keys={"distill"}) == 0
+    assert not Checkpoint.open(tmp_path / "run").replicated("optimizer.distill.projection")

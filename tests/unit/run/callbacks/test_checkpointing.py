@@ -14,10 +14,12 @@ from facetrain.training.step import TrainStep
 from tests.unit.run.callbacks.helpers import Board
 
 
-def checkpointing_of(folder, board, lines, every_minutes=None):
+def checkpointing_of(folder, board, lines, every_minutes=None, last_saved=None):
     writer = CheckpointWriter(folder, keep=3, asynchronous=True, best_metric=None)
     recorder = Recorder(board=board)
-    return Checkpointing(writer, recorder, {"model": {}}, lines.append, every_minutes=every_minutes)
+    return Checkpointing(
+        writer, recorder, {"model": {}}, lines.append, last_saved=last_saved, every_minutes=every_minutes
+    )
 
 
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
@@ -70,7 +72,21 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last
     checkpointing.finish()
     assert board.written == [(2, {"save_failed": 1.0})]
     assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 2 was not saved: rank 0: ")
-    with pytest.raises(CheckpointError, match="the last checkpoint was not saved [(]rank 0: "):
+    with pytest.raises(
+        CheckpointError, match="the checkpoint of step 2 was not saved [(]rank 0: .*start the run again"
+    ):
+        checkpointing.require_saved(state)
+
+
+def test_the_last_checkpoint_of_a_resumed_run_is_named_when_a_later_one_cannot_be_written(state, tmp_path):
+    (tmp_path / "file").touch()
+    checkpointing = checkpointing_of(tmp_path / "file", Board(), [], last_saved=7)
+    state.step = 9
+    checkpointing.save(state)
+    checkpointing.finish()
+    with pytest.raises(
+        CheckpointError, match="of step 9 was not saved .*`facetrain resume` continues from step 7$"
+    ):
         checkpointing.require_saved(state)
 
 

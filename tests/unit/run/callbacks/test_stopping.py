@@ -2,7 +2,10 @@
 
 import signal
 
+import pytest
+
 from facetrain.distributed.stop_request import StopRequest
+from facetrain.errors import UsageError
 from facetrain.run.callbacks.checkpointing import Stopping
 from facetrain.training.loop import Agreement
 
@@ -31,3 +34,12 @@ def test_a_signal_that_interrupts_the_verification_after_a_step_stops_the_run_th
         signal.raise_signal(signal.SIGTERM)
         state.unverified = True
         assert stopping.agree(state).stop
+
+
+@pytest.mark.parametrize("seconds", ["5m", "", "-1"])
+def test_a_grace_period_that_is_no_number_is_refused_before_a_signal_comes(monkeypatch, seconds):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds)
+    with pytest.raises(
+        UsageError, match=f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '{seconds}' is not a whole number of"
+    ):
+        StopRequest()
