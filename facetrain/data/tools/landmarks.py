@@ -10,13 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from facetrain.data.tools.near_duplicates import digest
+from facetrain.data.tools.near_duplicates import digest, equal_groups
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 from facetrain.files import error_reason
@@ -46,7 +48,7 @@ class LandmarkTable:
 
     def __init__(self, names: list[np.uint64], points: list[list[float]]) -> None:
         """Take the digests of the names, and ten numbers for each: x and y of five points."""
-        order = np.argsort(np.array(names, np.uint64))
+        order = np.argsort(np.array(names, np.uint64), kind="stable")
         self._name_N = np.array(names, np.uint64)[order]
         self._points_N52 = np.array(points, np.float32).reshape(-1, 5, 2)[order]
 
@@ -64,7 +66,7 @@ def read_landmarks(path: Path) -> LandmarkTable:
     the image, in pixels.
 
     Raises:
-        DataError: the file cannot be read, or an entry does not have five finite points.
+        DataError: the file cannot be read, an entry does not have five finite points, or an image has two entries.
     """
     names, points = [], []
     try:
@@ -82,13 +84,21 @@ def read_landmarks(path: Path) -> LandmarkTable:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not names:
         raise DataError(f"{path}: the file has no landmarks")
+    repeated = equal_groups(np.array(names, np.uint64))
+    if repeated:
+        first, second = repeated[0][:2].tolist()
+        location, name, _ = next(islice(_entries(path), second, None))
+        before = next(islice(_entries(path), first, None))[0].removeprefix(f"{path}, ")
+        raise DataError(f"{location}: {name!r} has landmarks in {before} already; keep one face per image")
     return LandmarkTable(names, points)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
     """Yield the location of each entry for messages, its name and its values."""
     if path.suffix.lower() == ".json":
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=partial(_without_repeats, path)
+        )
         if not isinstance(content, dict):
             raise DataError(f'{path}: not a JSON object; write {{"name": [[x, y], … five points], …}}')
         yield from ((str(path), name, values) for name, values in content.items())
@@ -98,6 +108,15 @@ def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
             is_header = number == 1 and len(row) > 1 and not _is_number(row[1])
             if row and not is_header:
                 yield f"{path}, line {number}", row[0].strip(), row[1:]
+
+
+def _without_repeats(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise DataError(f"{path}: {name!r} occurs twice; keep one face per image")
+        values[name] = value
+    return values
 
 
 def _is_number(text: str) -> bool:

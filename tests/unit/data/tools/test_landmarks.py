@@ -62,6 +62,12 @@ def test_csv_and_json_give_the_same_points(tmp_path, head):
         ("a.json", "{", "a.json: "),
         ("a.json", '{"x": [[1, 2], 3]}', "needs ten numbers"),
         ("none.csv", None, "No such file"),
+        (
+            "a.csv",
+            "\n".join([row("ann/1.png"), row("bob/1.png"), "", row("ann/1.png", POINTS + 90)]),
+            "a.csv, line 4: 'ann/1.png' has landmarks in line 1 already; keep one face per image",
+        ),
+        ("a.json", f'{{"x": {POINTS.tolist()}, "x": {POINTS.tolist()}}}', "'x' occurs twice; keep one face"),
     ],
 )
 def test_a_file_without_valid_landmarks_is_refused(tmp_path, name, content, message):
