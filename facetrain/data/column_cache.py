@@ -22,7 +22,8 @@ import numpy as np
 
 from facetrain.files import parse_json
 
-_VERSION = 1
+_VERSION = 2
+"""Version of the file and of what the datasets store in it: a file of another version is computed again."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24

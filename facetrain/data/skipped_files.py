@@ -11,6 +11,7 @@ from dataclasses import dataclass
 SKIP_KINDS = {
     "hidden": "hidden files",
     "suffix": "files of other types",
+    "special": "links, sparse files and devices",
     "nested": "folders inside the folder of an identity",
     "no_identity": "files outside the folders of identities",
     "empty": "folders without images",

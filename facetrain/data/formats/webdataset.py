@@ -1,6 +1,7 @@
 """WebDataset: tar shards of images.
 
-The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder.
+The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder. A
+hard link counts as the file before it that it is a link to; `tar` writes them for files with several names.
 Shards compressed with gzip are decompressed once.
 """
 
@@ -20,8 +21,10 @@ import numpy as np
 from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.formats.gzip_shards import GZIP_SUFFIXES, decompressed
 from facetrain.data.formats.labels import label_of_each, names_of_folders
+from facetrain.data.formats.member_path import member_path
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json, printable
 
@@ -49,18 +52,28 @@ class TarDataset:
         columns = load_columns(name, self._shards) or save_columns(
             name, self._shards, _build_catalog(self._shards), {}
         )
-        self._header, self._identity_bytes = columns.arrays["header"], columns.arrays["identities"].tobytes()
+        self._columns = columns.arrays
+        self._header, self._header_bytes = columns.arrays["header"], columns.arrays["header_bytes"]
         self._shard, self._offset = columns.arrays["shard"], columns.arrays["offset"]
         self._size, self.labels = columns.arrays["size"], columns.arrays["label"]
         self.num_images = len(self.labels)
         if not self.num_images:
-            raise DataError(f"{path}: the {len(self._shards):,} .tar shards contain no images")
+            left_out = self.skipped[:1]
+            raise DataError(
+                f"{path}: the {len(self._shards):,} .tar shards contain no images"
+                + "".join(f"; {one.name} is left out: {one.reason}" for one in left_out)
+            )
         self.num_classes = int(self.labels.max()) + 1
         self._open = lru_cache(maxsize=_MAX_OPEN_SHARDS)(PositionalFile)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the path."""
         return TarDataset, (self._path,)
+
+    @property
+    def skipped(self) -> list[SkippedFile]:
+        """Members that are not images or labels, and the reasons."""
+        return [SkippedFile(*one) for one in json.loads(self._columns["skipped"].tobytes())]
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -76,15 +89,15 @@ class TarDataset:
 
     def name(self, index: int) -> str:
         """Return the path of an image inside its shard."""
-        header, end = self._header.item(index), self._offset.item(index)
-        data = self._open(self._shards[self._shard[index]]).bytes_at(header, end - header)
+        header, size = self._header.item(index), self._header_bytes.item(index)
+        data = self._open(self._shards[self._shard[index]]).bytes_at(header, size)
         try:
             # The whole header: a long name is in blocks of its own before the last one.
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
                 member = archive.next()
         except _TAR_ERRORS as error:
             raise DataError(f"{self.location(index)}: the name is damaged ({error_reason(error)})") from None
-        return str(index) if member is None else printable(member.name.removeprefix("./"))
+        return str(index) if member is None else printable(member_path(member.name))
 
     def identity_name(self, label: int) -> str:
         """Return the text of the identity, or its folder if it has one of its own; otherwise its number."""
@@ -101,7 +114,7 @@ class TarDataset:
 
     @cached_property
     def _identities(self) -> list[str]:
-        return [printable(name) for name in json.loads(self._identity_bytes)]
+        return [printable(name) for name in json.loads(self._columns["identities"].tobytes())]
 
     def location(self, index: int) -> str:
         """Return the shard and the byte offset."""
@@ -124,60 +137,82 @@ def is_compressed(path: Path) -> bool:
 
 
 def _build_catalog(shards: list[Path]) -> dict[str, np.ndarray]:
-    """Return shard (int32), header, offset, size (int64) and label (int32) of every image.
+    """Return shard (int32), header, header_bytes, offset, size (int64) and label (int32) of every image.
 
     A header is the byte offset of the member in the shard. The labels are the identities if all of them are whole
-    numbers, otherwise their rank in sorted order.
+    numbers, otherwise their rank in sorted order. The bytes of the columns `identities` and `skipped` are JSON.
     """
-    found = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path)]
+    skipped: list[tuple[str, str, str]] = []
+    found = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path, skipped)]
     label_of = label_of_each(name for *_, name in found)
-    table = np.array([(*place, label_of[name]) for *place, _, name in found], dtype=np.int64).reshape(-1, 5)
-    shard, header, offset, size, label = (np.ascontiguousarray(column) for column in table.T)
+    table = np.array([(*place, label_of[name]) for *place, _, name in found], dtype=np.int64).reshape(-1, 6)
+    shard, header, header_bytes, offset, size, label = (np.ascontiguousarray(column) for column in table.T)
     names = [str(name) for name in sorted(label_of, key=label_of.__getitem__)]
     if all(isinstance(name, int) for name in label_of):
         names = names_of_folders(label.tolist(), (folder for *_, folder, _ in found))
     return {
-        "shard": shard.astype(np.int32), "header": header, "offset": offset, "size": size,
-        "label": label.astype(np.int32), "identities": np.frombuffer(json.dumps(names).encode(), np.uint8),
+        "shard": shard.astype(np.int32), "header": header, "header_bytes": header_bytes, "offset": offset,
+        "size": size, "label": label.astype(np.int32),
+        "identities": np.frombuffer(json.dumps(names).encode(), np.uint8),
+        "skipped": np.frombuffer(json.dumps(skipped).encode(), np.uint8),
     }  # fmt: skip
 
 
-def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
-    """Yield (header, offset, size, folder, identity) of every image.
+def _images(
+    path: Path, skipped: list[tuple[str, str, str]]
+) -> Iterator[tuple[int, int, int, int, str, int | str]]:
+    """Yield (header, header_bytes, offset, size, folder, identity) of every image; add other members to `skipped`.
 
     The identity is a number if .cls or .json has one, otherwise a name. If both files exist, .cls counts.
     """
-    images: dict[str, tuple[int, int, int]] = {}
+    images: dict[str, tuple[int, int, int, int]] = {}
     names: dict[str, str] = {}
     identities: dict[str, int | str] = {}
     json_identity: dict[str, int | str | DataError] = {}
+    others: list[tuple[str, str]] = []
+
+    def skip(name: str, kind: str, reason: str) -> None:
+        skipped.append((f"{path.name}/{printable(name)}", kind, printable(reason)))
+
     try:
         with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                folder, _, file = member.name.rpartition("/")
+            for name, member, content in _files(archive):
+                folder, _, file = name.rpartition("/")
                 stem, _, kind = file.partition(".")
                 key, suffix = f"{folder}/{stem}", "." + kind.lower()
-                if not member.isfile():
-                    continue
-                if suffix in IMAGE_SUFFIXES:
+                if content is None:
+                    skip(name, "special", _why_special(member))
+                elif not stem:
+                    skip(name, "hidden", "a name begins with a dot")
+                elif suffix in IMAGE_SUFFIXES:
                     if key in images:
                         raise DataError(
-                            f"{path}: {printable(names[key])} and {printable(member.name)} are two images with one "
-                            "key, the name up to its first dot; give them different keys, or remove one of them"
+                            f"{path}: {printable(names[key])} and {printable(name)} are two images with one key, the "
+                            "name up to its first dot; give them different keys, or remove one of them"
                         )
-                    names[key] = member.name
-                    images[key] = member.offset, member.offset_data, member.size
-                elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_FILE_BYTES:
-                    content = archive.extractfile(member)
-                    data, location = content.read() if content else b"", f"{path}: {printable(member.name)}"
+                    names[key] = name
+                    header_bytes = member.offset_data - member.offset
+                    images[key] = member.offset, header_bytes, content.offset_data, content.size
+                elif suffix in (".cls", ".json"):
+                    data, location = _label_bytes(archive, content), f"{path}: {printable(name)}"
                     if suffix == ".cls":
                         identities[key] = _identity(data, suffix, location)
                     else:
                         json_identity[key] = _identity_or_error(data, suffix, location)
+                else:
+                    others.append((key, name))
     except _TAR_ERRORS as error:
         raise DataError(
             f"{path}: not a tar archive ({error_reason(error)}); a compressed one must be named .tar.gz"
         ) from error
+    for key, name in others:
+        suffix = os.path.splitext(name)[1]
+        if suffix.lower() in IMAGE_SUFFIXES:
+            skip(
+                name, "suffix", f"the key of an image ends at the first dot; rename it to have {suffix} there"
+            )
+        elif key not in images:
+            skip(name, "suffix", f"{suffix or 'no suffix'}: not a format that OpenCV reads")
     for key, found in json_identity.items():
         if key not in identities:
             if isinstance(found, DataError):
@@ -193,6 +228,37 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, str, int | str]]:
         yield *place, folder, identities.get(key, folder)
 
 
+def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo | None]]:
+    """Yield path, header and content of the members that are no folders: of a hard link, the content of its file.
+
+    The content is None if it cannot be read in place.
+    """
+    file_of: dict[str, tarfile.TarInfo] = {}
+    for member in archive:
+        if member.isdir():
+            continue
+        name = member_path(member.name)
+        content = file_of.get(member_path(member.linkname)) if member.islnk() else member
+        if content is None or not content.isreg() or content.issparse():
+            yield name, member, None
+        else:
+            file_of[name] = content
+            yield name, member, content
+
+
+def _why_special(member: tarfile.TarInfo) -> str:
+    if member.issym():
+        return f"a symbolic link to {member.linkname}; write the shard with `tar --dereference`"
+    if member.islnk():
+        return f"a hard link to {member.linkname}, which is no file before it in the shard"
+    return "a sparse file, or none; write the shard without `tar --sparse`"
+
+
+def _label_bytes(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = archive.extractfile(member)
+    return content.read(_MAX_LABEL_FILE_BYTES + 1) if content else b""
+
+
 def _identity_or_error(content: bytes, suffix: str, location: str) -> int | str | DataError:
     """Return the error instead of raising it: it does not matter if there is another file."""
     try:
@@ -202,6 +268,10 @@ def _identity_or_error(content: bytes, suffix: str, location: str) -> int | str 
 
 
 def _identity(content: bytes, suffix: str, location: str) -> int | str:
+    if len(content) > _MAX_LABEL_FILE_BYTES:
+        raise DataError(
+            f"{location}: more than {_MAX_LABEL_FILE_BYTES:,} bytes, too many for a label; shorten it"
+        )
     try:
         value = content.decode("utf-8").strip()
         if suffix == ".json":

@@ -21,6 +21,7 @@ import numpy as np
 from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.formats.image_list import LIST_SUFFIXES, list_entries, number_identities
 from facetrain.data.formats.labels import names_of_folders
+from facetrain.data.formats.member_path import member_path
 from facetrain.data.formats.zip_directory import (
     DEFLATED,
     LOCAL_HEADER,
@@ -109,11 +110,15 @@ class ZipDataset:
         return f"{self._file.path}: {printable(self._member_name(index))}"
 
     def _member_name(self, index: int) -> str:
-        return read_name(self._file, self._entry.item(index)).replace("\\", "/")
+        return _path_of(read_name(self._file, self._entry.item(index)))
 
     @cached_property
     def _identities(self) -> list[str]:
         return [printable(name) for name in json.loads(self._columns.arrays["identities"].tobytes())]
+
+
+def _path_of(name: str) -> str:
+    return member_path(name.replace("\\", "/"))
 
 
 def _member_bytes(file: PositionalFile, offset: int, packed: int) -> bytes | None:
@@ -142,7 +147,7 @@ def _build_catalog(file: PositionalFile) -> tuple[dict[str, np.ndarray], dict[st
     lists: list[Member] = []
     skipped: list[tuple[str, str, str]] = []
     for member in read_directory(file):
-        name = member.name.replace("\\", "/")
+        name = _path_of(member.name)
         parts, (stem, suffix) = name.split("/"), os.path.splitext(name.rpartition("/")[2])
         if name.endswith("/"):
             continue
@@ -154,7 +159,11 @@ def _build_catalog(file: PositionalFile) -> tuple[dict[str, np.ndarray], dict[st
             lists.append(_checked(member._replace(name=name), file, _MAX_LIST_RATIO))
         else:
             skipped.append(
-                (printable(name), "suffix", f"{suffix or 'no suffix'}: not a format that OpenCV reads")
+                (
+                    printable(name),
+                    "suffix",
+                    f"{printable(suffix) or 'no suffix'}: not a format that OpenCV reads",
+                )
             )
     if len(lists) > 1:
         raise DataError(
@@ -241,7 +250,7 @@ def _listed(
     folder, by_name = listed.name.rpartition("/")[0], {image.name: image for image in images}
     found, identities = [], []
     for _, path, identity in list_entries(io.BytesIO(data), place):
-        name = f"{folder}/{path}" if folder else path
+        name = member_path(f"{folder}/{path}" if folder else path)
         if name not in by_name:
             raise DataError(f"{place}: the archive has no image {printable(name)}")
         found.append(by_name[name])

@@ -5,9 +5,11 @@ import os
 import pickle
 import tarfile
 
+import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.column_cache import save_columns
+from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
@@ -160,3 +162,76 @@ def test_two_images_with_one_key_are_refused(tmp_path, other):
             archive.addfile(info, io.BytesIO(b"abc"))
     with pytest.raises(DataError, match=rf"a\.tar: x/1\.jpg and {other} are two images with one key"):
         open_dataset(tmp_path)
+
+
+def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
+    names = ["bob/photo.2019.jpg", "bob/1.jpg", "bob/1.txt", "bob/2.npy", "bob/._1.jpg", "bob/1.mask.png"]
+    write_tar(tmp_path / "a.tar", {name: encoded_image(0) for name in names})
+    with tarfile.open(tmp_path / "a.tar", "a") as archive:
+        for name, kind in (("ann/2.jpg", tarfile.SYMTYPE), ("ann/3.jpg", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "ann/none.jpg"
+            archive.addfile(info)
+    for _ in range(2):  # the second time from the catalog
+        dataset = open_dataset(tmp_path)
+        assert images_of(dataset) == [(0, encoded_image(0))]
+        assert sorted((one.name, one.kind) for one in skipped_files(dataset)) == [
+            ("a.tar/ann/2.jpg", "special"), ("a.tar/ann/3.jpg", "special"), ("a.tar/bob/._1.jpg", "hidden"),
+            ("a.tar/bob/1.mask.png", "suffix"), ("a.tar/bob/2.npy", "suffix"),
+            ("a.tar/bob/photo.2019.jpg", "suffix"),
+        ]  # fmt: skip
+
+
+def test_an_error_about_shards_without_images_names_a_member_that_was_left_out(tmp_path):
+    write_tar(tmp_path / "a.tar", {"bob/photo.2019.jpg": encoded_image(0)})
+    with pytest.raises(
+        DataError, match=r"no images; a\.tar/bob/photo\.2019\.jpg is left out: the key of an image ends"
+    ):
+        open_dataset(tmp_path)
+
+
+def test_a_member_that_was_left_out_cannot_break_the_line_of_a_message(tmp_path):
+    write_tar(tmp_path / "a.tar", {"bob/1.npy\n\x1b[2J": b""})
+    with pytest.raises(DataError) as caught:
+        open_dataset(tmp_path)
+    assert str(caught.value).isprintable() and str(caught.value).count("1.npy") == 1
+
+
+def test_hard_links_are_the_files_that_they_are_links_to(tmp_path):
+    write_tar(tmp_path / "a.tar", {"./set/1.png": encoded_image(1), "./set/1.cls": b"1"})
+    with tarfile.open(tmp_path / "a.tar", "a") as archive:
+        for name, target in (("0.png", "1.png"), ("0.cls", "1.cls"), ("2.png", "0.png")):
+            info = tarfile.TarInfo(f"./set/{name}")
+            info.type, info.linkname = tarfile.LNKTYPE, f"./set/{target}"
+            archive.addfile(info)
+        info = tarfile.TarInfo("./set/2.cls")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"0"))
+    dataset = open_dataset(tmp_path)
+    assert images_of(dataset) == [(label, encoded_image(1)) for label in (1, 1, 0)]
+    assert [original_name(dataset, n) for n in range(3)] == ["set/1.png", "set/0.png", "set/2.png"]
+    dataset.prefetch(0, 3)
+
+
+def test_a_folder_that_was_packed_as_a_dot_names_no_identity(tmp_path):
+    write_tar(tmp_path / "a.tar", {"./ann/./1.png": encoded_image(0), "./bob//1.png": encoded_image(1)})
+    dataset = open_dataset(tmp_path)
+    assert [identity_name(dataset, n) for n in range(2)] == ["ann", "bob"]
+    assert [original_name(dataset, n) for n in range(2)] == ["ann/1.png", "bob/1.png"]
+    write_tar(tmp_path / "a.tar", {"./1.png": encoded_image(0)})
+    with pytest.raises(DataError, match="image 1 has neither a .cls or .json file nor a folder"):
+        open_dataset(tmp_path)
+
+
+def test_a_label_file_that_is_too_long_is_refused(tmp_path):
+    write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0), "ann/1.json": b" " * (1 << 20) + b"{}"})
+    with pytest.raises(DataError, match=r"ann/1\.json: more than 1,048,576 bytes"):
+        open_dataset(tmp_path)
+
+
+def test_a_catalog_of_an_earlier_version_is_not_used(tmp_path):
+    write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0)})
+    save_columns(tmp_path / ".shards.catalog", [tmp_path / "a.tar"], {"label": np.zeros(2, np.int32)}, {})
+    catalog = tmp_path / ".shards.catalog"
+    catalog.write_bytes(catalog.read_bytes().replace(b'"version": 2', b'"version": 1'))
+    assert open_dataset(tmp_path).num_images == 1

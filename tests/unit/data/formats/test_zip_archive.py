@@ -60,6 +60,16 @@ def test_a_list_in_a_zip_archive_gives_the_images_their_order_and_identities(tmp
         open_dataset(path)
 
 
+def test_paths_that_begin_with_a_dot_and_a_slash_are_not_hidden(tmp_path):
+    members = {"./ann/1.png": encoded_image(0), "./bob/1.png": encoded_image(1)}
+    dataset = open_dataset(write_zip(tmp_path / "a.zip", members))
+    assert images_of(dataset) == [(0, encoded_image(0)), (1, encoded_image(1))] and not skipped_files(dataset)
+    assert [dataset.name(n) for n in range(2)] == ["ann/1.png", "bob/1.png"]
+    assert [identity_name(dataset, n) for n in range(2)] == ["ann", "bob"]
+    write_zip(tmp_path / "b.zip", members | {"./labels.csv": "./bob/1.png,0\nann/1.png,1\n"})
+    assert images_of(open_dataset(tmp_path / "b.zip")) == [(0, encoded_image(1)), (1, encoded_image(0))]
+
+
 def test_a_zip64_archive_is_read(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive, archive.open("p/1.png", "w", force_zip64=True) as member:
