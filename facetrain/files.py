@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shlex
 import shutil
 import stat
@@ -142,23 +143,37 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
+def scratch_path(output: Path, suffix: str = "") -> Path:
+    """Return a new hidden path beside `output`, for a file that is to become it; `suffix` ends its name.
+
+    The name is random and not the process id, which processes in several containers or on several hosts can share.
+    """
+    return output.with_name(f".{output.name.removeprefix('.')}.{secrets.token_hex(8)}.tmp{suffix}")
+
+
 @contextmanager
-def new_file(output: Path, kind: type[FacetrainError], suffix: str = "") -> Iterator[Path]:
+def replacing(output: Path, suffix: str = "") -> Iterator[Path]:
     """Yield a temporary path in the same folder; its file becomes `output` when the block ends without an error.
 
     An existing `output` is replaced. `suffix` ends the temporary name, for libraries that check it.
+    """
+    scratch = scratch_path(output, suffix)
+    try:
+        yield scratch
+        os.replace(scratch, output)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(output: Path, kind: type[FacetrainError], suffix: str = "") -> Iterator[Path]:
+    """Yield a temporary path as `replacing` does.
 
     Raises:
         FacetrainError: of type `kind`, if the operating system refuses.
     """
-    # The process id: two processes may write the same file.
-    scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp{suffix}")
-    try:
-        with os_errors_as(kind, output):
-            yield scratch
-            os.replace(scratch, output)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with os_errors_as(kind, output), replacing(output, suffix) as scratch:
+        yield scratch
 
 
 @contextmanager
@@ -170,14 +185,14 @@ def new_folder(output: Path) -> Iterator[Path]:
     """
     if output.exists():
         raise DataError(f"{output}: already exists; remove it or choose another folder")
-    scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        with os_errors_as(DataError, output):
-            scratch.mkdir(parents=True)
+    scratch = scratch_path(output)
+    with os_errors_as(DataError, output):
+        scratch.mkdir(parents=True)
+        try:
             yield scratch
             os.replace(scratch, output)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def make_folder(folder: Path, *, exist_ok: bool = True) -> None:

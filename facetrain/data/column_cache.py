@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.files import parse_json
+from facetrain.files import parse_json, replacing
 
 _VERSION = 2
-"""Version of the file and of what the datasets store in it: a file of another version is computed again."""
+"""Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
@@ -103,22 +103,17 @@ def _cache_paths(name: Path) -> Iterator[Path]:
 
 
 def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.seek(_HEADER_BYTES)
-            for array in arrays.values():
-                padding = np.zeros(-array.nbytes % _ALIGNMENT, dtype=np.uint8)
-                for part in (array.view(np.uint8), padding):
-                    for start in range(0, len(part), _CHUNK_BYTES):
-                        data = part[start : start + _CHUNK_BYTES].tobytes()
-                        header["crc"] = zlib.crc32(data, header["crc"])
-                        file.write(data)
-            file.seek(0)
-            file.write(json.dumps(header).encode().ljust(_HEADER_BYTES))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.seek(_HEADER_BYTES)
+        for array in arrays.values():
+            padding = np.zeros(-array.nbytes % _ALIGNMENT, dtype=np.uint8)
+            for part in (array.view(np.uint8), padding):
+                for start in range(0, len(part), _CHUNK_BYTES):
+                    data = part[start : start + _CHUNK_BYTES].tobytes()
+                    header["crc"] = zlib.crc32(data, header["crc"])
+                    file.write(data)
+        file.seek(0)
+        file.write(json.dumps(header).encode().ljust(_HEADER_BYTES))
 
 
 def _read_header(path: Path) -> dict[str, Any]:

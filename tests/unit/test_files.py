@@ -1,10 +1,19 @@
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason, listed, os_errors_as, parse_yaml, write_atomically
+from facetrain.files import (
+    error_reason,
+    listed,
+    new_file,
+    new_folder,
+    os_errors_as,
+    parse_yaml,
+    write_atomically,
+)
 
 
 def test_an_error_of_the_system_names_path_reason_and_advice(tmp_path):
@@ -56,3 +65,35 @@ def test_a_failed_write_leaves_the_old_text(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new \ud800")
     assert path.read_text() == "old"
+
+
+def test_two_writers_of_one_file_with_one_process_id_do_not_share_a_temporary_file(tmp_path):
+    path = tmp_path / "file.txt"
+    with new_file(path, DataError) as one, one.open("w") as file:
+        file.write("first")
+        with new_file(path, DataError) as other:
+            other.write_text("second, which is complete")
+        assert path.read_text() == "second, which is complete"
+    assert path.read_text() == "first" and [one.name for one in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_new_file_and_folder_have_the_permissions_of_ordinary_ones(tmp_path):
+    before = os.umask(0o026)
+    try:
+        with new_file(tmp_path / "file", DataError) as scratch:
+            scratch.touch()
+        with new_folder(tmp_path / "folder"):
+            pass
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder")] == [0o640, 0o751]
+
+
+def test_the_temporary_folder_of_another_process_with_the_same_id_stays(tmp_path):
+    foreign = tmp_path / f".out.{os.getpid()}.tmp"
+    foreign.mkdir()
+    with new_folder(tmp_path / "out") as scratch:
+        (scratch / "file").touch()
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "other"):
+        raise KeyboardInterrupt
+    assert sorted(one.name for one in tmp_path.iterdir()) == [foreign.name, "out"]

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.errors import PairsError
-from facetrain.files import error_reason, os_errors_as
+from facetrain.files import error_reason, new_file, os_errors_as
 
 _LOAD_ERRORS = (
     ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, AttributeError, EOFError,
@@ -94,20 +94,12 @@ def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None
     Raises:
         PairsError: if there are not two images per pair, or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with os_errors_as(PairsError, path):
-            with temporary.open("wb") as file:
-                count = _write_pickle(file, images, same)
-                if count != 2 * len(same):
-                    raise PairsError(
-                        f"{path}: {count} images for {len(same)} pairs; expected two for each pair"
-                    )
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_file(path, PairsError) as temporary, temporary.open("wb") as file:
+        count = _write_pickle(file, images, same)
+        if count != 2 * len(same):
+            raise PairsError(f"{path}: {count} images for {len(same)} pairs; expected two for each pair")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _write_pickle(file: BinaryIO, images: Iterable[bytes], same: Sequence[bool]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as
+from facetrain.files import error_reason, os_errors_as, replacing
 
 GZIP_SUFFIXES = (".tar.gz", ".tgz")
 _CHUNK_BYTES = 1 << 20
@@ -47,16 +47,12 @@ def decompressed(path: Path) -> Path:
 
 
 def _write(path: Path, place: Path, stamp: int) -> None:
-    temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(place) as temporary:
         with temporary.open("wb") as file:
             for chunk in _chunks(path):
                 file.write(chunk)
         # The copy is complete only with the time of its source.
         os.utime(temporary, ns=(stamp, stamp))
-        os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

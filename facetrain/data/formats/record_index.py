@@ -17,7 +17,7 @@ from facetrain.data.formats.identity_records import labels_by_ranges
 from facetrain.data.formats.record_headers import Headers, read_headers
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.errors import DataError, RecordError
-from facetrain.files import os_errors_as
+from facetrain.files import new_file
 from facetrain.progress import ProgressCallback, ignore_progress
 
 _ROWS_PER_CHUNK = 1 << 19
@@ -228,17 +228,11 @@ def rebuild_index(
     if idx_path.exists() and not overwrite:
         raise DataError(f"{idx_path}: already exists; replace it with --overwrite")
     reader = RecordReader(rec_path)
-    scratch = idx_path.with_name(f".{idx_path.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        with os_errors_as(DataError, idx_path):
-            with scratch.open("w", encoding="ascii") as file:
-                for count, offset in enumerate(reader.scan_offsets(), start=1):
-                    file.write(f"{count - 1}\t{offset}\n")
-                    progress(offset, reader.size)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, idx_path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with new_file(idx_path, DataError) as scratch, scratch.open("w", encoding="ascii") as file:
+        for count, offset in enumerate(reader.scan_offsets(), start=1):
+            file.write(f"{count - 1}\t{offset}\n")
+            progress(offset, reader.size)
+        file.flush()
+        os.fsync(file.fileno())
     return count

@@ -27,6 +27,7 @@ from typing import Self
 
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import RecordError
+from facetrain.files import scratch_path
 
 MAGIC = 0xCED7230A
 KIND_SHIFT = 29
@@ -214,7 +215,7 @@ class RecordWriter:
 
     def __init__(self, rec_path: Path, idx_path: Path | None = None) -> None:
         self._paths = [rec_path, idx_path or rec_path.with_suffix(".idx")]
-        self._temporary = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._paths]
+        self._temporary = [scratch_path(path) for path in self._paths]
         self._rec = self._temporary[0].open("wb")
         self._idx = self._temporary[1].open("w", encoding="ascii")
 

@@ -1,5 +1,7 @@
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -44,3 +46,18 @@ def test_columns_of_other_types_or_outside_of_the_file_are_not_used(tmp_path, dt
     header["columns"] = [["label", dtype, length, position]]
     (tmp_path / "a.catalog").write_bytes(json.dumps(header).encode().ljust(4096) + data[4096:])
     assert load_columns(tmp_path / "a.catalog", []) is None
+
+
+def test_processes_with_one_id_that_cache_the_same_columns_at_once_do_not_share_a_temporary_file(tmp_path):
+    arrays = {"label": np.arange(1 << 20)}
+    start = threading.Barrier(4)
+
+    def save(_):
+        start.wait()
+        return save_columns(tmp_path / ".a.catalog", [], arrays, {}).path
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(save, range(4))) == {tmp_path / ".a.catalog"}
+    columns = load_columns(tmp_path / ".a.catalog", [])
+    assert columns is not None and (columns.arrays["label"] == arrays["label"]).all()
+    assert [one.name for one in tmp_path.iterdir()] == [".a.catalog"]

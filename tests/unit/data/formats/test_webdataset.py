@@ -4,12 +4,15 @@ import json
 import os
 import pickle
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from facetrain.data.column_cache import save_columns
 from facetrain.data.dataset import identity_name, original_name, skipped_files
+from facetrain.data.formats.gzip_shards import decompressed
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
@@ -107,6 +110,23 @@ def test_gzipped_shards_are_decompressed_once(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress((tmp_path / "x.tar").read_bytes()))
     os.utime(tmp_path / "a.tar.gz", (1, 1))
     assert images_of(open_dataset(tmp_path / "a.tar.gz")) == [(0, encoded_image(7))]
+
+
+def test_a_shard_that_processes_with_one_id_decompress_at_once_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write_tar(tmp_path / "x.tar", {f"ann/{n}.png": encoded_image(n) * 1000 for n in range(60)})
+    plain = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(plain, 1))
+    start = threading.Barrier(4)
+
+    def decompress(_):
+        start.wait()
+        return decompressed(tmp_path / "a.tar.gz")
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(decompress, range(4))) == {tmp_path / ".a.tar.gz.tar"}
+    assert (tmp_path / ".a.tar.gz.tar").read_bytes() == plain
+    assert sorted(one.name for one in tmp_path.iterdir()) == [".a.tar.gz.tar", "a.tar.gz", "x.tar"]
 
 
 @pytest.mark.parametrize(
