@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks
 from facetrain.data.formats.huggingface import SPLITS_FILE, STATE_FILE, SavedDataset
-from facetrain.data.formats.image_folder import FolderDataset
+from facetrain.data.formats.image_folder import FolderDataset, folders_with_images
 from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
 from facetrain.data.formats.landmark_file import LandmarkedDataset, landmarks_path
 from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
@@ -22,7 +23,7 @@ from facetrain.data.formats.webdataset import TarDataset, is_compressed, is_shar
 from facetrain.data.formats.zip_archive import ZipDataset
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as
+from facetrain.files import listed, os_errors_as, printable
 
 DATASET_SUFFIXES = frozenset(
     {".rec", ".zip", ".lmdb", ".tar", ".gz", ".tgz", *MIXTURE_SUFFIXES, *LIST_SUFFIXES}
@@ -105,17 +106,38 @@ def _open_folder(folder: Path) -> FaceDataset:
         names = os.listdir(folder)  # once: a folder of identities has up to a million of them
     if "train.rec" in names:
         return RecordDataset(folder)
-    if DATA_FILE in names:
-        return LmdbDataset(folder)
-    if any(map(is_shard, names)):
-        return TarDataset(folder)
-    if STATE_FILE in names or SPLITS_FILE in names:
-        return SavedDataset(folder)
-    if any(name.endswith(".parquet") for name in names):
-        return ParquetDataset(folder)
-    if fnmatch.filter(names, PATTERN):
-        return TfRecordDataset(folder)
+    for is_part, kind in _FOLDER_FORMATS:
+        part = next(filter(is_part, names), None)
+        if part is not None:
+            _require_no_photos(folder, part)
+            return kind(folder)
     return FolderDataset(folder)
+
+
+_FOLDER_FORMATS: list[tuple[Callable[[str], bool], Callable[[Path], FaceDataset]]] = [
+    (lambda name: name == DATA_FILE, LmdbDataset),
+    (is_shard, TarDataset),
+    (lambda name: name in (STATE_FILE, SPLITS_FILE), SavedDataset),
+    (lambda name: name.endswith(".parquet"), ParquetDataset),
+    (lambda name: fnmatch.fnmatchcase(name, PATTERN), TfRecordDataset),
+]
+"""Formats of folders in their order of precedence, and whether a file in the folder is a part of such a dataset."""
+
+
+def _require_no_photos(folder: Path, part: str) -> None:
+    """Check that a folder with a part of another dataset is not one of photos: a single backup would hide them all.
+
+    One subfolder with images, such as the pictures of a description, is none of identities.
+
+    Raises:
+        DataError: two subfolders have images.
+    """
+    identities = folders_with_images(folder, 2)
+    if len(identities) == 2:
+        raise DataError(
+            f"{folder}: has {printable(part)}, and images in folders such as {listed(sorted(identities))}; only one of "
+            "both can be the dataset: move the other one out of the folder"
+        )
 
 
 def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:

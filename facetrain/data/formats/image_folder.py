@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,9 @@ from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, printable
+
+_PROBED_FOLDERS, _PROBED_FILES = 1000, 16
+"""Entries to look at in a folder that is probably not one of images: it may have millions."""
 
 
 class FolderDataset:
@@ -111,6 +116,21 @@ class FolderDataset:
         if nested is not None:
             message += f"; if the identities are the folders in {nested.split('/')[0]}, give that folder"
         return message
+
+
+def folders_with_images(folder: Path, most: int) -> list[str]:
+    """Return the names of at most `most` subfolders with an image among their first files; hidden ones do not count."""
+    found: list[str] = []
+    with os_errors_as(DataError, folder), os.scandir(folder) as entries:
+        subfolders = (entry for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        for entry in islice(subfolders, _PROBED_FOLDERS):
+            with contextlib.suppress(PermissionError), os.scandir(entry.path) as files:  # such as lost+found
+                names = [file.name for file in islice(files, _PROBED_FILES)]
+                if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names):
+                    found.append(entry.name)
+            if len(found) == most:
+                break
+    return found
 
 
 def _count(folder: os.DirEntry[str]) -> str:

@@ -1,3 +1,5 @@
+import tarfile
+
 import pytest
 
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
@@ -48,6 +50,30 @@ def test_a_folder_per_identity_is_a_dataset(tmp_path):
     assert few.location(1).endswith("b/1.PNG") and few.read(1) == encoded_image(1)
     with pytest.raises(DataError, match="the most is 2"):
         open_dataset(tmp_path, min_images_per_identity=3)
+
+
+@pytest.mark.parametrize(
+    "part", ["backup.tar", "x.tar.gz", "a.parquet", "a.tfrecord-0", "data.mdb", "state.json"]
+)
+def test_photos_beside_a_part_of_another_dataset_are_not_left_out_silently(tmp_path, part):
+    for name in ("ann", "bob"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.JPG").write_bytes(encoded_image(0))
+    (tmp_path / part).write_bytes(b"")
+    with pytest.raises(DataError, match=f"has {part}, and images in folders such as ann, bob; only one"):
+        open_dataset(tmp_path)
+
+
+def test_other_folders_beside_the_parts_of_a_dataset_are_ignored(tmp_path):
+    write_records(tmp_path, [0, 1])
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(tmp_path / "train.rec", "ann/1.png")
+    for name in ("figures/1.png", ".cache/1.png", ".thumbnails/1.png", "eval/lfw/1.png", "logs/1.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encoded_image(0))
+    assert open_dataset(tmp_path).num_images == 2
+    (tmp_path / "train.rec").unlink()
+    assert open_dataset(tmp_path).num_images == 1
 
 
 def test_a_path_without_a_dataset_is_refused(tmp_path):
