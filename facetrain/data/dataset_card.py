@@ -69,8 +69,12 @@ class DatasetCard:
 
 
 def card_path(dataset: Path) -> Path:
-    """Return the path of a dataset's card."""
-    return dataset / CARD_FILE if dataset.is_dir() else dataset.with_name(dataset.name + CARD_SUFFIX)
+    """Return the path of a dataset's card; that of FOLDER/train.rec is the card of the folder."""
+    if dataset.is_dir():
+        return dataset / CARD_FILE
+    if dataset.name == "train.rec":
+        return dataset.parent / CARD_FILE
+    return dataset.with_name(dataset.name + CARD_SUFFIX)
 
 
 def read_card(dataset: Path) -> DatasetCard:

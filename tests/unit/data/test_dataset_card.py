@@ -49,6 +49,14 @@ def test_pack_and_convert_keep_the_card_and_write_one_digest(tmp_path):
     assert packed.name == "other" and packed.license == "unknown" and packed.digest != cards[0].digest
 
 
+def test_the_card_of_a_folder_is_that_of_the_records_in_it(tmp_path):
+    source = write_records(tmp_path / "in", [1, 0, 1], size=112)
+    (source / "dataset_card.yaml").write_text(_CARD)
+    assert read_card(source / "train.rec").license == "non-commercial research"
+    rewrite.shuffle(source / "train.rec", tmp_path / "out", seed=0)
+    assert read_card(tmp_path / "out").license == "non-commercial research"
+
+
 def test_a_mixture_lists_the_cards_of_all_datasets(tmp_path):
     for name in ("a", "b"):
         write_records(tmp_path / name, [0, 1])
