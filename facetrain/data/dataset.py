@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -106,6 +107,11 @@ def identity_name(dataset: FaceDataset, label: int) -> str:
     )
 
 
+def has_identity_names(dataset: FaceDataset) -> bool:
+    """Return whether an identity has another name than its number."""
+    return any(identity_name(dataset, label) != str(label) for label in range(dataset.num_classes))
+
+
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     """Return the landmarks of every image, float32 (num_images, 5, 2); None if the dataset has none."""
     return dataset.landmarks if isinstance(dataset, SupportsLandmarks) else None
@@ -150,8 +156,8 @@ class ImageSubset:
         return original_name(self._dataset, int(self._index[index]))
 
     def identity_name(self, label: int) -> str:
-        """Return the identity's name in the other dataset."""
-        return identity_name(self._dataset, int(self.identities[label]))
+        """Return the identity's name in the other dataset; its number in this one if there are no names."""
+        return identity_name(self._dataset, int(self.identities[label])) if self._has_names else str(label)
 
     @property
     def landmarks(self) -> np.ndarray | None:
@@ -167,6 +173,10 @@ class ImageSubset:
     def location(self, index: int) -> str:
         """Return the image's place in the other dataset."""
         return self._dataset.location(int(self._index[index]))
+
+    @cached_property
+    def _has_names(self) -> bool:
+        return has_identity_names(self._dataset)
 
 
 class SubsetDataset(ImageSubset):

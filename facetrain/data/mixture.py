@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from facetrain.data.dataset import (
     FaceDataset,
     ImageSubset,
     SubsetDataset,
+    has_identity_names,
     identity_name,
     image_landmarks,
     original_name,
@@ -98,8 +100,10 @@ class MixtureDataset:
         return original_name(dataset, inner)
 
     def identity_name(self, label: int) -> str:
-        """Return the identity's name in its dataset."""
+        """Return the identity's name in its dataset; its number in the mixture if its dataset has no names."""
         number = int(np.searchsorted(self._first_label, label, side="right")) - 1
+        if not self._has_names[number]:
+            return str(label)
         return identity_name(self.datasets[number], int(label - self._first_label[number]))
 
     @property
@@ -113,6 +117,10 @@ class MixtureDataset:
     def skipped(self) -> list[SkippedFile]:
         """Files that the datasets leave out."""
         return [one for dataset in self.datasets for one in skipped_files(dataset)]
+
+    @cached_property
+    def _has_names(self) -> list[bool]:
+        return [has_identity_names(dataset) for dataset in self.datasets]
 
     def _find(self, index: int) -> tuple[FaceDataset, int]:
         """Return the dataset of an image, and the image's index in it."""

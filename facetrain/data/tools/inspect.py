@@ -123,9 +123,10 @@ def find_identity(folder: Path, name: str) -> int:
         DataError: there is no such identity.
     """
     source = open_dataset(folder)
-    for label in range(source.num_classes):
-        if identity_name(source, label) == name:
-            return label
+    named = [label for label in range(source.num_classes) if identity_name(source, label) == name]
+    # In a mixture, the name of one identity can be the number of another one, which has none.
+    if named:
+        return min(named, key=lambda label: name == str(label))
     if name.isascii() and name.isdigit():
         return int(name)
     raise DataError(f"{folder}: no identity is named {name!r}; give its folder name, or its number from 0")

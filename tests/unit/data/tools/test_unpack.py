@@ -43,7 +43,7 @@ def test_images_of_a_dataset_with_some_names_keep_apart(tmp_path):
     (tmp_path / "both.yaml").write_text(f"datasets:\n  - path: {data}\n  - path: {named}\n")
     unpack(tmp_path / "both.yaml", tmp_path / "out")
     assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png")) == [
-        "0/0.png", "0/1.png", "0_1/1.png", "0_1/1_3.png",
+        "0/0.png", "0/1.png", "1/1.png", "1/1_3.png",
     ]  # fmt: skip
 
 
