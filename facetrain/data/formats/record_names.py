@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ class RecordNames:
         return names
 
 
-def write_names(folder: Path, source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> bool:
-    """Write the names of images that were written to a folder; return whether the source has names.
+def write_names(folder: Path, source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> None:
+    """Write the names of images that were written to a folder, and of their identities, as `write_name_tables`.
 
     Args:
         folder: the folder with train.rec.
@@ -106,18 +106,38 @@ def write_names(folder: Path, source: FaceDataset, numbers: np.ndarray, label: n
         numbers: numbers of the images in `source`, in the order of their keys from 1: (N,).
         label: labels of the images in `folder`, from 0 without gaps: (N,).
     """
-    if original_name(source, int(numbers[0])) is None:
-        return False
-    names = (original_name(source, number) or str(number) for number in numbers.tolist())
-    identities = [identity_name(source, old) for old in _most_frequent_source(source, numbers, label)]
-    write_name_tables(folder, names, identities)
-    return True
+    identities = _most_frequent_source(source, numbers, label)
+    write_name_tables(
+        folder, numbers, partial(original_name, source), identities, partial(identity_name, source)
+    )
 
 
-def write_name_tables(folder: Path, names: Iterable[str], identities: Sequence[str]) -> None:
-    """Write both tables: the names of the images with the keys 1, 2, … and of the identities 0, 1, …."""
-    _write_table(folder / NAMES_FILE, ("key", "name"), enumerate(names, start=1))
-    _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(_unique(identities)))
+def write_name_tables(
+    folder: Path,
+    numbers: np.ndarray,
+    image_name: Callable[[int], str | None],
+    identities: Sequence[int],
+    identity_name: Callable[[int], str],
+) -> None:
+    """Write the table of the images if one of them has a name, and that of the identities if one or an image has one.
+
+    Those without a name are named by their numbers in the source.
+
+    Args:
+        folder: the folder with train.rec.
+        numbers: numbers in the source of the images with the keys 1, 2, …: (N,).
+        image_name: returns the name of an image in the source.
+        identities: labels in the source of the identities 0, 1, ….
+        identity_name: returns the name of an identity in the source, its label as text if it has none.
+    """
+    # In ascending order: some formats decode many neighbors to find one name.
+    has_images = any(image_name(number) is not None for number in np.sort(numbers).tolist())
+    names = [identity_name(label) for label in identities]
+    if has_images:
+        rows = ((key, image_name(number) or str(number)) for key, number in enumerate(numbers.tolist(), 1))
+        _write_table(folder / NAMES_FILE, ("key", "name"), rows)
+    if has_images or names != [str(label) for label in identities]:
+        _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(_unique(names)))
 
 
 def _most_frequent_source(source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> list[int]:

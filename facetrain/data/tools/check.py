@@ -271,9 +271,5 @@ def _write_copy(
         carry_cards([folder], output, scratch, (len(counts), len(label)), digest_of_copy)
         if landmarks_N52 is not None:
             write_landmarks(scratch / LANDMARKS_FILE, landmarks_N52)
-        numbers = good[:, 0].tolist()
-        if reader.name(numbers[0]) is not None:
-            names = (reader.name(number) or str(number) for number in numbers)
-            write_name_tables(
-                scratch, names, [reader.identity_name(one) for one in np.unique(good[:, 1]).tolist()]
-            )
+        identities = np.unique(good[:, 1]).tolist()
+        write_name_tables(scratch, good[:, 0], reader.name, identities, reader.identity_name)

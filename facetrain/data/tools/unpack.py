@@ -19,8 +19,8 @@ from facetrain.errors import ImageError
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
-_FORBIDDEN = re.compile(r"[/\\\x00-\x1f]")
-"""Characters of a name that would lead out of its folder."""
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f]|^\s+|\s+$")
+"""Characters of a name that would lead out of its folder, and those around it, which lists of paths ignore."""
 
 
 def unpack(
@@ -115,6 +115,6 @@ def image_suffix(source: FaceDataset, number: int, data: bytes) -> str:
 
 
 def name_inside(name: str) -> str:
-    """Return a name without characters that lead out of its folder: the tables of names come from anywhere."""
-    name = _FORBIDDEN.sub("_", name)
+    """Return a name without outer white space and characters that lead out of its folder: it comes from anywhere."""
+    name = _FORBIDDEN.sub(lambda found: "_" * len(found[0]), name)
     return f"_{name}" if not name or name.startswith(".") else name

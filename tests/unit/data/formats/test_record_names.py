@@ -102,6 +102,26 @@ def test_names_that_lead_out_of_the_folder_are_changed(photos, tmp_path):
     assert {"_../_.._x.jpg", "_.._up/a, b.jpg", "_.._up/c.jpg"} <= set(files_of(tmp_path / "out"))
 
 
+def test_identities_keep_their_names_if_the_images_have_none(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    (tmp_path / "data" / "names.csv").unlink()
+    shuffle(tmp_path / "data", tmp_path / "shuffled", seed=1)
+    check(tmp_path / "data", repair=tmp_path / "repaired")
+    for name in ("shuffled", "repaired"):
+        source = open_dataset(tmp_path / name)
+        assert [identity_name(source, label) for label in range(3)] == ["007", "Ann Lee", "Bö"]
+        assert original_name(source, 0) is None and not (tmp_path / name / "names.csv").exists()
+
+
+def test_images_keep_their_names_if_the_first_one_has_none(photos, tmp_path):
+    write_records(tmp_path / "plain", [0, 1], size=112)
+    merge([tmp_path / "plain", photos], tmp_path / "out")
+    assert names_of(tmp_path / "out") == [("0", "0"), ("1", "1"), *names_of(photos)]
+    write_records(tmp_path / "other", [0, 1], size=112)
+    merge([tmp_path / "plain", tmp_path / "other"], tmp_path / "nameless")
+    assert not list((tmp_path / "nameless").glob("*s.csv"))
+
+
 def test_a_table_of_another_dataset_is_refused_and_none_is_needed(photos, tmp_path):
     pack(photos, tmp_path / "data")
     table = (tmp_path / "data" / "names.csv").read_text(encoding="utf-8").splitlines()

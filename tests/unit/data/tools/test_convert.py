@@ -184,3 +184,13 @@ def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     dataset = open_dataset(output)
     assert images_of(dataset) == images_of(open_dataset(tmp_path / "in"))
     assert [identity_name(dataset, label) for label in range(12)] == names
+
+
+def test_names_with_outer_white_space_are_found_again_in_a_zip_archive(tmp_path):
+    for number, name in enumerate((" ann", "\u3000bob", "cid ")):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / " 1.png").write_bytes(encoded_image(number))
+    convert(tmp_path / "in", tmp_path / "out.zip", "zip")
+    dataset = open_dataset(tmp_path / "out.zip")
+    assert images_of(dataset) == images_of(open_dataset(tmp_path / "in"))
+    assert sorted(map(dataset.name, range(3))) == ["_ann/_1.png", "_bob/_1.png", "cid_/_1.png"]
