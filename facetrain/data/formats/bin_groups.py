@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from facetrain.data.formats.image_table import remove_image_table, write_image_table
+from facetrain.data.formats.image_table import write_image_table
+from facetrain.errors import PairsError
+from facetrain.files import new_file, os_errors_as
 
 _HEADER = "group"
 
@@ -28,6 +30,22 @@ def write_groups(bin_path: Path, names: Sequence[str]) -> None:
     write_image_table(groups_path(bin_path), _HEADER, names)
 
 
-def remove_groups(bin_path: Path) -> None:
-    """Remove the table of a `.bin` file that is about to be replaced."""
-    remove_image_table(groups_path(bin_path))
+def read_group_table(bin_path: Path) -> bytes | None:
+    """Return the content of the table beside a set, which evaluation parses; None if there is no table.
+
+    Raises:
+        PairsError: the file cannot be read.
+    """
+    path = groups_path(bin_path)
+    with os_errors_as(PairsError, path):
+        return path.read_bytes() if path.is_file() else None
+
+
+def write_group_table(bin_path: Path, content: bytes) -> None:
+    """Write the content of a table that another set of the same images has.
+
+    Raises:
+        PairsError: the file cannot be written.
+    """
+    with new_file(groups_path(bin_path), PairsError) as scratch:
+        scratch.write_bytes(content)

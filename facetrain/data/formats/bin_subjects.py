@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.image_table import remove_image_table, write_image_table
+from facetrain.data.formats.image_table import write_image_table
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
 
@@ -37,11 +37,6 @@ def write_subjects(bin_path: Path, names: Sequence[str]) -> None:
         PairsError: the file cannot be written.
     """
     write_image_table(subjects_path(bin_path), _HEADER, names)
-
-
-def remove_subjects(bin_path: Path) -> None:
-    """Remove the table of a `.bin` file that is about to be replaced."""
-    remove_image_table(subjects_path(bin_path))
 
 
 def subjects_agree(names_N: Sequence[str], same_P: Sequence[bool]) -> bool:

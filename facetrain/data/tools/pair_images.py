@@ -11,6 +11,10 @@ import numpy as np
 
 from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb, encode_jpeg
+from facetrain.data.formats.bin_groups import groups_path
+from facetrain.data.formats.bin_subjects import subjects_path
+from facetrain.data.formats.image_table import remove_image_table
+from facetrain.data.formats.landmark_file import remove_landmarks
 from facetrain.data.tools.landmarks import DETECTED, LandmarkFinder, YuNet
 from facetrain.errors import PairsError
 from facetrain.files import os_errors_as, write_atomically
@@ -78,7 +82,13 @@ def alignment_path(bin_path: Path) -> Path:
     return bin_path.with_suffix(".alignment.csv")
 
 
-def remove_alignment(bin_path: Path) -> None:
-    """Remove the table of a `.bin` file that is about to be replaced."""
-    with os_errors_as(PairsError, alignment_path(bin_path)):
-        alignment_path(bin_path).unlink(missing_ok=True)
+def remove_files_beside(bin_path: Path) -> None:
+    """Remove tables and landmarks of a `.bin` file that is about to be replaced: none may remain beside the new one.
+
+    Raises:
+        PairsError: a table cannot be removed.
+        DataError: the landmarks cannot be removed.
+    """
+    for path in (subjects_path(bin_path), groups_path(bin_path), alignment_path(bin_path)):
+        remove_image_table(path)
+    remove_landmarks(bin_path)

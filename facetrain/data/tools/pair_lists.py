@@ -26,19 +26,9 @@ from pathlib import Path
 
 from facetrain.data.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_groups import remove_groups, write_groups
-from facetrain.data.formats.bin_subjects import (
-    read_subjects,
-    remove_subjects,
-    subjects_agree,
-    write_subjects,
-)
-from facetrain.data.formats.landmark_file import (
-    landmarks_path,
-    read_landmarks_beside,
-    remove_landmarks,
-    write_landmarks,
-)
+from facetrain.data.formats.bin_groups import read_group_table, write_group_table, write_groups
+from facetrain.data.formats.bin_subjects import read_subjects, subjects_agree, write_subjects
+from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside, write_landmarks
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
@@ -51,7 +41,7 @@ from facetrain.data.tools.listed_pairs import (
     quoted,
     read_lines,
 )
-from facetrain.data.tools.pair_images import PairImages, remove_alignment
+from facetrain.data.tools.pair_images import PairImages, remove_files_beside
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.published_sets import (
     find_published_set,
@@ -282,11 +272,7 @@ def convert_pair_list(
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
     groups = [name for pair in pairs if pair.groups for name in pair.groups]
-    # First: the tables of a replaced set must not remain beside the new one.
-    remove_subjects(output)
-    remove_groups(output)
-    remove_alignment(output)
-    remove_landmarks(output)
+    remove_files_beside(output)
     write_bin(output, encoded, same)
     if subjects_agree(subjects, same):
         write_subjects(output, subjects)
@@ -301,7 +287,7 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
 
     With `reduce_to`, each image is shrunk to so many pixels a side, by the mean of the pixels of each area, and stored
     as PNG: evaluation enlarges it bilinearly. Equal images stay equal, so the people of a published set are still
-    recognized. A table of subjects and landmarks beside `path` are written again beside the new set.
+    recognized. Tables of subjects and groups, and landmarks, beside `path` are written again beside the new set.
 
     Returns:
         The number of pairs, and of those of one person.
@@ -313,14 +299,13 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
     images, same_P = read_pair_archive(path)
     landmarks_N52 = read_landmarks_beside(path, len(images))
     encoded = images if reduce_to is None else _reduced(images, path, reduce_to)
-    subject_N = read_subjects(path, same_P)
-    remove_subjects(output)
-    remove_groups(output)
-    remove_alignment(output)
-    remove_landmarks(output)
+    subject_N, groups = read_subjects(path, same_P), read_group_table(path)
+    remove_files_beside(output)
     write_bin(output, encoded, same_P.tolist())
     if subject_N is not None:
         write_subjects(output, [str(subject) for subject in subject_N])
+    if groups is not None:
+        write_group_table(output, groups)
     if landmarks_N52 is not None:
         write_landmarks(landmarks_path(output), landmarks_N52)
     return len(same_P), int(same_P.sum())

@@ -10,9 +10,10 @@ import numpy as np
 
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_subjects import remove_subjects, write_subjects
-from facetrain.data.formats.landmark_file import landmarks_path, remove_landmarks, write_landmarks
+from facetrain.data.formats.bin_subjects import write_subjects
+from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.pair_images import remove_files_beside
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -72,8 +73,7 @@ def sample_pairs(
         sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
     numbers = [number for pair in sampled for number in pair]
     images = report_progress(map_in_order(source.read, numbers, workers), len(numbers), progress)
-    remove_landmarks(output)
-    remove_subjects(output)  # first: the table of a replaced set must not remain beside the new one
+    remove_files_beside(output)
     write_bin(output, images, same)
     write_subjects(output, [str(identity) for identity in source.labels[numbers].tolist()])
     if (landmarks_N52 := image_landmarks(source)) is not None:

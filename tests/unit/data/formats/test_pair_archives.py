@@ -9,6 +9,7 @@ import pytest
 
 from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_groups import write_groups
 from facetrain.data.formats.bin_subjects import write_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
 from facetrain.data.formats.pair_archives import is_pair_archive
@@ -106,15 +107,17 @@ def test_a_set_of_pixels_keeps_every_pixel_and_becomes_a_bin(form, request, tmp_
     assert load_pair_set("b", tmp_path).images == loaded.images
 
 
-def test_a_set_is_reduced_to_few_pixels_and_keeps_its_subjects_and_landmarks(tmp_path):
+def test_a_set_is_reduced_to_few_pixels_and_keeps_its_tables_and_landmarks(tmp_path):
     write_bin(tmp_path / "plain.bin", IMAGES, SAME)
     landmarks_N52 = np.arange(60, dtype=np.float32).reshape(6, 5, 2) / 60
     write_landmarks(tmp_path / "plain.landmarks.npy", landmarks_N52)
     write_subjects(tmp_path / "plain.bin", ["ann", "ann", "ann", "bob", "bob", "bob"])
+    write_groups(tmp_path / "plain.bin", ["Asian", "Asian", "Asian", "Indian", "Indian", "Indian"])
     assert convert_pair_archive(tmp_path / "plain.bin", tmp_path / "small.bin", reduce_to=8) == (3, 2)
     loaded = load_pair_set("small", tmp_path)
     assert loaded.same.tolist() == SAME and loaded.subject.tolist() == [0, 0, 0, 1, 1, 1]
     assert (read_landmarks_beside(tmp_path / "small.bin", 6) == landmarks_N52).all()
+    assert loaded.groups.read_text() == "group\nAsian\nAsian\nAsian\nIndian\nIndian\nIndian\n"
     for data, image in zip(loaded.images, PIXELS, strict=True):
         expected = image.reshape(8, image.shape[0] // 8, 8, image.shape[1] // 8, 3).mean((1, 3))
         np.testing.assert_allclose(decode_rgb(data, location="test"), expected, atol=0.51)

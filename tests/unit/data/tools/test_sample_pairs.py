@@ -43,3 +43,11 @@ def test_more_pairs_than_a_dataset_has_are_refused(tmp_path, identities, pairs, 
     with pytest.raises(DataError, match=message):
         sample_pairs(data, tmp_path / "a.bin", pairs=pairs)
     assert not (tmp_path / "a.bin").exists()
+
+
+def test_the_files_of_a_replaced_set_do_not_remain_beside_the_new_one(tmp_path):
+    data = write_records(tmp_path / "data", [person for person in range(20) for _ in range(2)])
+    for name in ("groups.csv", "alignment.csv", "landmarks.npy"):
+        (tmp_path / f"a.{name}").write_text("of another set")
+    sample_pairs(data, tmp_path / "a.bin", pairs=20)
+    assert sorted(path.name for path in tmp_path.glob("a.*")) == ["a.bin", "a.subjects.csv"]
