@@ -175,7 +175,8 @@ def check_alignment(
     check = f"alignment of {name}"
     found = register(reference.patterns_NSS.mean(0), sample.patterns_NSS.mean(0))
     advice = (
-        f"embed and train on one alignment: align {name} as {reference_name} was (`facetrain data align`)"
+        f"embed and train on one alignment: align {name} as {reference_name} was (`facetrain data pairs … --detector "
+        "ONNX`; a training set: `facetrain data pack … --detector ONNX`)"
     )
     if found.similarity < _CLEAR_FACE:
         if len(sample) < 2 * _FEWEST_IMAGES:

@@ -124,6 +124,20 @@ def test_command_lines_parse(page):
     assert {line: reason for line, reason in wrong.items() if reason} == {}
 
 
+def test_commands_that_messages_name_exist():
+    wrong = {}
+    for path in sorted((ROOT / "facetrain").rglob("*.py")):
+        text = re.sub(r'"\n\s*f?"', "", path.read_text(encoding="utf-8"))  # strings over several lines
+        for line in re.findall(r"`facetrain ([a-z][a-z -]*)", text):
+            words = line.split()
+            command = typer.main.get_command(app)
+            while words and hasattr(command, "commands") and command is not None:
+                command = command.commands.get(words.pop(0))
+            if command is None:
+                wrong[str(path)] = line
+    assert wrong == {}
+
+
 @each_page
 def test_config_keys_exist(page):
     named = {code.split(":")[0].split("=")[0].split(" ")[0] for code in inline_code(page.read_text())}
