@@ -152,7 +152,9 @@ def build_catalog(
     if not len(keys):
         raise RecordError(f"{rec_path}: contains no records")
     reader = RecordReader(rec_path)
-    first = read_headers(reader, offsets[:1], keys[:1])
+    lowest = int(keys.argmin())  # the lines of an index can be in any order
+    record_0 = slice(lowest, lowest + 1)
+    first = read_headers(reader, offsets[record_0], keys[record_0])
     announced = None if first.image_bytes[0] else float(first.label[0])
     label = None
     if announced is not None and _is_ascending(keys):
