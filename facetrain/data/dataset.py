@@ -101,10 +101,13 @@ def original_name(dataset: FaceDataset, index: int) -> str | None:
 
 
 def identity_name(dataset: FaceDataset, label: int) -> str:
-    """Return the name of an identity: its folder, or its number if it has no name."""
-    return (
-        printable(dataset.identity_name(label)) if isinstance(dataset, SupportsIdentityName) else str(label)
-    )
+    """Return the name of an identity: its folder, or its number if it has no name.
+
+    A label above those of the dataset, which `clean` gives to a part of an identity, has no name.
+    """
+    if label < dataset.num_classes and isinstance(dataset, SupportsIdentityName):
+        return printable(dataset.identity_name(label))
+    return str(label)
 
 
 def has_identity_names(dataset: FaceDataset) -> bool:

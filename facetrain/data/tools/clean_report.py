@@ -98,8 +98,17 @@ def read_report(path: Path, source: FaceDataset) -> list[LabelFault]:
         raise DataError(f"{path}: `decisions` is not a list")
     # Groups of mixed identities get labels after those of the dataset, at most one per decision.
     labels = range(source.num_classes + len(decisions))
-    faults = [_parse(one, index, path, source.num_images, labels) for index, one in enumerate(decisions, 1)]
-    return [fault for fault in faults if fault is not None]
+    parsed = [_parse(one, index, path, source.num_images, labels) for index, one in enumerate(decisions, 1)]
+    groups = {fault.target for fault in parsed if fault is not None and fault.kind == MIXED_IDENTITY}
+    for index, fault in enumerate(parsed, 1):
+        for key in ("identity", "other") if fault is not None else ():
+            value = getattr(fault, key)
+            if value >= source.num_classes and value not in groups:
+                raise DataError(
+                    f"{path}: decision {index} in the list: `{key}` is {value}, neither an identity of the dataset nor "
+                    f"the group of a {MIXED_IDENTITY} that is applied; correct it, or set `apply` to false"
+                )
+    return [fault for fault in parsed if fault is not None]
 
 
 def _describe(source: FaceDataset, number: int, fault: LabelFault, apply: bool) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.data.tools.inspect import image_numbers
+from facetrain.data.tools.label_faults import MIXED_IDENTITY, LabelFault
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as
 from facetrain.html_page import escape, html_page
 
 if TYPE_CHECKING:
     from facetrain.data.augment import Augment
-    from facetrain.data.tools.label_faults import LabelFault
 
 
 LABEL_HEIGHT = 16
@@ -87,6 +87,7 @@ def write_fault_sheet(
     source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
     first = np.searchsorted(source.labels[order], np.arange(source.num_classes + 1))
+    groups = {fault.target: fault.images for fault in faults if fault.kind == MIXED_IDENTITY}
     written = []
     for start in range(0, max(len(faults), 1), rows):
         grid, labels = [], []
@@ -94,7 +95,11 @@ def write_fault_sheet(
             shown = list(fault.images[:_SHOWN_MEMBERS])
             for identity in (fault.identity, fault.other):
                 if identity >= 0:
-                    members = order[first[identity] : first[identity + 1]].tolist()
+                    members = (
+                        order[first[identity] : first[identity + 1]].tolist()
+                        if identity < source.num_classes
+                        else groups[identity]
+                    )
                     shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
             labels.append(f"{number}. {_fault_title(source, fault)}")
             grid.append([_read(source, image, size) for image in shown])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class LabelFault:
     images: tuple[int, ...] = ()
     """Images of the smaller group of a mixed identity, or the mislabeled or outlier image."""
     target: int = -1
-    """Label that `images` get, −1 to leave them out; for a duplicate identity, the label that both get."""
+    """Label that `images` get, −1 to leave them out; for a duplicate identity, the identity that both become."""
 
 
 def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:
@@ -54,11 +55,11 @@ def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:
     for one in faults:
         if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE):
             label[list(one.images)] = one.target
-    root_K = np.arange(max(int(label.max()), int(label_N.max())) + 1)
-    for one in faults:
-        if one.kind == DUPLICATE_IDENTITY:
-            root, leaf = sorted((_root(root_K, one.identity), _root(root_K, one.other)))
-            root_K[leaf] = root
+    merged = [(one.identity, one.other, one.target) for one in faults if one.kind == DUPLICATE_IDENTITY]
+    root_K = np.arange(max(int(label.max()), int(label_N.max()), *chain(*merged)) + 1)
+    for identities in merged:
+        root, *leaves = sorted({_root(root_K, identity) for identity in identities})
+        root_K[leaves] = root
     # A root has a smaller number than the identities that were merged with it, so one ascending pass finds the roots.
     for identity in range(len(root_K)):
         root_K[identity] = root_K[root_K[identity]]

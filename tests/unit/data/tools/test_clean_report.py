@@ -7,11 +7,12 @@ import pytest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean import CleanReport
 from facetrain.data.tools.clean_report import describe_report, format_report, read_report
+from facetrain.data.tools.contact_sheet import write_fault_sheet
 from facetrain.data.tools.fault_calibration import FaultThreshold
 from facetrain.data.tools.label_faults import LabelFault, apply_faults
 from facetrain.data.tools.separation import Separation
 from facetrain.errors import DataError
-from tests.support.datasets import write_records
+from tests.support.datasets import encoded_image, write_records
 
 FAULTS = [
     LabelFault("mixed_identity", 2, -1, 4, 0.1, (4, 5), 4),
@@ -60,6 +61,28 @@ def test_decisions_can_be_switched_off_one_by_one(source, path):
     assert (apply_faults(source.labels, read_report(path, source)) == source.labels).all()
 
 
+def test_identities_that_show_one_person_become_the_identity_of_the_target(source, path):
+    edit(path, lambda content: content["decisions"][3].update(target=2))
+    assert apply_faults(source.labels, read_report(path, source)).tolist() == [0, 1, 1, -1, 4, 4, 0, 0]
+
+
+def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
+    for number, label in enumerate(LABELS):
+        (tmp_path / "photos" / f"p{label}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / f"p{label}" / f"{number}.png").write_bytes(encoded_image(number))
+    source = open_dataset(tmp_path / "photos")
+    faults = [FAULTS[0], LabelFault("duplicate_identity", 0, 4, -1, 0.9, (), 0)]
+    report = CleanReport(Separation(0.01, 0.3), faults, apply_faults(source.labels, faults))
+    content = describe_report(source, report, Path("model"), merge=True)
+    assert content["decisions"][1]["other_name"] == "4"
+    (tmp_path / "report.json").write_text(format_report(content))
+    applied = read_report(tmp_path / "report.json", source)
+    assert apply_faults(source.labels, applied).tolist() == [0, 0, 1, 1, 0, 0, 2, 3]
+    (sheet,) = write_fault_sheet(tmp_path / "photos", applied, tmp_path / "faults.html")
+    assert "identity 0 (p0) | identity 4, cosine 0.900" in sheet.read_text()
+    assert sheet.read_text().count("<img") == 3 + 4, "the group and its identity; both identities"
+
+
 @pytest.mark.parametrize("similarity", ["high", None, 10**400, -2])
 def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
     edit(path, lambda content: content["decisions"][0].update(similarity=similarity))
@@ -83,6 +106,20 @@ def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
         (lambda content: content["decisions"][1].update(target=8), "`target` must be a number from -1 to 7"),
         (lambda content: content["decisions"][3].update(other=-1), "`other` must be a number from 0"),
         (lambda content: content["decisions"][3].pop("identity"), "`identity` must be a number"),
+        (
+            lambda content: content["decisions"][3].update(other=6),
+            "decision 4 in the list: `other` is 6, neither an",
+        ),
+        (
+            lambda content: content["decisions"][2].update(identity=5),
+            "3 in the list: `identity` is 5, neither an",
+        ),
+        (
+            lambda content: (
+                content["decisions"][0].update(apply=False) or content["decisions"][3].update(other=4)
+            ),
+            "`other` is 4, neither an identity of the dataset nor the group of a mixed_identity that is applied",
+        ),
     ],
 )
 def test_a_wrong_report_is_refused_with_its_place(source, path, change, message):
