@@ -80,7 +80,7 @@ def read_landmarks(path: Path) -> LandmarkTable:
                 raise DataError(f"{location}: a point of {name!r} is not finite")
             names.append(digest(name.encode()))
             points.append(numbers.tolist())
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, UnicodeError, csv.Error, json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not names:
         raise DataError(f"{path}: the file has no landmarks")

@@ -60,6 +60,7 @@ def test_csv_and_json_give_the_same_points(tmp_path, head):
         ("a.csv", b"\xff\xfe", "a.csv: "),
         ("a.json", "[1]", "not a JSON object"),
         ("a.json", "{", "a.json: "),
+        ("a.json", f'{{"\\ud800": {POINTS.tolist()}}}', "a.json: 'utf-8' codec can't encode"),
         ("a.json", '{"x": [[1, 2], 3]}', "needs ten numbers"),
         ("none.csv", None, "No such file"),
         (
