@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ class UnfinishedGradient(NamedTuple):
 
 
 class AccumulatedGradient:
-    """Gradient of rows, summed over micro-batches whose samples may differ."""
+    """Gradient of rows, summed over micro-batches whose samples may differ. Slices are the same in all of them."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[Rows, Tensor]] = []
@@ -46,6 +47,8 @@ class AccumulatedGradient:
     def take(self) -> list[tuple[Rows, Tensor]]:
         """Return (rows, gradient) with every row at most once, and start again from zero."""
         chunks, self._chunks = self._chunks, []
+        slices = sorted((rows.start, rows.stop) for rows, _ in chunks if isinstance(rows, slice))
+        assert all(stop <= start for (_, stop), (start, _) in pairwise(slices)), "slices of a step overlap"
         if all(isinstance(rows, slice) for rows, _ in chunks) or len(chunks) <= 1:
             return chunks
         index = torch.cat([rows for rows, _ in chunks if isinstance(rows, Tensor)])

@@ -106,7 +106,8 @@ class HeadGroup:
                     part.head.follow_teacher(torch.from_numpy(label - part.first_class), rows_GX)
         sorted_GX = gathered.wait().index_select(0, order_G)
         losses = [
-            self._loss(part, rows_GX, classes) * (part.loss_weight * len(rows_GX) / len(label_G))
+            self._loss(part, rows_GX, classes, len(label_G))
+            * (part.loss_weight * len(rows_GX) / len(label_G))
             for part, rows_GX, classes in zip(self.parts, sorted_GX.split(counts), sampled, strict=True)
             if classes is not None
         ]
@@ -164,10 +165,10 @@ class HeadGroup:
             torch.from_numpy(head_label) if head.reads_labels else to_device(head_label, device)
         )
 
-    def _loss(self, part: HeadPart, rows_GX: Tensor, sampled: SampledClasses) -> Tensor:
+    def _loss(self, part: HeadPart, rows_GX: Tensor, sampled: SampledClasses, global_batch: int) -> Tensor:
         unit_GD = rows_GX[:, : self.embedding_size]
         norm_G = rows_GX[:, -1] if part.head.needs_norms else None
-        return part.head.loss_of_gathered(unit_GD, norm_G, sampled)
+        return part.head.loss_of_gathered(unit_GD, norm_G, sampled, global_batch=global_batch)
 
 
 Head = MarginHead | HeadGroup

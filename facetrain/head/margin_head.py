@@ -205,7 +205,7 @@ class MarginHead:
         unit_GD, norm_G = (
             (gathered_GX[:, :-1], gathered_GX[:, -1]) if self.needs_norms else (gathered_GX, None)
         )
-        return self.loss_of_gathered(unit_GD, norm_G, sampled)
+        return self.loss_of_gathered(unit_GD, norm_G, sampled, global_batch=len(unit_GD))
 
     def sample_classes(self, label_G: Tensor) -> SampledClasses:
         """Return the classes that take part in the step with the labels of all ranks, int64 (G,).
@@ -218,10 +218,14 @@ class MarginHead:
         """Move the centers as `teacher_centers.follow_teacher`; the labels are where `sample_classes` needs them."""
         follow_teacher(self._tables.by_name["weight"], self.shard, label_G, teacher_GX)
 
-    def loss_of_gathered(self, unit_GD: Tensor, norm_G: Tensor | None, sampled: SampledClasses) -> Tensor:
+    def loss_of_gathered(
+        self, unit_GD: Tensor, norm_G: Tensor | None, sampled: SampledClasses, *, global_batch: int
+    ) -> Tensor:
         """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
 
-        `unit_GD` has the unit embeddings of all ranks, `norm_G` their norms if `needs_norms`.
+        `unit_GD` has the unit embeddings of all ranks, `norm_G` their norms if `needs_norms`. `global_batch` counts
+        the images of all heads, if these are those of one dataset. The chunks depend on it alone, so they are the same
+        in every micro-batch.
         """
         self._step_tables = sampled.tables
         sweep = ClassSweep(
@@ -230,7 +234,7 @@ class MarginHead:
             position_G=sampled.position_G,
             margin=self._margin,
             loss=self._loss,
-            chunk_size=self._chunk_size(len(unit_GD)),
+            chunk_size=self._chunk_size(global_batch),
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
             count_nearest=self._nearest.add,
@@ -242,7 +246,7 @@ class MarginHead:
             loss_scale=self.loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
             sub_centers=self._settings.sub_centers,
-            expectations=self._expectation_pass(sampled, len(unit_GD)),
+            expectations=self._expectation_pass(sampled, global_batch),
         )
         return sharded_cross_entropy(unit_GD, norm_G, sweep)
 
