@@ -75,6 +75,7 @@ class MarginHead:
         self._stages = settings.stages or (HeadStage(0, settings.sample_rate, settings.expectations),)
         self._stage = self._stages[0]
         self._first_anchored = next((stage for stage in self._stages if stage.expectations != "off"), None)
+        self._expectations_begun = torch.tensor(False)  # on the host, which reads it
         self._tables = self._allocate_tables(optimizer)
         self.weight = self._tables.by_name["weight"]
         draw_centers(self.weight.data, self.shard, seed)
@@ -156,7 +157,8 @@ class MarginHead:
         stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
         if stage is not self._stage:
             self._enter(stage)
-        if self._first_anchored is not None and step == self._first_anchored.first_step:
+        first = self._first_anchored
+        if first is not None and step >= first.first_step and not self._expectations_begun:
             self._begin_expectations()
         self._step = step
         self._optimizer.begin_step(step, self._rank)
@@ -172,12 +174,17 @@ class MarginHead:
         self._sampler = self._build_sampler()
 
     def _begin_expectations(self) -> None:
-        """Set the expectations to the unit class centers. Decided by the step alone, so a resumed run does the same."""
+        """Set the expectations to the unit class centers.
+
+        A checkpoint states that this is done: in a resumed run with other stages or another number of ranks, the stage
+        may begin at a step that is already taken, or again.
+        """
         table = self._tables.by_name[EXPECTATION].data
         precise = torch.promote_types(table.dtype, torch.float32)
         for start in range(0, len(table), _ROWS_PER_COPY):
             rows = slice(start, start + _ROWS_PER_COPY)
             table[rows].copy_(F.normalize(self.weight.data[rows].to(precise)))
+        self._expectations_begun = torch.tensor(True)
 
     def __call__(
         self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
@@ -347,10 +354,17 @@ class MarginHead:
             for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
                 stop = min(start + _ROWS_PER_COPY, self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
+        if self._first_anchored is not None:
+            # For checkpoints of versions that did not save it: the table is 0 before. Every rank reads the same class.
+            self._expectations_begun = read(EXPECTATION, 0, 1).any()
 
     def state(self) -> dict[str, Tensor]:
-        """Return the rest to save in a checkpoint: averages and threshold, the same on every rank."""
-        return self._margin.state() | (self._threshold.state() if self._threshold else {})
+        """Return the rest to save in a checkpoint, the same on every rank.
+
+        These are averages, threshold, and whether the expectations have begun.
+        """
+        begun = {} if self._first_anchored is None else {"expectations_begun": self._expectations_begun}
+        return self._margin.state() | (self._threshold.state() if self._threshold else {}) | begun
 
     def load_state(self, saved: dict[str, Tensor]) -> None:
         """Load what `state` returned; entries missing in `saved` keep their values."""

@@ -113,6 +113,52 @@ def test_a_head_loaded_at_any_step_continues_bit_by_bit(at):
         assert all(torch.equal(table, states[1][name]) for name, table in states[0].items())
 
 
+def stages_from(first_step):
+    return HeadStage(0, 0.4, "off"), HeadStage(first_step, 0.4, "moving")
+
+
+def trained_head(stages, steps):
+    head = staged_head(stages)
+    for step in range(steps):
+        head.begin_step(step)
+        head(*batch(step)).backward()
+    return head
+
+
+def load(head, saved, *, state):
+    """Load the tables of a head, and the rest unless the checkpoint is of a version that saved only tables."""
+    tables = {name: table.clone() for name, table in saved.row_state().items()}
+    head.load_rows(lambda name, start, stop: tables[name][start:stop])
+    head.load_state({name: tensor.clone() for name, tensor in saved.state().items()} if state else {})
+    return tables
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("ranks", [1, 3, 30])
+def test_expectations_begin_in_a_resumed_run_whose_border_is_already_passed(ranks, state):
+    saved = trained_head(stages_from(5), 4)
+    heads = [staged_head(stages_from(2), rank=rank, world_size=ranks) for rank in range(ranks)]
+    for head in heads:
+        tables = load(head, saved, state=state)
+        head.begin_step(4)
+    expectation = torch.cat([head.row_state()["expectation"] for head in heads])
+    torch.testing.assert_close(expectation, F.normalize(tables["weight"]))
+    assert all(head.state()["expectations_begun"] for head in heads)
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("ranks", [1, 3, 30])
+def test_learned_expectations_stay_in_a_resumed_run_whose_border_comes_again(ranks, state):
+    saved = trained_head(stages_from(2), 4)
+    heads = [staged_head(stages_from(5), rank=rank, world_size=ranks) for rank in range(ranks)]
+    for head in heads:
+        tables = load(head, saved, state=state)
+        for step in (4, 5):
+            head.begin_step(step)
+    expectation = torch.cat([head.row_state()["expectation"] for head in heads])
+    assert torch.equal(expectation, tables["expectation"])
+
+
 def test_a_loss_that_is_not_finite_moves_no_expectation():
     head = staged_head((HeadStage(0, 1.0, "moving"),))
     head.begin_step(0)
@@ -145,5 +191,6 @@ def test_every_margin_can_take_the_place_of_the_first_one(margin):
     torch.testing.assert_close(inputs[0].grad, parts.detach())
 
 
-def test_without_expectations_no_table_is_allocated():
-    assert "expectation" not in staged_head((HeadStage(0, 0.4, "off"),)).row_state()
+def test_without_expectations_nothing_of_them_is_kept():
+    head = staged_head((HeadStage(0, 0.4, "off"),))
+    assert "expectation" not in head.row_state() and not head.state()
