@@ -175,7 +175,9 @@ def build_state(
     )
     if config.model.init_from and config.head.init_from != "reinit":
         initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
-    distillation = build_distillation(config, world, num_classes, folder, source, build_augment(config))
+    distillation = build_distillation(
+        config, world, num_classes, folder, schedule, source, build_augment(config)
+    )
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
     # From here on, random numbers may differ between ranks: each has a dropout of its own.
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))

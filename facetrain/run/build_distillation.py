@@ -12,6 +12,7 @@ from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.model_file import open_model
 from facetrain.run.build_head import build_teacher_centers
+from facetrain.run.step_schedule import StepSchedule
 from facetrain.run.teacher_embeddings import open_cache
 from facetrain.training.distillation import CENTER_LOSSES, Distillation
 from facetrain.training.precision import autocast_for
@@ -27,6 +28,7 @@ def build_distillation(
     world: World,
     num_classes: int,
     run_folder: Path,
+    schedule: StepSchedule,
     source: FaceDataset,
     augment: Augment,
 ) -> Distillation | None:
@@ -55,7 +57,13 @@ def build_distillation(
     centers: Head | None = None
     if distill.loss in CENTER_LOSSES:
         centers = build_teacher_centers(
-            config, world, num_classes, run_folder, embedding_size=teacher.embedding_size, source=source
+            config,
+            world,
+            num_classes,
+            run_folder,
+            embedding_size=teacher.embedding_size,
+            schedule=schedule,
+            source=source,
         )
         if distill.loss == "fixed_centers":
             assert cached is not None, "the config requires a cache"

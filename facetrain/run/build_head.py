@@ -64,12 +64,13 @@ def build_teacher_centers(
     run_folder: Path,
     *,
     embedding_size: int,
+    schedule: StepSchedule,
     source: FaceDataset | None = None,
 ) -> Head:
     """Build this rank's part of the head whose class centers come from a teacher, with random centers.
 
-    It has the margin, the sampling and the placement of the trained head, or a head for each dataset as that one, but
-    one float32 center per class, which no gradient changes.
+    It has the margin, the sampling in all stages and the placement of the trained head, or a head for each dataset as
+    that one, but one float32 center per class, which no gradient changes, and no expectations.
 
     Raises:
         ConfigError: a dataset of a mixture has an invalid margin.
@@ -78,6 +79,7 @@ def build_teacher_centers(
         config.head,
         folder=run_folder / "teacher_centers",
         update_in_backward=False,
+        schedule=schedule,
         product_dtype=product_dtype(config.train.precision, world.device),
     )
     settings = replace(
@@ -85,6 +87,7 @@ def build_teacher_centers(
         loss="softmax",
         sub_centers=1,
         drop_from_step=None,
+        stages=tuple(replace(stage, expectations="off") for stage in settings.stages),
         expectations="off",
         weight_dtype=torch.float32,
         trained=False,

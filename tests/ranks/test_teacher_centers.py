@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_group import HeadGroup, head_parts
+from facetrain.head.head_settings import HeadStage
 from facetrain.head.margins import CombinedMargin
 from facetrain.training.distillation import CENTER_LOSSES, Distillation
 from tests.support.dense_head import dense_loss, sample_classes
@@ -21,7 +22,13 @@ SIZE, TEACHER, BATCH, LR, STEPS, WEIGHT = 4, 6, 12, 0.05, 3, 2.0
 CLASSES, FIRST = (7, 4), (0, 7)
 MARGIN = {"scale": 8.0, "m2": 0.3}
 LOSS_WEIGHTS = (1.0, 0.5)
-CASES = [(loss, rate, grouped) for loss in CENTER_LOSSES for rate, grouped in ((1.0, 0), (0.4, 0), (0.4, 1))]
+ALL, SAMPLED, STAGED = (1.0, 1.0, 1.0), (0.4, 0.4, 0.4), (0.4, 1.0, 0.4)
+"""Sample rates of the steps."""
+CASES = [
+    (loss, rates, grouped)
+    for loss in CENTER_LOSSES
+    for rates, grouped in ((ALL, 0), (SAMPLED, 0), (SAMPLED, 1), (STAGED, 0), (STAGED, 1))
+]
 
 
 def batch(step, grouped):
@@ -36,11 +43,13 @@ def batch(step, grouped):
     )
 
 
-def make_centers(rank, world_size, rate, grouped):
+def make_centers(rank, world_size, rates, grouped):
+    starts = [step for step in range(STEPS) if step == 0 or rates[step] != rates[step - 1]]
+    stages = tuple(HeadStage(step, rates[step], "off") for step in starts)
     heads = [
         make_head(
             embedding_size=TEACHER, num_classes=classes, margin=CombinedMargin(**MARGIN), rank=rank, seed=3 + number,
-            world_size=world_size, sample_rate=rate, chunk_size=3, weight_dtype=torch.float64,
+            world_size=world_size, stages=stages, chunk_size=3, weight_dtype=torch.float64,
             update_in_backward=False, trained=False,
         )
         for number, classes in enumerate(CLASSES)
@@ -71,10 +80,10 @@ def train_on_ranks():
     """Train every case; return losses, weights, and this rank's centers by their classes."""
     rank, size = collectives.rank(), collectives.world_size()
     results = []
-    for loss, rate, grouped in CASES:
+    for loss, rates, grouped in CASES:
         net = make_net()
         wrapped = DistributedDataParallel(net) if size > 1 else net
-        centers = make_centers(rank, size, rate, grouped)
+        centers = make_centers(rank, size, rates, grouped)
         distillation = make_distillation(loss, centers)
         weights = [*net.parameters(), *distillation.parameters()]
         optimizer = torch.optim.SGD(weights, lr=LR)
@@ -96,9 +105,9 @@ def train_on_ranks():
     return results
 
 
-def train_plainly(loss, rate, grouped):
+def train_plainly(loss, rates, grouped):
     """All logits at once by autograd; the centers move image by image."""
-    net, group = make_net(), make_centers(0, 1, rate, grouped)
+    net, group = make_net(), make_centers(0, 1, rates, grouped)
     tables = [part.head.weight.data.clone() for part in head_parts(group)]
     distillation = make_distillation(loss, group)
     weights = [*net.parameters(), *distillation.parameters()]
@@ -113,9 +122,9 @@ def train_plainly(loss, rate, grouped):
             own, sample = label[inside] - FIRST[number], None
             if loss == "adaptive_centers":
                 move_plainly(table, student[inside].detach(), teacher[inside], own)
-            if rate < 1:
+            if rates[step] < 1:
                 shard = ClassShard(0, CLASSES[number])
-                sample = sample_classes(shard, own, rate, seed=3 + number, step=step)
+                sample = sample_classes(shard, own, rates[step], seed=3 + number, step=step)
             share = len(own) / BATCH * (LOSS_WEIGHTS[number] if grouped else 1)
             total = total + share * dense_loss(student[inside], table, own, MARGIN, sample)
         (WEIGHT * total).backward()

@@ -67,7 +67,8 @@ def distillation(rounds: int) -> None:
         "train": {"batch_size": BATCH, "precision": "fp32"},
     }
     config = build_config(values, "step_costs")
-    state = build_state(config, WORLD, CLASSES, schedule_steps(config, IMAGES, 1), Path("unused"), None)  # type: ignore[arg-type]
+    schedule = schedule_steps(config, IMAGES, 1)
+    state = build_state(config, WORLD, CLASSES, schedule, Path("unused"), None)  # type: ignore[arg-type]
     augment = Augment(0, **config.data.augment.model_dump())
     step = TrainStep(state.network, augment, max_skipped_steps=1 << 30)
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +85,7 @@ def distillation(rounds: int) -> None:
                 centers = None
                 if loss in CENTER_LOSSES:
                     centers = build_teacher_centers(
-                        config, WORLD, CLASSES, Path("unused"), embedding_size=TEACHER
+                        config, WORLD, CLASSES, Path("unused"), embedding_size=TEACHER, schedule=schedule
                     )
                 taught = Distillation(
                     teacher,

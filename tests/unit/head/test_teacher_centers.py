@@ -3,9 +3,14 @@
 import pytest
 import torch
 
+from facetrain.config.loading import build_config
+from facetrain.distributed.world import World
 from facetrain.head.class_centers import RowTable
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.teacher_centers import follow_teacher, start_teacher_gather
+from facetrain.run.build_head import build_teacher_centers
+from facetrain.run.step_schedule import schedule_steps
+from tests.support.dense_head import dense_loss, sample_classes
 from tests.support.heads import make_head, make_margin
 from tests.support.teacher_centers import move_plainly
 
@@ -95,3 +100,42 @@ def test_a_head_that_is_not_trained_has_the_loss_and_gradient_of_a_trained_one_a
         assert torch.equal(head.weight.data, before) == (head is fixed)
     torch.testing.assert_close(results[0], results[1])
     assert set(fixed.row_state()) == {"weight"} and set(trained.row_state()) > {"weight"}
+
+
+@pytest.mark.parametrize("loss", ["fixed_centers", "adaptive_centers"])
+def test_the_stages_of_a_run_change_the_sample_rate_of_the_teachers_head_too(loss, tmp_path):
+    values = {
+        "data": {"train": "unused"},
+        "head": {"sample_rate": 0.4, "chunk_size": 4},
+        "distill": {"teacher": "unused", "cache": "unused.safetensors", "loss": loss},
+        "train": {
+            "precision": "fp32",
+            "batch_size": 10,
+            "epochs": 3,
+            "stages": [
+                {"until_epoch": 1, "sample_rate": 0.7},
+                {"until_epoch": 2, "sample_rate": 1.0, "expectations": "moving"},
+            ],
+        },
+    }
+    config = build_config(values, "test")
+    head = build_teacher_centers(
+        config,
+        World(0, 0, 1, 1, CPU),
+        CLASSES,
+        tmp_path,
+        embedding_size=SIZE,
+        schedule=schedule_steps(config, 20, 1),
+    )
+    assert set(head.row_state()) == {"weight"}
+    student, teacher, label = batch()
+    for step, rate in enumerate([0.7, 0.7, 1.0, 1.0, 0.4, 0.4]):
+        head.begin_step(step)
+        gathered = start_teacher_gather(student, teacher) if loss == "adaptive_centers" else None
+        found = head(student.float().requires_grad_(), label, gathered)
+        found.backward()
+        shard = ClassShard(0, CLASSES)
+        sample = None if rate == 1 else sample_classes(shard, label, rate, seed=head._seed, step=step)
+        margin = {"scale": 64.0, "m2": 0.5, "linear_beyond_pi": True}
+        expected = dense_loss(student, head.weight.data.double(), label, margin, sample)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=0.0)
