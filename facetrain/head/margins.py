@@ -298,21 +298,21 @@ class CurricularFace(CombinedMargin):
 class ElasticFace(Margin):
     """Margin drawn at random for each sample and step (Boutros et al., "ElasticFace", arXiv 2109.09416).
 
-        target = cos(θ + E(m2, σ))   (equation 6)    or    cos θ − E(m3, σ)   (equation 7),    E normal
+        target = cos(θ + E(m, σ))   (equation 6)    or    cos θ − E(m, σ)   (equation 7),    E normal
 
-    The second formula is used if m3 is not 0. A draw depends only on (seed, step, micro-batch, row of the
-    global batch), so all ranks draw the same margins.
+    A draw depends only on (seed, step, micro-batch, row of the global batch), so all ranks draw the same margins.
     """
 
-    m2: float = 0.0
-    m3: float = 0.0
+    m: float
+    of_angle: bool
+    """Add the margin to the angle (equation 6), or subtract it from the cosine."""
     sigma: float
     seed: int
     position: list[int] = field(default_factory=lambda: [0, 0], compare=False)
     """Step, and number of the next micro-batch in it."""
 
     def chance_cosine(self) -> float:
-        return -self.m3 if self.m3 else -math.sin(self.m2)
+        return -math.sin(self.m) if self.of_angle else -self.m
 
     def begin_step(self, step: int) -> None:
         self.position[:] = step, 0
@@ -322,9 +322,9 @@ class ElasticFace(Margin):
         self.position[1] += 1
         row_G = torch.arange(len(cos_G), device=cos_G.device)
         drawn_G = (normal(row_G, key) * self.sigma).to(cos_G.dtype)
-        if self.m3:
-            return TargetCosine(cos_G - self.m3 - drawn_G, torch.ones_like(cos_G))
-        angle_G = torch.arccos(cos_G) + self.m2 + drawn_G
+        if not self.of_angle:
+            return TargetCosine(cos_G - self.m - drawn_G, torch.ones_like(cos_G))
+        angle_G = torch.arccos(cos_G) + self.m + drawn_G
         return TargetCosine(torch.cos(angle_G), torch.sin(angle_G) / sine(cos_G))
 
 
@@ -337,6 +337,12 @@ def _combined(s: MarginSettings, *, m1: float = 1.0, m2: float = 0.0, m3: float 
         m3,
         linear_beyond_pi=s.beyond_pi == "linear",
         straight_through=s.gradient == "straight_through",
+    )
+
+
+def _elastic(s: MarginSettings, seed: int, m: float, *, of_angle: bool) -> Margin:
+    return ElasticFace(
+        scale=s.scale, filter_threshold=s.filter_threshold, m=m, of_angle=of_angle, sigma=s.sigma, seed=seed
     )
 
 
@@ -362,12 +368,8 @@ MARGINS: dict[str, Callable[[MarginSettings, int], Margin]] = {
     "curricularface": lambda s, seed: CurricularFace(
         scale=s.scale, m2=_or(s.m2, 0.5), linear_beyond_pi=True, average=s.average
     ),
-    "elastic_arcface": lambda s, seed: ElasticFace(
-        scale=s.scale, filter_threshold=s.filter_threshold, m2=_or(s.m2, 0.5), sigma=s.sigma, seed=seed
-    ),
-    "elastic_cosface": lambda s, seed: ElasticFace(
-        scale=s.scale, filter_threshold=s.filter_threshold, m3=_or(s.m3, 0.35), sigma=s.sigma, seed=seed
-    ),
+    "elastic_arcface": lambda s, seed: _elastic(s, seed, _or(s.m2, 0.5), of_angle=True),
+    "elastic_cosface": lambda s, seed: _elastic(s, seed, _or(s.m3, 0.35), of_angle=False),
 }
 """Registry: name in the config -> function that builds the margin from its settings and a seed."""
 

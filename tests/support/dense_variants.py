@@ -86,14 +86,14 @@ class DenseCurricularFace(DenseVariant):
 
 
 class DenseElasticFace(DenseVariant):
-    def __init__(self, arc: bool) -> None:
-        self.arc = arc
+    def __init__(self, arc: bool, margin: float) -> None:
+        self.arc, self.margin = arc, margin
 
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
-        drawn = 0.2 * normal(torch.arange(len(label)), key_of(9, step, 0))
+        margin = self.margin + 0.2 * normal(torch.arange(len(label)), key_of(9, step, 0))
         target_cos = target_of(cos, label)
-        target = torch.cos(torch.arccos(target_cos) + 0.5 + drawn) if self.arc else target_cos - 0.35 - drawn
+        target = torch.cos(torch.arccos(target_cos) + margin) if self.arc else target_cos - margin
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
@@ -161,10 +161,15 @@ VARIANTS = {
         {"type": "curricularface", "average": 0.3}, lambda classes, rate: DenseCurricularFace(), {}
     ),
     "elastic arcface": Variant(
-        {"type": "elastic_arcface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(arc=True), {}
+        {"type": "elastic_arcface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(True, 0.5), {}
     ),
     "elastic cosface": Variant(
-        {"type": "elastic_cosface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(arc=False), {}
+        {"type": "elastic_cosface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(False, 0.35), {}
+    ),
+    "elastic cosface around 0": Variant(
+        {"type": "elastic_cosface", "m3": 0.0, "sigma": 0.2},
+        lambda classes, rate: DenseElasticFace(False, 0.0),
+        {},
     ),
     "uniface": Variant(
         {"type": "cosface", "m3": 0.4},
