@@ -94,8 +94,8 @@ class ExpectationPass:
         new_GD = old_GD.clone()
         new_GD[order_G] += sum_GD / count_G[:, None]
         # Samples of other ranks' classes repeat the write of a sample of this rank. Without one, all of them write row
-        # 0 as it is.
-        some = is_local_G.to(torch.uint8).argmax()
-        row_G = torch.where(is_local_G, row_G, row_G[some])
-        new_GD = torch.where(is_local_G[:, None], new_GD, new_GD[some])
+        # 0 as it is. The index has a dimension: for `row_G[some]` with a scalar, the host would wait for its value.
+        some = is_local_G.to(torch.uint8).argmax(0, keepdim=True)
+        row_G = torch.where(is_local_G, row_G, row_G.index_select(0, some))
+        new_GD = torch.where(is_local_G[:, None], new_GD, new_GD.index_select(0, some))
         sweep.weight.store(row_G, new_GD)

@@ -9,6 +9,7 @@ from facetrain.distributed.world import World
 from facetrain.head.class_centers import RowTable
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.class_shard import ClassShard
+from facetrain.head.head_settings import HeadStage
 from facetrain.head.teacher_centers import follow_teacher
 from facetrain.run.build_head import build_head
 from facetrain.run.step_schedule import schedule_steps
@@ -24,6 +25,8 @@ OPTIONS = {
     "16 and 8 bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "accumulated": {"update_in_backward": False},
     "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
+    "expectations": {"stages": (HeadStage(0, 1.0, "moving"),)},
+    "sampled, expectations": {"stages": (HeadStage(0, 0.2, "moving"),)},
     "sampled": {"sample_rate": 0.2},
     "sampled, 16 bits": {"sample_rate": 0.2, "sample_block": 4, "weight_dtype": torch.bfloat16},
     "sampled sub-centers": {"sample_rate": 0.2, "sub_centers": 3},
