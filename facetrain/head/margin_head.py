@@ -244,6 +244,7 @@ class MarginHead:
             chunk_size=self._chunk_size(global_batch),
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
+            update_in_backward=self.update_in_backward,
             count_nearest=self._nearest.add,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._settings.product_dtype,
@@ -291,7 +292,10 @@ class MarginHead:
         If the scalar `skip` is 1, nothing changes and the gradient is discarded. Both tensors are on the device.
         """
         valid = skip == 0
-        for rows, gradient in self._gradient.take():
+        chunks = self._gradient.take()
+        for number, (rows, gradient) in enumerate(chunks):
+            for ahead, _ in chunks[number : number + 2]:
+                self._tables.begin_fetch(ahead)
             self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self.lr, valid)
         if self._threshold:
             self._threshold.step(self.lr, valid, grad_scale)

@@ -72,6 +72,8 @@ class ClassSweep:
     """Called at the end of the backward pass with the target classes and whether the loss is finite."""
     count_nearest: Callable[[Tensor, int], None] | None = None
     """Called with the number of samples whose target class is on this rank and the nearest of all, and with G."""
+    update_in_backward: bool = True
+    """Whether `take_gradient` updates the centers, and not only keeps their gradient."""
     chunk_type: type[Chunk] = Chunk
     product_dtype: torch.dtype | None = None
     """Dtype to which the factors of the matrix products are rounded; None: they keep theirs."""
@@ -120,7 +122,7 @@ class ClassSweep:
             rows = self._rows(start)
             dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
             self.weight.begin_fetch(rows)
-            if is_backward and self.take_gradient is not None:
+            if is_backward and self.take_gradient is not None and self.update_in_backward:
                 self.tables.begin_fetch(rows)  # for the update
             if not is_backward or number + 1 < len(starts):
                 self.weight.begin_fetch(self._rows(starts[(number + 1) % len(starts)]))

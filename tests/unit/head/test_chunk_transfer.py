@@ -63,6 +63,41 @@ def test_a_head_whose_chunks_are_copied_ahead_gives_the_same_numbers(options, op
         assert torch.equal(there.row_state()[name], table), name
 
 
+class CountedTransfer(ChunkTransfer):
+    """Counts the chunks that are on the device at once."""
+
+    most = 0
+
+    def begin(self, rows):
+        super().begin(rows)
+        self.most = max(self.most, len(self._copies))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("update_in_backward", [True, False])
+def test_moments_are_on_the_device_for_the_update_and_at_most_one_chunk_ahead(
+    update_in_backward, optimizer, monkeypatch
+):
+    fake_streams(monkeypatch)
+    monkeypatch.setattr("facetrain.head.class_centers.ChunkTransfer", CountedTransfer)
+    head = make_head(
+        embedding_size=8, num_classes=100, margin=make_margin(), chunk_size=10, optimizer=optimizer,
+        update_in_backward=update_in_backward,
+    )  # fmt: skip
+    tables = {name: table.data for name, table in head._tables.by_name.items()}
+    head._tables = head._sampler._tables = RowTables(tables, CPU, streams=CopyStreams(CPU))
+    moments = [table._transfer for name, table in head._tables.by_name.items() if name != "weight"]
+    for step in range(2):
+        head.begin_step(step)
+        for _ in range(1 if update_in_backward else 2):
+            head(torch.randn(12, 8, requires_grad=True), torch.randint(0, 100, (12,))).backward()
+        if not update_in_backward:
+            assert not any(transfer._copies for transfer in moments), "nothing is updated before `step`"
+            head.step(torch.tensor(1.0), torch.tensor(0.0))
+        assert not any(transfer._copies for transfer in moments)
+    assert {transfer.most for transfer in moments} == {1 if update_in_backward else 2}
+
+
 class CopiesByStream(TorchDispatchMode):
     """Records the stream and the rows of every copy between host and GPU of a whole chunk."""
 
