@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,6 +93,7 @@ OPERATORS: dict[str, Operator] = {
     "Identity": _IDENTITY,
     "Flatten": _IDENTITY,
     "Reshape": _IDENTITY,
+    "Unsqueeze": _IDENTITY,
     "Transpose": _IDENTITY,
     "Cast": _IDENTITY,
 }
@@ -111,7 +112,7 @@ def read_onnx_layers(path: Path) -> LayerGraph:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        return _read_layers(onnx, onnx.load(str(path)), str(path))
+        return _read_layers(onnx, onnx.load(str(path)), path)
     except ModelError:
         raise
     except (
@@ -122,12 +123,11 @@ def read_onnx_layers(path: Path) -> LayerGraph:
         ) from error
 
 
-def _read_layers(onnx: Any, model: Any, origin: str) -> LayerGraph:
+def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
     graph = model.graph
     constants = {found.name: _tensor(onnx, found) for found in graph.initializer}
-    # Old exporters list the weights among the inputs too.
-    image = next(found for found in graph.input if found.name not in constants)
-    builder = LayerGraphBuilder(origin, image.name, _image_of_pixel(onnx, model, image))
+    image = _image_input(graph)
+    builder = LayerGraphBuilder(str(path), image.name, _image_of_pixel(onnx, model, image, path))
     for node in graph.node:
         attributes = {found.name: onnx.helper.get_attribute_value(found) for found in node.attribute}
         operator, value, inputs = OPERATORS.get(node.op_type, _UNKNOWN), node.output[0], list(node.input)
@@ -153,8 +153,14 @@ def _add_node(
 ) -> None:
     given = tuple(constants[name] for name in inputs if name in constants)
     sources = tuple(name for name in inputs if name not in constants)
-    if operator.arithmetic and len(given) == 1 and given[0].numel() == 1 and sources[0] == inputs[0]:
-        builder.arithmetic(value, sources[0], operator.arithmetic, float(given[0]))
+    commutes = operator.arithmetic in ("add", "mul")
+    if (
+        operator.arithmetic
+        and len(given) == 1
+        and len(given[0].unique()) == 1
+        and (commutes or sources[0] == inputs[0])
+    ):
+        builder.arithmetic(value, sources[0], operator.arithmetic, float(given[0].flatten()[0]))
     else:
         builder.layer(Node(op_type, value, sources, given, attributes), operator.layer)
 
@@ -169,48 +175,90 @@ def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any])
     return torch.empty(0)
 
 
-def _image_of_pixel(onnx: Any, model: Any, image: Any) -> Affine:
+def _image_input(graph: Any) -> Any:
+    """Return the first input; old exporters list the weights among the inputs too."""
+    weights = {found.name for found in graph.initializer}
+    return next(found for found in graph.input if found.name not in weights)
+
+
+def _image_of_pixel(onnx: Any, model: Any, image: Any, path: Path) -> Affine:
     """Return the input of a graph as a function of pixels from 0 to 255."""
     if image.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
         return Affine()
     metadata = {found.key: found.value for found in model.metadata_props}
     if "preprocessing" not in metadata:
-        return Affine() if takes_pixels(model) else Affine(1 / 127.5, -1.0)
+        return Affine() if takes_pixels(onnx, model, path) else Affine(1 / 127.5, -1.0)
     preprocessing = json.loads(metadata["preprocessing"])
     return Affine(1 / preprocessing["scale"], -preprocessing["mean"] / preprocessing["scale"])
 
 
-def takes_pixels(model: Any) -> bool:
-    """Return whether a graph with a float input normalizes pixels from 0 to 255 itself, as MXNet's networks do.
+def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
+    """Return whether a graph with a float input takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
 
-    That is so if its first nodes make an affine function with an offset that is 0 at 127.5. The first
-    nodes of a graph that takes (pixels − 127.5) / 127.5 have no offset, or one that is 0 elsewhere.
+    The arithmetic of its first nodes shows it: it subtracts about half of 255, or divides by 255. If its numbers
+    differ by channel or by place, their mean counts.
+
+    Args:
+        onnx: the package.
+        model: the graph, with or without its external data.
+        path: its file, for the external data and for messages.
+
+    Raises:
+        ModelError: the arithmetic fits neither input.
     """
-    from onnx import numpy_helper
-
-    numbers = {
-        found.name: numpy_helper.to_array(found) for found in model.graph.initializer if _is_number(found)
-    }
-    image_values = {found.name: Affine() for found in model.graph.input}
+    constants: dict[str, Any] = {found.name: found for found in model.graph.initializer}
+    image_values = {_image_input(model.graph).name: Affine()}
     for node in model.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.name == "value" and _is_number(attribute.t):
-                numbers[node.output[0]] = numpy_helper.to_array(attribute.t)
-        if not node.input or node.input[0] not in image_values:
-            continue
-        affine, operator = image_values[node.input[0]], OPERATORS.get(node.op_type, _UNKNOWN)
-        given = [numbers[name] for name in node.input[1:] if name in numbers]
-        if operator.arithmetic and given:
-            image_values[node.output[0]] = affine.then(operator.arithmetic, float(given[0].item()))
+        operator = OPERATORS.get(node.op_type, _UNKNOWN)
+        given = [constants[name] for name in node.input if name in constants]
+        source = next((name for name in node.input if name in image_values), None)
+        if node.op_type == "Constant":
+            constants[node.output[0]] = onnx.helper.get_attribute_value(node.attribute[0])
+        elif source is None:
+            if given and operator.is_identity:
+                constants[node.output[0]] = given[0]
+        elif operator.arithmetic and given:
+            number = _mean(onnx, given[0], path)
+            image_values[node.output[0]] = _after(
+                image_values[source], operator.arithmetic, number, number_first=source != node.input[0]
+            )
         elif operator.is_identity:
-            image_values[node.output[0]] = affine
-        elif affine.offset and affine.is_zero_at_mid_gray:
+            image_values[node.output[0]] = image_values[source]
+        elif _is_of_pixels(image_values[source], path):
             return True
     return False
 
 
-def _is_number(tensor: Any) -> bool:
-    return math.prod(tensor.dims) == 1
+def _after(affine: Affine, operation: str, number: float, *, number_first: bool) -> Affine:
+    """Return a function followed by arithmetic with a number, which is the second operand or the first."""
+    if not number_first or operation in ("add", "mul"):
+        return affine.then(operation, number)
+    return affine.then("mul", -1.0).then("add", number) if operation == "sub" else Affine(float("nan"))
+
+
+def _mean(onnx: Any, constant: Any, path: Path) -> float:
+    if isinstance(constant, onnx.TensorProto):
+        return float(np.mean(onnx.numpy_helper.to_array(constant, str(path.parent)), dtype=np.float64))
+    return float(np.mean(constant))
+
+
+def _is_of_pixels(affine: Affine, path: Path) -> bool:
+    """Return whether a function normalizes pixels from 0 to 255, and not numbers from −1 to 1.
+
+    Raises:
+        ModelError: it does neither.
+    """
+    factor = affine.factor
+    zero = -affine.offset / factor if factor else float("nan")
+    if 64 <= zero <= 192 or (zero == 0 and abs(255 * factor - 1) < 0.01):
+        return True
+    # With -1, it maps −1…1 to 0…1; with the mean color of photos after that, zero is between -0.3 and 0.1.
+    if -1.1 <= zero <= 0.2 and abs(factor) >= 1 / 16:
+        return False
+    raise ModelError(
+        f"{path}: its first nodes compute x · {factor:g} + {affine.offset:g} for a number x of the image, which suits "
+        "neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with one of these inputs"
+    )
 
 
 def _tensor(onnx: Any, found: Any) -> Tensor:

@@ -43,7 +43,7 @@ class OnnxNetwork(nn.Module):
         self.metadata = _json_metadata(session)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
         self.normalizes = False
-        """Whether the graph takes float32 pixels from 0 to 255 and normalizes them."""
+        """Whether the graph takes pixels from 0 to 255 and normalizes them."""
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map images to the first output of the session, on the device of the images.
@@ -100,7 +100,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
         require_fitting_sizes(path)
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session)
-        network.normalizes = _normalizes(onnx, path, network.metadata)
+        network.normalizes = _normalizes(onnx, path, network)
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
@@ -108,11 +108,11 @@ def open_onnx(path: Path) -> OnnxNetwork:
     return network
 
 
-def _normalizes(onnx: Any, path: Path, metadata: dict[str, Any]) -> bool:
-    preprocessing = metadata.get("preprocessing")
+def _normalizes(onnx: Any, path: Path, network: OnnxNetwork) -> bool:
+    preprocessing = network.metadata.get("preprocessing")
     if isinstance(preprocessing, dict):
         return preprocessing.get("scale") == 1
-    return takes_pixels(onnx.load(str(path), load_external_data=False))
+    return network.from_pixels or takes_pixels(onnx, onnx.load(str(path), load_external_data=False), path)
 
 
 def _json_metadata(session: Any) -> dict[str, Any]:

@@ -93,10 +93,12 @@ def check_normalization_inside(path, backbone, many):
     model = onnx.load(path)
     del model.metadata_props[:]
     first = next(node for node in model.graph.node if node.op_type == "Conv")
-    for number, (op, value) in enumerate((("Sub", 127.5), ("Mul", 0.0078125))):
-        constant = onnx.numpy_helper.from_array(np.float32(value), f"scalar{number}")
+    for number, (op, value) in enumerate((("Sub", [127.5] * 3), ("Mul", [0.0078125]))):
+        value = np.array(value, np.float32).reshape(1, -1, 1, 1)
+        constant = onnx.numpy_helper.from_array(value, f"constant{number}")
         model.graph.initializer.append(constant)
-        taken = onnx.helper.make_node(op, [first.input[0], constant.name], [f"prepared{number}"])
+        inputs = [first.input[0], constant.name]
+        taken = onnx.helper.make_node(op, inputs[:: -1 if op == "Mul" else 1], [f"prepared{number}"])
         model.graph.node.insert(number, taken)
         first.input[0] = f"prepared{number}"
     onnx.save(model, path)

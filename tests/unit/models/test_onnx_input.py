@@ -1,0 +1,98 @@
+"""The input of ONNX files of other programs: what it means, and which inputs are refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.errors import ModelError
+from facetrain.models.model_file import open_model
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+CPU = torch.device("cpu")
+COLOR, SPREAD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN, STD = (torch.tensor(numbers).view(1, 3, 1, 1) for numbers in (COLOR, SPREAD))
+
+
+def constant(values):
+    return np.array(values, np.float32).reshape((1, 3, 1, 1) if np.ndim(values) == 1 else ())
+
+
+def write_graph(path, nodes, *, inputs):
+    """Write a graph that flattens its last value; a node is (operator, inputs), with constants as arrays."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    written, weights, value = [], [], "image"
+    for number, (operator, taken) in enumerate([*nodes, ("Relu", ("x",)), ("Flatten", ("x",))]):
+        names = []
+        for position, one in enumerate(taken):
+            names.append(value if isinstance(one, str) else f"c{number}_{position}")
+            if not isinstance(one, str):
+                weights.append(numpy_helper.from_array(one, names[-1]))
+        value = f"v{number}"
+        written.append(helper.make_node(operator, names, [value]))
+    image = helper.make_tensor_value_info("image", *inputs)
+    output = helper.make_tensor_value_info(value, TensorProto.FLOAT, None)
+    graph = helper.make_graph(written, "g", [image], [output], weights)
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def pixels():
+    return torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3) * 2
+
+
+def embedded(path):
+    """Return the embeddings of `pixels`, and the pixels as float32 (B, 3, H, W)."""
+    model = open_model(path, CPU)
+    return model.network(model.prepare(pixels())), pixels().permute(0, 3, 1, 2).float()
+
+
+FLOAT_IMAGE = (1, ["batch", 3, 4, 4])
+THROUGH_UNIT = [("Div", ("x", constant(255))), ("Sub", ("x", constant(np.array(COLOR) / 255)))]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("Sub", ("x", constant([127.5] * 3))), ("Div", ("x", constant([128] * 3)))], lambda x: (x - 127.5) / 128),
+        ([("Sub", ("x", constant(COLOR))), ("Div", ("x", constant(SPREAD)))], lambda x: (x - MEAN) / STD),
+        ([*THROUGH_UNIT, ("Div", ("x", constant(np.array(SPREAD) / 255)))], lambda x: (x - MEAN) / STD),
+        ([("Div", ("x", constant(255)))], lambda x: x / 255),
+        ([("Mul", (constant(1 / 127.5), "x")), ("Add", (constant([-1] * 3), "x"))], lambda x: x / 127.5 - 1),
+        ([("Sub", (constant(127.5), "x"))], lambda x: 127.5 - x),
+    ],
+)  # fmt: skip
+def test_a_graph_whose_first_nodes_normalize_gets_pixels(tmp_path, nodes, expected):
+    found, x = embedded(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE))
+    torch.testing.assert_close(found, expected(x).relu().flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([], lambda x: x),
+        ([("Mul", ("x", constant(64)))], lambda x: x * 64),
+        ([("Add", ("x", constant(1))), ("Mul", ("x", constant(0.5)))], lambda x: (x + 1) / 2),
+    ],
+)
+def test_a_graph_without_such_nodes_gets_normalized_pixels(tmp_path, nodes, expected):
+    found, x = embedded(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE))
+    torch.testing.assert_close(found, expected((x - 127.5) / 127.5).relu().flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (
+            [("Sub", ("x", constant([0.485, 0.456, 0.406]))), ("Div", ("x", constant([0.25] * 3)))],
+            r"its first nodes compute x · 4 \+ -1.79\d* for a number x of the image, which suits neither pixels",
+        ),
+        ([("Mul", ("x", constant(1 / 128)))], r"x · 0.0078125 \+ 0 "),
+        ([("Mul", ("x", constant(0)))], r"x · 0 \+ 0 "),
+        ([("Div", (constant(1), "x"))], "export the network with one of these inputs"),
+    ],
+)
+def test_a_graph_that_suits_no_known_input_is_refused(tmp_path, nodes, message):
+    with pytest.raises(ModelError, match=message):
+        open_model(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE), CPU)
