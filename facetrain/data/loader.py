@@ -44,6 +44,8 @@ class Batch:
     """Dataset index of each image, int64 (B,), on the host. For a replaced bad image, the index of the bad one."""
     host_label_B: Tensor | None = None
     """`label_B` on the host; None: it is not known there."""
+    read_B: Tensor | None = None
+    """`sample_B` with the index of the replacement for each bad image; None: no image was replaced."""
     landmarks_B52: Tensor | None = None
     """Landmarks before augmentation, as fractions of the sides, float32 (B, 5, 2), on the host; None: not loaded."""
 
@@ -148,10 +150,11 @@ class Loader:
                 self._add_skipped(self._pool.wait(slot))
                 self._prefetcher.wait_for_transfers()
                 image = self._slot_to_device(slot)
-                # Labels of the images in the slot: a replacement has the label of its own identity.
-                label = self._dataset.labels[self._slots.index[slot]].astype(np.int64)
+                # Of the images in the slot: a replacement has the label of its own identity.
+                read = self._slots.index[slot].copy()  # the slot is filled again while the batch is in use
+                label = self._dataset.labels[read].astype(np.int64)
                 label_on_device = self._prefetcher.to_device(label)
-                landmarks = self._read_landmarks(self._slots.index[slot])
+                landmarks = self._read_landmarks(read)
                 self._free.append(slot)
                 self._submit_steps()
             self.wait_s += time.perf_counter() - start
@@ -162,6 +165,7 @@ class Loader:
                 label_on_device,
                 torch.from_numpy(sample),
                 torch.from_numpy(label),
+                torch.from_numpy(read),
                 landmarks,
             )
             yield (whole,) if self._settings.accumulate == 1 else self._split(whole)
@@ -174,8 +178,8 @@ class Loader:
 
     def _split(self, whole: Batch) -> tuple[Batch, ...]:
         """Return the micro-batches of a step."""
-        assert whole.host_label_B is not None, "the loader reads the labels on the host"
-        tensors = whole.image_BHWC, whole.label_B, whole.sample_B, whole.host_label_B
+        assert whole.host_label_B is not None and whole.read_B is not None, "the loader sets both"
+        tensors = whole.image_BHWC, whole.label_B, whole.sample_B, whole.host_label_B, whole.read_B
         size = self._settings.local_batch_size
         parts = zip(*(tensor.split(size) for tensor in tensors), strict=True)
         micro_batches = [Batch(whole.step, whole.epoch, *part) for part in parts]

@@ -103,9 +103,10 @@ class CachedTeacher:
 
     def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
         """Return the embeddings (B, T), float32, on the device of the images."""
-        sample_B = batch.sample_B.cpu()
-        flip_B = self._flips(sample_B, batch.epoch)
-        image_B = sample_B.numpy() if self._index is None else self._index[sample_B.numpy()]
+        # The flip of a replaced image is drawn with the index of the bad one, as that of its pixels.
+        flip_B = self._flips(batch.sample_B.cpu(), batch.epoch)
+        read_B = (batch.sample_B if batch.read_B is None else batch.read_B).numpy()
+        image_B = read_B if self._index is None else self._index[read_B]
         row_B = 0 if flip_B is None else flip_B.numpy().astype(np.int64)
         # A copy of these rows; its pages are read from the disk if they are not in memory.
         embedding_BT = torch.from_numpy(np.ascontiguousarray(self._rows_NRT[image_B, row_B]))

@@ -110,6 +110,7 @@ def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
     ((batch,),) = list(lenient)
     lenient.close()
     row = batch.sample_B.tolist().index(5)
+    assert batch.read_B[row] == 6 and (batch.read_B != batch.sample_B).sum() == 1
     assert batch.label_B[row] == dataset.labels[6]
     assert torch.equal(batch.image_BHWC[row], batch.image_BHWC[batch.sample_B.tolist().index(6)])
     assert len(lenient.skipped) == 1 and "key 6 at byte" in lenient.skipped[0]

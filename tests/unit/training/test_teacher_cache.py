@@ -80,6 +80,16 @@ def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):  
     assert torch.equal(plain[~flip_B], found[~flip_B]) and not torch.allclose(plain[flip_B], found[flip_B])
 
 
+def test_a_replaced_image_has_the_embedding_of_its_replacement_with_the_flip_of_its_pixels(taught, dataset):  # noqa: F811
+    augment, sample_B, read_B = Augment(5), torch.tensor([7, 0, 119, 64]), torch.tensor([7, 1, 0, 64])
+    flip_B = augment.flips(sample_B, 2)
+    assert flip_B.tolist() != augment.flips(read_B, 2).tolist()
+    batch = Batch(0, 2, torch.zeros(0), torch.zeros(4), sample_B, read_B=read_B)
+    rows = load_file(taught[0] / "t.safetensors")["embedding"]
+    found = cached(taught, dataset, flips=augment.flips)(batch, torch.zeros(0))
+    assert torch.equal(found, rows[read_B, flip_B.long()])
+
+
 def test_any_reader_of_safetensors_reads_the_file(taught):
     assert load_file(taught[0] / "t.safetensors")["embedding"].shape == (120, 2, 8)
 
