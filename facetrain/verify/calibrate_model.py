@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.backbone.base import Backbone
 from facetrain.distributed.world import join
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import METADATA_KEY as DESCRIPTION_KEY
@@ -69,6 +70,11 @@ def calibrate_model(
         )
     with join(device) as world:
         opened = open_model(model, world.device)
+        if not isinstance(opened.network, Backbone):
+            raise ModelError(
+                f"{model}: is not a backbone of facetrain, which .safetensors could store; give a run or the file that "
+                "it was exported from"
+            )
         unit_ND = embed_images(opened, images, target, world, batch_size=batch_size, progress=progress)
     if not np.isfinite(unit_ND).all():
         raise ModelError(f"{model}: has embeddings that are not finite; the network has diverged")

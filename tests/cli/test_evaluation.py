@@ -18,6 +18,7 @@ from facetrain.verify import report
 from facetrain.verify.embedding_files import load_embeddings, save_embeddings
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
+from tests.support.mxnet_files import write_iresnet
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface
 
 OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
@@ -131,6 +132,8 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
     assert [each["fmr"] for each in json.loads(metadata["thresholds"])] == [0.01, 0.1]
     decided = json.loads(output_of(facetrain("compare", tmp_path / "m.onnx", one, one, "--json")))
     assert decided["threshold"] == found["threshold"]
+    again = [tmp_path / "m.onnx", "--target", tmp_path / "faces", "--output", tmp_path / "again.safetensors"]
+    assert "is not a backbone of facetrain" in str(refusal("calibrate", *again, "--fmr", 0.1))
     output_of(facetrain("embed", model, tmp_path / "faces", "--output", tmp_path / "gallery.npz"))
     listed = output_of(
         facetrain(
@@ -152,9 +155,14 @@ def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model
     ):
         assert message in str(refusal("calibrate", *arguments))
     write_subjects(tmp_path / "pairs.bin", [f"person {n}" for n in range(40)])
+    write_iresnet(tmp_path, build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)))
+    copy = tmp_path / "copy.safetensors"
+    graph = [tmp_path / "model-symbol.json", "--target", tmp_path / "pairs.bin", "--fmr", 0.05]
+    error = refusal("calibrate", *graph, "--output", copy)
+    assert "model-symbol.json: is not a backbone of facetrain, which .safetensors could store" in str(error)
+    assert not copy.exists()
     error = refusal("calibrate", model, "--target", tmp_path / "pairs.bin")
     assert "40 images of 40 people have fewer than the 1,000 impostor pairs" in str(error)
-    copy = tmp_path / "copy.safetensors"
     output_of(
         facetrain("calibrate", model, "--target", tmp_path / "pairs.bin", "--fmr", 0.05, "--output", copy)
     )
