@@ -13,12 +13,13 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import open_model, save_model
+from facetrain.models.int8.fake_quantization import RANGES_KEY
+from facetrain.models.model_file import THRESHOLDS_KEY, open_model, save_model
 
 SOURCES_KEY = "average_of"
 """Key in the description of a model file: the averaged models and their weights."""
-_THRESHOLDS_KEY = "thresholds"
-"""Key of the thresholds that `facetrain calibrate` measures; they hold for one set of weights only."""
+_MEASURED_KEYS = THRESHOLDS_KEY, RANGES_KEY
+"""Keys of what holds for one set of weights only."""
 
 
 def average_models(models: Sequence[Path], weights: Sequence[float], output: Path) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     states = [first.network.state_dict()]
     states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
     shares = [weight / sum(weights) for weight in weights]
-    description = {key: value for key, value in first.metadata.items() if key != _THRESHOLDS_KEY}
+    description = {key: value for key, value in first.metadata.items() if key not in _MEASURED_KEYS}
     description[SOURCES_KEY] = [
         {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
     ]

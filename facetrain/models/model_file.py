@@ -46,6 +46,8 @@ MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "model_ema.safetensors"
 """Name of the file with the average of the weights, beside `MODEL_FILE`."""
 METADATA_KEY = "facetrain"
+THRESHOLDS_KEY = "thresholds"
+"""Key of the description: what `facetrain calibrate` measured on the embeddings of this file."""
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 DEFAULT_IMAGE_SIZE = 112
 _WEIGHTS_PER_BLOCK = 4

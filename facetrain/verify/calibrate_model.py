@@ -13,12 +13,10 @@ import numpy as np
 from facetrain.backbone.base import Backbone
 from facetrain.distributed.world import join
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
-from facetrain.models.model_file import METADATA_KEY as DESCRIPTION_KEY
-from facetrain.models.model_file import MODEL_FILE, open_model, save_model
+from facetrain.models.model_file import METADATA_KEY, MODEL_FILE, THRESHOLDS_KEY, open_model, save_model
 from facetrain.models.weight_files import read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
-    METADATA_KEY,
     Threshold,
     calibrate,
     reachable_fmrs,
@@ -79,10 +77,10 @@ def calibrate_model(
     if not np.isfinite(unit_ND).all():
         raise ModelError(f"{model}: has embeddings that are not finite; the network has diverged")
     thresholds = calibrate(unit_ND, labels, fmrs, data=Path(target).name, seed=seed)
-    stored = {METADATA_KEY: [one.as_json() for one in thresholds]}
+    stored = {THRESHOLDS_KEY: [one.as_json() for one in thresholds]}
     if path.is_file() and output is None:
         weights, metadata = read_weights(path)
-        save_model(path, weights, json.loads(metadata[DESCRIPTION_KEY]) | stored)
+        save_model(path, weights, json.loads(metadata[METADATA_KEY]) | stored)
     else:
         save_model(path, opened.network.state_dict(), opened.metadata | stored)
     return path, thresholds
@@ -119,7 +117,7 @@ def _writable_model(model: Path, output: Path | None) -> Path:
         return output
     if path.suffix == ".safetensors" and path.is_file():
         _, metadata = read_weights(path)
-        if DESCRIPTION_KEY in metadata:
+        if METADATA_KEY in metadata:
             return path
     if not path.exists():
         raise ModelError(f"{model}: no such file or folder")

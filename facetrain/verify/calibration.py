@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.verify import bootstrap
 from facetrain.verify.operating_points import FMRS
 from facetrain.verify.result import Interval
@@ -23,8 +24,6 @@ from facetrain.verify.roc import ROUNDING
 from facetrain.verify.scored_pairs import REPLICATES
 from facetrain.verify.subjects import dense_ids
 
-METADATA_KEY = "thresholds"
-"""Name of the thresholds in the description of a model file, and in the metadata of an ONNX file."""
 MAX_IMAGES = 50_000
 """Most images that are compared with each other; the people of a larger dataset are sampled."""
 _BLOCK = 1 << 24
@@ -147,7 +146,7 @@ def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Thresho
                 int(one["impostors"]),
                 int(one["subjects"]),
             )
-            for one in metadata.get(METADATA_KEY, ())
+            for one in metadata.get(THRESHOLDS_KEY, ())
         ]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(

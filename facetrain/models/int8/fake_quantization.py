@@ -29,7 +29,7 @@ from facetrain.models.int8.network import MAXIMUM, Int8Network, Range
 from facetrain.models.int8.quantize import fold, folded_network, quantize
 from facetrain.models.layer_graph import Layer
 
-_METADATA_KEY = "int8"
+RANGES_KEY = "int8"
 """Key of a model file's description under which the ranges are."""
 
 
@@ -56,7 +56,7 @@ class FakeQuantized(nn.Module):
     def description(self) -> dict[str, Any]:
         """Return what a model file describes of the quantization; see `read_ranges`."""
         ranges = {name: [one.low, one.high] for name, one in self.ranges.items()}
-        return {_METADATA_KEY: {"ranges": ranges}}
+        return {RANGES_KEY: {"ranges": ranges}}
 
     def load_description(self, description: Mapping[str, Any], origin: str) -> None:
         """Take the ranges of a checkpoint.
@@ -115,10 +115,10 @@ def read_ranges(description: Mapping[str, Any], network: Int8Network, origin: st
     Raises:
         ModelError: the ranges are damaged, or those of other values.
     """
-    if _METADATA_KEY not in description:
+    if RANGES_KEY not in description:
         return None
     try:
-        pairs = description[_METADATA_KEY]["ranges"]
+        pairs = description[RANGES_KEY]["ranges"]
         ranges = {name: Range(float(low), float(high)) for name, (low, high) in pairs.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
