@@ -72,7 +72,7 @@ def export(
     import torch
 
     from facetrain.config.loading import eval_dir_of_run
-    from facetrain.models.model_file import open_model
+    from facetrain.models.model_file import THRESHOLDS_KEY, open_model
 
     given: dict[str, Any] = {"from_pixels": from_pixels, "unit": unit, "opset": opset, "batch": batch}
     _check_options(format, given | {"int8": int8, "calibration": calibrate, "faces": compare})
@@ -91,6 +91,8 @@ def export(
     options = ExportOptions(**given, int8=int8, calibration=images, faces=faces)
     exported = exporter(opened, output, options)
     report = _report(row.files(output), opened, exported)
+    if int8 and THRESHOLDS_KEY in opened.metadata:
+        report["left_out"] = [THRESHOLDS_KEY]
     if results and exported.model is not None:
         model_results, results = results, _evaluate(exported.model, target, sets)
         report["accuracy"] = _compare_accuracy(model_results, results)
@@ -237,6 +239,10 @@ def _format_report(report: dict[str, Any]) -> list[str]:
         change = accuracy["file"] - accuracy["model"]
         lines.append(
             f"{name}: accuracy of the file {accuracy['file']:.3%}, of the model {accuracy['model']:.3%} ({change:+.3%})"
+        )
+    if "left_out" in report:
+        lines.append(
+            "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
         )
     if _lost_much(report):
         lines.append(f"The file loses more than usual; {_ADVICE}.")

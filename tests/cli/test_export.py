@@ -7,6 +7,7 @@ import pytest
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.weight_files import read_weights
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
 
@@ -53,6 +54,20 @@ def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, 
     assert any(weight.data_type == onnx.TensorProto.INT8 for weight in stored.initializer)
     quantized = sum(node.op_type == "QuantizeLinear" for node in stored.node)
     assert quantized > 4 if int8 == "static" else quantized == 0
+
+
+@pytest.mark.parametrize("int8", ["dynamic", "static"])
+def test_a_quantized_model_has_none_of_the_thresholds_that_were_measured_before(model, tmp_path, int8):
+    import onnx
+
+    weights, metadata = read_weights(model)
+    save_model(model, weights, json.loads(metadata["facetrain"]) | {"thresholds": []})
+    arguments = ["export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8", int8]
+    process = facetrain(*arguments)
+    assert process.returncode == 0, process.stderr
+    assert "The file has no thresholds: those of the model were measured in float32" in process.stdout
+    stored = {entry.key for entry in onnx.load(tmp_path / "small.onnx").metadata_props}
+    assert "backbone" in stored and "thresholds" not in stored
 
 
 def test_a_torch_export_program_reports_its_difference_and_accuracy(model, tmp_path):

@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from facetrain.models.export.example_inputs import example_pixels, inputs_of_fil
 from facetrain.models.export.formats import Comparison, Exported, ExportOptions
 from facetrain.models.export.int8 import export_int8
 from facetrain.models.export.runtime import Runtime
-from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
 _INPUTS = "image", LANDMARKS_INPUT
@@ -37,7 +38,8 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     the image's sides. The output is `embedding`: float32 (N, D), of unit length with `unit`. The metadata
     of the file describe the input and have the description of the model file.
 
-    With `int8` the result has the cosines of the embeddings with those of the network, see `int8.export_int8`.
+    With `int8` the result has the cosines of the embeddings with those of the network, see `int8.export_int8`. The
+    file then has no thresholds: those of the model were measured on other embeddings.
 
     Raises:
         ModelError: the model was opened from an ONNX file, or torch or onnx cannot write the opset.
@@ -47,6 +49,8 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     if not options.int8:
         return Exported(_write_float32(model, path, options), path)
     require_torch_network(model)
+    kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
+    model = replace(model, metadata=kept)
     return export_int8(model, path, options, lambda float32: _write_float32(model, float32, options))
 
 
