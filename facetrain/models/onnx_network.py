@@ -18,6 +18,7 @@ from facetrain.models.onnx_layers import takes_pixels
 from facetrain.models.onnx_limits import require_fitting_sizes
 
 _DEFAULT_IMAGE_SIZE = 112
+_IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 LANDMARKS_INPUT = "landmarks"
 """Name of the second input of a network with KP-RPE: landmarks (B, 5, 2), x and y as fractions of the sides."""
 
@@ -25,20 +26,30 @@ LANDMARKS_INPUT = "landmarks"
 class OnnxNetwork(nn.Module):
     """An onnxruntime session that maps images (B, 3, H, W) on any device to embeddings (B, D)."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, path: Path) -> None:
+        """Take a session and its file.
+
+        Raises:
+            ModelError: its graph does not map square RGB images to embeddings.
+        """
         super().__init__()
-        self._session = session
+        self._session, self._path = session, path
         (image, *others), (embedding, *_) = session.get_inputs(), session.get_outputs()
-        self._input_name, shape = image.name, image.shape
+        self._input_name = image.name
         self.takes_landmarks = any(other.name == LANDMARKS_INPUT for other in others)
         """Whether the graph takes landmarks (B, 5, 2) after the images, as `facetrain export` writes it for KP-RPE."""
         self.from_pixels = image.type == "tensor(uint8)"
-        """Whether the graph takes uint8 (B, H, W, 3) RGB and normalizes it."""
-        # A free size is a name or None in the shape.
-        height = shape[1 if self.from_pixels else 2] if len(shape) == 4 else None
-        self.image_size = height if isinstance(height, int) else _DEFAULT_IMAGE_SIZE
-        self._batch = shape[0] if len(shape) == 4 and isinstance(shape[0], int) else None
-        width = embedding.shape[-1] if embedding.shape else None
+        """Whether the graph takes uint8 RGB and normalizes it."""
+        self._channels_last, self.image_size = _read_layout(path, image)
+        _require_embeddings(path, embedding)
+        unknown = [other.name for other in others if other.name != LANDMARKS_INPUT]
+        if unknown:
+            raise ModelError(
+                f"{path}: needs the inputs {', '.join(unknown)} besides the images; give another file"
+            )
+        self._dtype = _IMAGE_TYPES[image.type]
+        batch, width = next(iter(image.shape), None), next(iter(embedding.shape[1:]), None)
+        self._batch = batch if isinstance(batch, int) else None
         self.embedding_size = width if isinstance(width, int) else 0
         self.metadata = _json_metadata(session)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
@@ -50,19 +61,58 @@ class OnnxNetwork(nn.Module):
 
         A graph that takes landmarks gets those of aligned faces if there are none.
         """
-        image = image_BCHW.permute(0, 2, 3, 1) if self.from_pixels else image_BCHW
-        inputs = [np.ascontiguousarray(image.cpu().numpy())]
+        image = image_BCHW.permute(0, 2, 3, 1) if self._channels_last else image_BCHW
+        inputs = [np.ascontiguousarray(image.cpu().numpy(), self._dtype)]
         if self.takes_landmarks:
             points = NORMALIZED_TEMPLATE if landmarks_B52 is None else landmarks_B52.cpu().numpy()
             inputs.append(np.array(np.broadcast_to(points, (len(image_BCHW), 5, 2)), np.float32))
         embedding = run_in_batches(self._run, inputs, self._batch)
-        return torch.from_numpy(embedding).to(image_BCHW.device)
+        return torch.from_numpy(embedding).float().flatten(1).to(image_BCHW.device)
 
     def _run(self, *inputs: np.ndarray) -> np.ndarray:
         names = self._input_name, LANDMARKS_INPUT
         embedding: np.ndarray
-        (embedding, *_) = self._session.run(None, dict(zip(names, inputs, strict=False)))
+        try:
+            (embedding, *_) = self._session.run(None, dict(zip(names, inputs, strict=False)))
+        except Exception as error:  # onnxruntime's errors have no common base
+            shape = " × ".join(map(str, inputs[0].shape))
+            raise ModelError(
+                f"{self._path}: onnxruntime cannot run it on images of the shape {shape}: {error_reason(error)}"
+            ) from error
         return embedding
+
+
+def _read_layout(path: Path, image: Any) -> tuple[bool, int]:
+    """Return whether the channels are the last dimension of an input for images, and the side of the images.
+
+    Raises:
+        ModelError: it does not take square RGB images.
+    """
+    shape = image.shape or [None] * 4  # a free size is a name or None, a free shape is empty
+    is_known = image.type in _IMAGE_TYPES and len(shape) == 4
+    is_last = is_known and shape[1] != 3 and (shape[3] == 3 or image.type == "tensor(uint8)")
+    channels, *sides = [shape[3], *shape[1:3]] if is_last else shape[1:]
+    stated = {side for side in sides if isinstance(side, int)}
+    if not is_known or len(stated) > 1 or (isinstance(channels, int) and channels != 3):
+        raise ModelError(
+            f"{path}: its input {image.name} is {image.type} of the shape {_text(shape)}; facetrain gives square RGB "
+            "images as float or uint8, N × 3 × H × H or N × H × H × 3: export the network with such an input"
+        )
+    return is_last, min(stated, default=_DEFAULT_IMAGE_SIZE)
+
+
+def _require_embeddings(path: Path, embedding: Any) -> None:
+    """Check that an output has one vector for each image, as far as its shape is stated."""
+    shape = embedding.shape or [None] * 2
+    if len(shape) != 2 and not (len(shape) == 4 and shape[2:] == [1, 1]):
+        raise ModelError(
+            f"{path}: its first output {embedding.name} has the shape {_text(shape)}; export the network with its "
+            "embeddings, N × D, as the first output"
+        )
+
+
+def _text(shape: Sequence[Any]) -> str:
+    return " × ".join("?" if side is None else str(side) for side in shape)
 
 
 def run_in_batches(
@@ -89,7 +139,8 @@ def open_onnx(path: Path) -> OnnxNetwork:
     """Open an ONNX file on the CPU.
 
     Raises:
-        ModelError: it is not an ONNX file, or the package onnx or onnxruntime is not installed.
+        ModelError: it is not an ONNX file, its graph does not map square RGB images to embeddings, or the package
+            onnx or onnxruntime is not installed.
     """
     try:
         import onnx
@@ -99,7 +150,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
     try:
         require_fitting_sizes(path)
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        network = OnnxNetwork(session)
+        network = OnnxNetwork(session, path)
         network.normalizes = _normalizes(onnx, path, network)
     except ModelError:
         raise

@@ -18,12 +18,15 @@ def constant(values):
     return np.array(values, np.float32).reshape((1, 3, 1, 1) if np.ndim(values) == 1 else ())
 
 
-def write_graph(path, nodes, *, inputs):
-    """Write a graph that flattens its last value; a node is (operator, inputs), with constants as arrays."""
-    from onnx import TensorProto, helper, numpy_helper
+LAST = (("Relu", ("x",)), ("Flatten", ("x",)))
+
+
+def write_graph(path, nodes, *, inputs, last=LAST, shape=None):
+    """Write a graph of nodes (operator, inputs), with constants as arrays; `shape` is that of its output."""
+    from onnx import helper, numpy_helper
 
     written, weights, value = [], [], "image"
-    for number, (operator, taken) in enumerate([*nodes, ("Relu", ("x",)), ("Flatten", ("x",))]):
+    for number, (operator, taken) in enumerate([*nodes, *last]):
         names = []
         for position, one in enumerate(taken):
             names.append(value if isinstance(one, str) else f"c{number}_{position}")
@@ -32,7 +35,7 @@ def write_graph(path, nodes, *, inputs):
         value = f"v{number}"
         written.append(helper.make_node(operator, names, [value]))
     image = helper.make_tensor_value_info("image", *inputs)
-    output = helper.make_tensor_value_info(value, TensorProto.FLOAT, None)
+    output = helper.make_tensor_value_info(value, inputs[0], shape)
     graph = helper.make_graph(written, "g", [image], [output], weights)
     onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
     return path
@@ -96,3 +99,65 @@ def test_a_graph_without_such_nodes_gets_normalized_pixels(tmp_path, nodes, expe
 def test_a_graph_that_suits_no_known_input_is_refused(tmp_path, nodes, message):
     with pytest.raises(ModelError, match=message):
         open_model(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE), CPU)
+
+
+@pytest.mark.parametrize("kind", [1, 10])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("batch", ["batch", 3])
+def test_images_are_given_in_the_type_and_layout_of_the_input(tmp_path, kind, channels_last, batch):
+    shape = [batch, 4, 4, 3] if channels_last else [batch, 3, 4, 4]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=(kind, shape), shape=[batch, 48])
+    found, x = embedded(path)
+    x = ((x - 127.5) / 127.5).relu()
+    expected = (x.permute(0, 2, 3, 1) if channels_last else x).flatten(1)
+    torch.testing.assert_close(found, expected, atol=1e-3 if kind == 10 else 1e-6, rtol=0)
+    assert found.dtype == torch.float32 and open_model(path, CPU).embedding_size == 48
+
+
+def test_embeddings_may_be_images_of_one_pixel(tmp_path):
+    last = [("GlobalAveragePool", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=last, shape=["batch", 3, 1, 1])
+    found, x = embedded(path)
+    torch.testing.assert_close(found, ((x - 127.5) / 127.5).mean((2, 3)))
+    assert open_model(path, CPU).embedding_size == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((1, ["batch", 3, 8, 6]), r"input image is tensor\(float\) of the shape batch × 3 × 8 × 6; facetrain gives"),
+        ((1, ["batch", 1, 8, 8]), "square RGB images as float or uint8, N × 3 × H × H or N × H × H × 3"),
+        ((1, [None, 3, 8]), r"of the shape \? × 3 × 8; facetrain gives"),
+        ((11, ["batch", 3, 8, 8]), r"its input image is tensor\(double\)"),
+    ],
+)  # fmt: skip
+def test_an_input_that_takes_no_square_images_is_refused(tmp_path, inputs, message):
+    with pytest.raises(ModelError, match=message):
+        open_model(write_graph(tmp_path / "m.onnx", [], inputs=inputs), CPU)
+
+
+def test_an_output_that_has_no_embeddings_is_refused(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=LAST[:1], shape=["batch", 3, 4, 4])
+    with pytest.raises(
+        ModelError, match="first output v0 has the shape batch × 3 × 4 × 4; export the network"
+    ):
+        open_model(path, CPU)
+
+
+def test_a_further_input_is_refused(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    graph = onnx.load(path)
+    graph.graph.input.append(onnx.helper.make_tensor_value_info("phase", 1, [1]))
+    onnx.save(graph, path)
+    with pytest.raises(ModelError, match="needs the inputs phase besides the images"):
+        open_model(path, CPU)
+
+
+def test_a_graph_that_does_not_run_on_images_is_reported_in_one_line(tmp_path):
+    last = [("Relu", ("x",)), ("Mul", ("x", np.ones((5, 5), np.float32))), ("Flatten", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=(1, ["batch", 3, "h", "w"]), last=last)
+    with pytest.raises(
+        ModelError, match="m.onnx: onnxruntime cannot run it on images of the shape 2 × 3 × 4 × 4: "
+    ) as refused:
+        open_model(path, CPU).network(torch.zeros(2, 3, 4, 4))
+    assert "\n" not in str(refused.value)
