@@ -18,6 +18,7 @@ from torch import Tensor
 from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason
 from facetrain.models.layer_graph import Affine, Layer, LayerGraph, LayerGraphBuilder, LayerReader, Node
+from facetrain.models.onnx_limits import graph_inputs
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def read_onnx_layers(path: Path) -> LayerGraph:
 def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
     graph = model.graph
     constants = {found.name: _tensor(onnx, found) for found in graph.initializer}
-    image = _image_input(graph)
+    image = graph_inputs(graph)[0]
     builder = LayerGraphBuilder(str(path), image.name, _image_of_pixel(onnx, model, image, path))
     for node in graph.node:
         attributes = {found.name: onnx.helper.get_attribute_value(found) for found in node.attribute}
@@ -175,12 +176,6 @@ def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any])
     return torch.empty(0)
 
 
-def _image_input(graph: Any) -> Any:
-    """Return the first input; old exporters list the weights among the inputs too."""
-    weights = {found.name for found in graph.initializer}
-    return next(found for found in graph.input if found.name not in weights)
-
-
 def _image_of_pixel(onnx: Any, model: Any, image: Any, path: Path) -> Affine:
     """Return the input of a graph as a function of pixels from 0 to 255."""
     if image.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
@@ -207,7 +202,7 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
         ModelError: the arithmetic fits neither input.
     """
     constants: dict[str, Any] = {found.name: found for found in model.graph.initializer}
-    image_values = {_image_input(model.graph).name: Affine()}
+    image_values = {graph_inputs(model.graph)[0].name: Affine()}
     for node in model.graph.node:
         operator = OPERATORS.get(node.op_type, _UNKNOWN)
         given = [constants[name] for name in node.input if name in constants]

@@ -12,7 +12,10 @@ from typing import Any
 from facetrain.errors import ModelError
 
 _MAX_VALUE_BYTES = 1 << 28
-"""Largest value between two layers: 20 times the largest one of an IResNet for 8 images of 112 pixels."""
+"""Largest value between two layers: 20 times the largest one of an IResNet for 8 images of 112 pixels. Where a graph
+has a fixed batch, this is the limit for one image, as it is where the batch is free."""
+_MAX_BATCH = 1024
+"""Images for which the limit of a fixed batch grows."""
 _SMALL_BYTES = 1 << 12
 """Constants up to this size keep their numbers for the inference of shapes: they may be shapes."""
 _TWO_IN_A_BYTE = ("INT4", "UINT4", "FLOAT4E2M1")
@@ -43,15 +46,45 @@ def require_fitting_sizes(path: Path) -> None:
         ValueError,
     ):  # of 2 GiB and more, say; onnxruntime infers them itself
         return
-    for value in (*inferred.graph.value_info, *inferred.graph.output):
-        declared = value.type.tensor_type
-        shape = [dimension.dim_value for dimension in declared.shape.dim if dimension.HasField("dim_value")]
-        size = math.prod(shape) * _bytes_per_number(declared.elem_type)
-        if size > _MAX_VALUE_BYTES:
+    graph = inferred.graph
+    inputs = graph_inputs(graph)
+    batch, computed = _fixed_batch(inputs), _computed_from(inputs, graph)
+    for value in (*inputs, *graph.value_info, *graph.output):
+        shape = _stated_shape(value)
+        size = math.prod(shape) * _bytes_per_number(value.type.tensor_type.elem_type)
+        limit = _MAX_VALUE_BYTES * (batch if value.name in computed else 1)
+        if size > limit:
             raise ModelError(
-                f"{path}: the value {value.name} has the shape {_text(shape)}, {size:,} bytes; the limit is "
-                f"{_MAX_VALUE_BYTES:,}"
+                f"{path}: the value {value.name} has the shape {_text(shape)}, {size:,} bytes; the limit is {limit:,}"
             )
+
+
+def _stated_shape(value: Any) -> list[int]:
+    dimensions = value.type.tensor_type.shape.dim
+    return [dimension.dim_value for dimension in dimensions if dimension.HasField("dim_value")]
+
+
+def _fixed_batch(inputs: list[Any]) -> int:
+    """Return the number of images that a graph takes at a time; 1 if it is free."""
+    shape = _stated_shape(inputs[0]) if inputs else []
+    return max(1, min(shape[0], _MAX_BATCH)) if len(shape) == 4 else 1
+
+
+def _computed_from(inputs: list[Any], graph: Any) -> set[str]:
+    """Return the names of the values that onnxruntime cannot compute before it has inputs."""
+    given = {value.name for value in inputs}
+    computed = set(given)
+    for node in graph.node:
+        # The shape of a value, and what follows from it, can be known before.
+        if node.op_type not in ("Shape", "Size") and not computed.isdisjoint(node.input):
+            computed.update(node.output)
+    return computed - given
+
+
+def graph_inputs(graph: Any) -> list[Any]:
+    """Return the inputs of a graph; old exporters list the weights among them too."""
+    weights = {found.name for found in graph.initializer}
+    return [found for found in graph.input if found.name not in weights]
 
 
 def _require_bytes(path: Path, tensor: Any) -> None:

@@ -133,7 +133,7 @@ def _npz(path: Path, *, rows: int = 2, claimed: str = "") -> Path:
     return path
 
 
-def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33) -> Path:
+def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33, batch: int = 1) -> Path:
     """Write a graph that computes a huge value from constants: at once, or by doubling a small one."""
     import onnx
     from onnx import TensorProto, helper
@@ -145,7 +145,7 @@ def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33) -
         helper.make_node("ReduceMax", [f"c{doublings}"], ["m"]),
         helper.make_node("Add", ["x", "m"], ["y"]),
     ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 112, 112]) for name in "xy")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, 3, 112, 112]) for name in "xy")
     graph = helper.make_graph(nodes, "g", [x], [y], [shape])
     onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
     return path

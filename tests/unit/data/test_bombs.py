@@ -59,9 +59,13 @@ def test_a_graph_that_declares_or_computes_huge_values_is_refused_before_it_is_l
         ModelError, match="the weight w has the shape 1099511627776 and needs 4,398,046,511,104 bytes"
     ):
         require_fitting_sizes(_onnx(tmp_path / "a.onnx", "w", dims=1 << 40))
-    for doublings in (0, 32):
-        with pytest.raises(ModelError, match=r"the value c\d+ has the shape .* the limit is"):
-            require_fitting_sizes(_constant_of_shape(tmp_path / "b.onnx", doublings=doublings))
+    for doublings, batch in ((0, 1), (32, 1), (0, 100)):
+        with pytest.raises(ModelError, match=r"the value c\d+ has the shape .* the limit is 268,435,456"):
+            require_fitting_sizes(
+                _constant_of_shape(tmp_path / "b.onnx", doublings=doublings, size=1 << 27, batch=batch)
+            )
+    with pytest.raises(ModelError, match=r"the value x has the shape 2000 × 3 × 112 × 112, "):
+        require_fitting_sizes(_constant_of_shape(tmp_path / "b.onnx", size=1, batch=2000))
     require_fitting_sizes(_constant_of_shape(tmp_path / "c.onnx", size=1 << 10))
 
 

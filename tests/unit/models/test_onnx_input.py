@@ -136,6 +136,13 @@ def test_an_input_that_takes_no_square_images_is_refused(tmp_path, inputs, messa
         open_model(write_graph(tmp_path / "m.onnx", [], inputs=inputs), CPU)
 
 
+def test_a_fixed_batch_may_be_as_large_as_free_ones(tmp_path):
+    weight = np.zeros((64, 3, 1, 1), np.float32)
+    last = [("Conv", ("x", weight)), ("GlobalAveragePool", ("x",)), ("Flatten", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=(1, [96, 3, 112, 112]), last=last, shape=[96, 64])
+    assert open_model(path, CPU).embedding_size == 64
+
+
 def test_an_output_that_has_no_embeddings_is_refused(tmp_path):
     path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=LAST[:1], shape=["batch", 3, 4, 4])
     with pytest.raises(
