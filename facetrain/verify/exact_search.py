@@ -70,7 +70,7 @@ def search_exactly(
         probe_QD = unit_rows(probes.rows(first, first + _PROBES_PER_PASS))
         chosen = slice(first, first + len(probe_QD))
         for start, entry_gD in gallery.blocks():
-            _add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen], scan or scan_with_torch)
+            add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen], scan or scan_with_torch)
             compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
             progress(compared, probes.count * gallery.count)
     return Found(row_QK, cosine_QK)
@@ -121,7 +121,7 @@ def best_of_each(
     return order[best], position[best]
 
 
-def _add_block(
+def add_block(
     probe_QD: np.ndarray,
     entry_gD: np.ndarray,
     start: int,
@@ -129,7 +129,16 @@ def _add_block(
     cosine_QK: np.ndarray,
     scan: Scan,
 ) -> None:
-    """Replace results, in place, by better entries of a block of the gallery whose first row is `start`."""
+    """Replace results, in place, by better entries of a block of the gallery whose first row is `start`.
+
+    Args:
+        probe_QD: unit embeddings of the probes, float64.
+        entry_gD: embeddings of the block, float32.
+        start: row of the gallery that the block begins with.
+        row_QK: rows of the best entries so far; −1 where there are fewer.
+        cosine_QK: their cosines, float64; −inf where there are fewer.
+        scan: finds the candidates of the block.
+    """
     kept, size = row_QK.shape[1], entry_gD.shape[1]
     # Rounding of a dot product of unit vectors: at most (D + 2) ε, and that of the normalization of both factors
     # (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).

@@ -3,8 +3,8 @@
 Kemelmacher-Shlizerman et al., "The MegaFace benchmark: 1 million faces for recognition at scale", 2016.
 """
 
-# Q probes   N distractors   D embedding   M ordered pairs of a probe and its mate   Z gallery sizes
-# K kept distractors   S subjects   H hit rates   R draws of subjects
+# Q probes   N distractors   n distractors of one block   D embedding   M ordered pairs of a probe and its mate
+# Z gallery sizes   K kept distractors   S subjects   H hit rates   R draws of subjects
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain.verify import bootstrap
+from facetrain.verify.exact_search import add_block, rescore, scan_with_torch, unit_rows
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 10)
 """Ranks that MegaFace reports."""
-_MAX_SIMILARITIES = 1 << 24
-"""Largest number of similarities in memory at once: 64 MiB of float32."""
+_BLOCK = 1 << 14
+"""Distractors that are searched at a time: 32 MiB of embeddings of size 512."""
 
 
 def distractor_counts(distractors: int) -> list[int]:
@@ -95,26 +96,29 @@ def count_closer_distractors(
     """Return how many of the first `size` distractors are at least as similar as the mate: int (Z, M).
 
     Counts stop at the largest of `RANKS`: only that many best distractors of each probe are kept, so the
-    memory does not grow with the number of distractors.
+    memory does not grow with the number of distractors. The similarities that are compared are computed in float64
+    and one by one, so that equal embeddings have equal ones.
     """
     probe_M, mate_M = mates
-    similarity_M = np.einsum("md,md->m", probe_QD[probe_M], probe_QD[mate_M])
-    best_QK = np.full((len(probe_QD), max(RANKS)), -np.inf, np.float32)
+    unit_QD = unit_rows(probe_QD)
+    similarity_M = rescore(unit_QD, probe_QD, probe_M, mate_M)
+    row_QK = np.full((len(probe_QD), max(RANKS)), -1, np.int64)
+    best_QK = np.full(row_QK.shape, -np.inf)
     counts = []
-    for start, end in _distractor_ranges(len(probe_QD), sizes):
-        similarity = np.concatenate([best_QK, probe_QD @ distractor_ND[start:end].T], axis=1)
-        best_QK = np.partition(similarity, -max(RANKS), axis=1)[:, -max(RANKS) :]
+    for start, end in _distractor_ranges(sizes):
+        # A copy: the distractors may be mapped from a file, read-only.
+        block_nD = np.array(distractor_ND[start:end], np.float32)
+        add_block(unit_QD, block_nD, start, row_QK, best_QK, scan_with_torch)
         if end in sizes:
             counts.append(np.count_nonzero(best_QK[probe_M] >= similarity_M[:, None], axis=1))
     return np.stack(counts)
 
 
-def _distractor_ranges(probes: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of distractors that fit in memory with all probes; every size is the end of one."""
-    step = max(1, _MAX_SIMILARITIES // max(probes, 1))
+def _distractor_ranges(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of at most `_BLOCK` distractors; every size is the end of one."""
     start = 0
     for size in sizes:
         while start < size:
-            end = min(start + step, size)
+            end = min(start + _BLOCK, size)
             yield start, end
             start = end

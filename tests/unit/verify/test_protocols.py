@@ -288,9 +288,9 @@ def test_images_on_insightfaces_noise_lists_are_excluded_from_megaface(tmp_path)
         open_evaluation_set("megaface", tmp_path)
 
 
-@pytest.mark.parametrize("at_once", [50, 1 << 24])
-def test_counts_of_closer_distractors_equal_full_comparisons(at_once, monkeypatch):
-    monkeypatch.setattr("facetrain.verify.megaface._MAX_SIMILARITIES", at_once)
+@pytest.mark.parametrize("block", [7, 1 << 14])
+def test_counts_of_closer_distractors_equal_full_comparisons(block, monkeypatch):
+    monkeypatch.setattr("facetrain.verify.megaface._BLOCK", block)
     random = np.random.default_rng(0)
     unit = random.normal(size=(240, 3)).astype(np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -306,6 +306,18 @@ def test_counts_of_closer_distractors_equal_full_comparisons(at_once, monkeypatc
             np.count_nonzero(similarity[i] >= probes[i] @ probes[j]) for i, j in zip(*pairs, strict=True)
         ]
         np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
+
+
+@pytest.mark.parametrize("size", [127, 128, 512])
+@pytest.mark.parametrize(("people", "distractors"), [(4, 50), (20, 300)])
+def test_a_distractor_that_equals_the_mate_is_closer(size, people, distractors):
+    pairs = mate_pairs(np.arange(people).repeat(2))
+    for seed in range(6):
+        unit = np.random.default_rng(seed).normal(size=size).astype(np.float32)
+        unit /= np.linalg.norm(unit)
+        probe, distractor = (np.tile(unit, (count, 1)) for count in (2 * people, distractors))
+        distractor.flags.writeable = False
+        assert (count_closer_distractors(probe, distractor, pairs, [distractors]) == 10).all()
 
 
 def test_a_set_of_pairs_has_both_curves_folds_intervals_and_hardest_pairs(tmp_path):
