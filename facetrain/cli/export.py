@@ -209,11 +209,12 @@ def _write_card(
     from facetrain.models.model_card import model_card
 
     size = opened.image_size
-    image = (
-        f"uint8 (N, {size}, {size}, 3), pixels from 0 to 255; it normalizes them itself"
-        if options.from_pixels
-        else f"float32 (N, 3, {size}, {size}), normalized before"
-    )
+    pixels = "pixels from 0 to 255; it normalizes them itself"
+    if options.from_pixels:
+        image = f"uint8 (N, {size}, {size}, 3), {pixels}"
+    else:
+        given = pixels if opened.preprocessing["scale"] == 1 else "normalized before"
+        image = f"float32 (N, 3, {size}, {size}), {given}"
     landmarks = "; landmarks, float32 (N, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""
     file = {
         "input of the file": image + landmarks,

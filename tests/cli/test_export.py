@@ -10,6 +10,7 @@ from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.weight_files import read_weights
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
+from tests.support.mxnet_files import randomize, write_iresnet
 
 pytest.importorskip("onnxscript")
 OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
@@ -54,6 +55,18 @@ def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, 
     assert any(weight.data_type == onnx.TensorProto.INT8 for weight in stored.initializer)
     quantized = sum(node.op_type == "QuantizeLinear" for node in stored.node)
     assert quantized > 4 if int8 == "static" else quantized == 0
+
+
+def test_the_card_of_a_network_that_normalizes_says_that_it_takes_pixels(tmp_path):
+    network = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    graph, card = write_iresnet(tmp_path, randomize(network)), tmp_path / "card.md"
+    output = tmp_path / "m.onnx"
+    process = facetrain("export", graph, "--format", "onnx", "--output", output, "--model-card", card)
+    assert process.returncode == 0, process.stderr
+    expected = (
+        "- input of the file: float32 (N, 3, 112, 112), pixels from 0 to 255; it normalizes them itself"
+    )
+    assert expected in card.read_text()
 
 
 @pytest.mark.parametrize("int8", ["dynamic", "static"])
