@@ -111,8 +111,10 @@ def _run_pooling(attributes: Attributes) -> Computation:
         attributes.pair("stride", 1),
         attributes.pair("pad", 0),
     )
-    full = attributes.get("pooling_convention", "valid") == "full"
-    return lambda x: pool(x, kernel, stride, pad, ceil_mode=full)
+    options = {"ceil_mode": attributes.get("pooling_convention", "valid") == "full"}
+    if pool is F.avg_pool2d:
+        options["count_include_pad"] = attributes.flag("count_include_pad", True)
+    return lambda x: pool(x, kernel, stride, pad, **options)
 
 
 def _run_l2_normalization(attributes: Attributes) -> Computation:

@@ -7,7 +7,9 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.model_file import open_model
 from facetrain.models.mxnet_network import open_mxnet
+from facetrain.models.mxnet_operators import OPERATORS
 from facetrain.models.mxnet_params import read_params
+from facetrain.models.mxnet_symbol import Attributes
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, randomize, write_iresnet
 
 
@@ -54,6 +56,21 @@ def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name,
             found = opened.network.double()(opened.prepare(image).double())
             expected = net.double()((image.permute(0, 3, 1, 2).double() - 127.5) / 128)
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "corner"),
+    [
+        ({"pool_type": "avg"}, 4 / 9),
+        ({"pool_type": "avg", "count_include_pad": "True"}, 4 / 9),
+        ({"pool_type": "avg", "count_include_pad": "False"}, 1),
+        ({"pool_type": "max"}, 1),
+    ],
+)
+def test_pooling_counts_the_padding_as_the_node_says(settings, corner):
+    attributes = Attributes(kernel="(3, 3)", stride="(2, 2)", pad="(1, 1)", **settings)
+    pooled = OPERATORS["Pooling"].run(attributes)(torch.ones(1, 1, 4, 4))
+    assert pooled[0, 0, 0, 0].item() == pytest.approx(corner) and pooled[0, 0, 1, 1] == 1
 
 
 @pytest.mark.parametrize(
