@@ -116,6 +116,10 @@ class LayerGraphBuilder:
         self._image = {image: image_of_pixel}
         self._layers: dict[str, Layer] = {}
 
+    def is_image(self, value: str) -> bool:
+        """Return whether a value is the image, or an affine function of it."""
+        return value in self._image
+
     def alias(self, value: str, source: str) -> None:
         """Add a node whose value equals its source."""
         if source in self._image:

@@ -95,7 +95,6 @@ OPERATORS: dict[str, Operator] = {
     "Flatten": _IDENTITY,
     "Reshape": _IDENTITY,
     "Unsqueeze": _IDENTITY,
-    "Transpose": _IDENTITY,
     "Cast": _IDENTITY,
 }
 """By `NodeProto.op_type`; an operator that is missing has no layer (https://onnx.ai/onnx/operators/)."""
@@ -136,7 +135,8 @@ def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
             constants[value] = _tensor(onnx, attributes["value"])
         elif all(name in constants for name in inputs) or node.op_type == "Shape":
             constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
-        elif operator.is_identity:
+        elif operator.is_identity or (node.op_type == "Transpose" and builder.is_image(inputs[0])):
+            # A transpose of anything but the image is a layer: it changes the order of the features.
             builder.alias(value, inputs[0])
         else:
             _add_node(builder, operator, node.op_type, value, inputs, attributes, constants)

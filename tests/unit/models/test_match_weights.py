@@ -167,6 +167,20 @@ def test_a_graph_that_differs_in_one_layer_is_refused(tmp_path, change, message)
         initialize_backbone(build_backbone("iresnet", **NARROW), changed(path, change), no_images)
 
 
+def test_an_onnx_file_whose_features_are_in_another_order_is_refused(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    path = exported(tmp_path, "iresnet", NARROW)
+    model = onnx.load(str(path))
+    (place,) = (n for n, node in enumerate(model.graph.node) if node.op_type in ("Flatten", "Reshape"))
+    flatten = model.graph.node[place]
+    moved = onnx.helper.make_node("Transpose", [flatten.input[0]], ["moved"], perm=[0, 2, 3, 1])
+    flatten.input[0] = "moved"
+    model.graph.node.insert(place, moved)
+    onnx.save(model, str(path))
+    with pytest.raises(ModelError, match="the file has Transpose"):
+        initialize_backbone(build_backbone("iresnet", **NARROW), path, no_images)
+
+
 def test_a_network_whose_pixels_are_not_centered_is_refused(tmp_path):
     path = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **NARROW)), offset=0.0, factor=1.0)
     with pytest.raises(ModelError, match=r"takes pixels times 1 plus 0; facetrain trains networks that take"):
