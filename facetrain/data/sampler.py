@@ -35,13 +35,14 @@ def permute(position: np.ndarray, length: int, key: int) -> np.ndarray:
 
 
 def permute_blocks(position: np.ndarray, length: int, key: int, block: int) -> np.ndarray:
-    """Permute blocks of `block` neighbors as a whole; positions after the last whole block stay unchanged."""
-    number, offset = np.divmod(np.asarray(position), block)
-    in_whole_block = number < length // block
-    out = np.array(position)
-    out[in_whole_block] = (
-        permute(number[in_whole_block], length // block, key) * block + offset[in_whole_block]
-    )
+    """Permute blocks of `block` neighbors as a whole; the shorter last one is put between any two of the others."""
+    position, whole = np.asarray(position), length // block
+    rest_start = key_of(key, _FEISTEL_ROUNDS) % (whole + 1) * block
+    rest_end = rest_start + length - whole * block
+    number, offset = np.divmod(position - np.where(position < rest_end, 0, rest_end - rest_start), block)
+    out = position - rest_start + whole * block
+    in_whole_block = (position < rest_start) | (position >= rest_end)
+    out[in_whole_block] = permute(number[in_whole_block], whole, key) * block + offset[in_whole_block]
     return out
 
 
@@ -123,31 +124,31 @@ class GlobalSampler:
         windows = {window + 1 for window in entered} | (
             {start // self._window_images} if is_first_step else set()
         )
-        blocks_per_window = self._window_images // self._block
-        num_blocks = self.num_images // self._block
         for window in sorted(windows):
-            block = np.arange(window * blocks_per_window, min((window + 1) * blocks_per_window, num_blocks))
-            for number in permute(block, num_blocks, key_of(self._seed, epoch, _KEY_BLOCKS)).tolist():
-                yield number * self._block, self._block
+            start, end = self._window(window)
+            yield from consecutive_ranges(self._shuffled_blocks(np.arange(start, end), epoch))
 
     def _epoch_and_place(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and the number of steps before it in that epoch."""
         epoch, within = divmod(step - self._first_step, self.steps_per_epoch)
         return self._first_epoch + epoch, within
 
+    def _window(self, number: int) -> tuple[int, int]:
+        """Return the first position of a window, and the one after its last."""
+        start = number * self._window_images
+        return start, min(start + self._window_images, self.num_images)
+
     def _shuffled_in_blocks(self, position: np.ndarray, epoch: int) -> np.ndarray:
-        in_whole_blocks = self.num_images // self._block * self._block
-        # The few images after the last whole block come last in every epoch.
         shuffled = position.copy()
-        for window in np.unique(position[position < in_whole_blocks] // self._window_images).tolist():
-            start, end = (
-                window * self._window_images,
-                min((window + 1) * self._window_images, in_whole_blocks),
-            )
+        for window in np.unique(position // self._window_images).tolist():
+            start, end = self._window(window)
             inside = (position >= start) & (position < end)
             key = key_of(self._seed, epoch, _KEY_WINDOW, window)
             shuffled[inside] = start + permute(position[inside] - start, end - start, key)
-        return permute_blocks(shuffled, self.num_images, key_of(self._seed, epoch, _KEY_BLOCKS), self._block)
+        return self._shuffled_blocks(shuffled, epoch)
+
+    def _shuffled_blocks(self, position: np.ndarray, epoch: int) -> np.ndarray:
+        return permute_blocks(position, self.num_images, key_of(self._seed, epoch, _KEY_BLOCKS), self._block)
 
 
 class MixtureSampler(GlobalSampler):
