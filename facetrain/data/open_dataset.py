@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks
-from facetrain.data.formats.huggingface import SPLITS_FILE, STATE_FILE, SavedDataset
+from facetrain.data.formats.huggingface import SavedDataset
 from facetrain.data.formats.image_folder import FolderDataset, folders_with_images
 from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
 from facetrain.data.formats.landmark_file import LandmarkedDataset, landmarks_path
 from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
 from facetrain.data.formats.parquet import ParquetDataset
 from facetrain.data.formats.record_dataset import RecordDataset
+from facetrain.data.formats.splits import SPLITS_FILE, STATE_FILE
 from facetrain.data.formats.tfrecord import PATTERN, TfRecordDataset, is_index
 from facetrain.data.formats.webdataset import TarDataset, is_compressed, is_shard
 from facetrain.data.formats.zip_archive import ZipDataset

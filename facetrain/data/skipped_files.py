@@ -15,6 +15,7 @@ SKIP_KINDS = {
     "nested": "folders inside the folder of an identity",
     "no_identity": "files outside the folders of identities",
     "empty": "folders without images",
+    "split": "files of other splits",
     "unreadable": "images that cannot be decoded",
     "no_face": "images without a face or its landmarks",
     "small_identity": "images of identities with too few images",

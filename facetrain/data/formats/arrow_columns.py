@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,23 @@ def class_names(schema: Any, column: str) -> list[str]:
         if isinstance(names, list):
             return [str(name) for name in names]
     return []
+
+
+def require_equal_names(names: list[str], path: Path, other_names: list[str], other_path: Path) -> None:
+    """Check that two files of a dataset have the same names for the numbers of their identities.
+
+    Raises:
+        DataError: the names differ; the message has the first difference.
+    """
+    if names == other_names:
+        return
+    pairs = zip_longest(names, other_names)
+    number, pair = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
+    first, second = ("no name" if name is None else repr(listed([name])) for name in pair)
+    raise DataError(
+        f"{path} and {other_path}: their labels have different names: {number} is {first} in one and {second} in the "
+        "other; write them as one dataset, or put them into two folders and train on a mixture of them"
+    )
 
 
 def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np.ndarray, list[str]]:

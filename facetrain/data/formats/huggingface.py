@@ -20,14 +20,14 @@ from facetrain.data.formats.arrow_columns import (
     import_pyarrow,
     number_labels,
     pick_column,
+    require_equal_names,
     require_labels,
 )
+from facetrain.data.formats.splits import STATE_FILE, train_folder
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_json, printable
 
-STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
-_SPLIT = "train"
 _MAX_OPEN_FILES = 256
 
 
@@ -40,7 +40,7 @@ class SavedDataset:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        folder = _split_folder(path)
+        folder = train_folder(path)
         self._paths = _data_files(folder)
         name = folder / ".arrow.catalog"
         columns = load_columns(name, self._paths) or save_columns(
@@ -97,18 +97,6 @@ class SavedDataset:
         return [printable(name) for name in json.loads(self._columns["identities"].tobytes())]
 
 
-def _split_folder(path: Path) -> Path:
-    """Return the folder of the split to train on."""
-    if not (path / SPLITS_FILE).exists():
-        return path
-    if (path / _SPLIT / STATE_FILE).exists():
-        return path / _SPLIT
-    splits = sorted(one.parent.name for one in path.glob(f"*/{STATE_FILE}"))
-    raise DataError(
-        f"{path}: has no split {_SPLIT!r}; give the folder of one of its splits: {', '.join(splits)}"
-    )
-
-
 def _data_files(folder: Path) -> list[Path]:
     """Return the Arrow files that state.json lists."""
     path = folder / STATE_FILE
@@ -129,10 +117,12 @@ def _build_catalog(paths: list[Path]) -> dict[str, np.ndarray]:
     """Return file, offset, size, name_offset, name_size and label of every image, and the names of the identities."""
     places, labels, names = [], [], list[str]()
     for number, path in enumerate(paths):
-        for place, batch_labels, class_names_ in _read_batches(path):
+        batches, file_names = _read_batches(path)
+        names = names if number else file_names
+        require_equal_names(names, paths[0], file_names, path)
+        for place, batch_labels in batches:
             places.append(np.column_stack([np.full(len(place), number), place]))
             labels.append(batch_labels)
-            names = class_names_
     if not sum(map(len, labels)):
         raise DataError(f"{paths[0].parent}: the Arrow files contain no rows")
     label, names = number_labels(np.concatenate(labels), names, paths[0].parent)
@@ -144,8 +134,8 @@ def _build_catalog(paths: list[Path]) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def _read_batches(path: Path) -> list[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Return for each batch of rows the places of images and names, int64 (N, 4), the labels and the class names."""
+def _read_batches(path: Path) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]:
+    """Return the places of images and names, int64 (N, 4), and the labels of each batch; and the class names."""
     pa, found = import_pyarrow(path), []
     try:
         with pa.memory_map(str(path)) as mapped:
@@ -169,10 +159,10 @@ def _read_batches(path: Path) -> list[tuple[np.ndarray, np.ndarray, list[str]]]:
                     raise DataError(f"{path}: {labels.null_count:,} rows have no label")
                 require_labels(labels.type, label, path)
                 rows = np.column_stack([bytes_place, path_place])
-                found.append((rows, labels.to_numpy(zero_copy_only=False).copy(), names))
+                found.append((rows, labels.to_numpy(zero_copy_only=False).copy()))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
-    return found
+    return found, names
 
 
 def _places(array: Any, base: int, size: int, path: Path, *, may_be_null: bool = False) -> np.ndarray:

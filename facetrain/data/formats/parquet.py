@@ -28,8 +28,10 @@ from facetrain.data.formats.arrow_columns import (
     label_text,
     number_labels,
     pick_column,
+    require_equal_names,
     require_labels,
 )
+from facetrain.data.formats.splits import train_files
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, printable
@@ -46,13 +48,15 @@ _PAGE_HEADER_BYTES = 1 << 20
 class ParquetDataset:
     """Images of a folder of .parquet files; the image column has bytes, or Hugging Face's {bytes, path}.
 
+    Of several splits in Hugging Face's layout (train-00000-of-00001.parquet), train is the dataset.
+
     Raises:
         DataError: if pyarrow is not installed, a file is damaged, or a column is missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._paths = sorted(folder.glob("*.parquet"))
+        self._paths, self.skipped = train_files(sorted(folder.glob("*.parquet")))
         name = folder / ".parquet.catalog"
         columns = load_columns(name, self._paths) or save_columns(
             name, self._paths, *_build_catalog(self._paths, folder)
@@ -213,6 +217,7 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
     found = _column_names(files[0], paths[0])
     column = pick_column(found, IMAGE_COLUMNS, "image", paths[0])
     label_column = pick_column(found, LABEL_COLUMNS, "identity", paths[0])
+    names = class_names(files[0].schema_arrow, label_column)
     labels, groups = [], []
     places: list[np.ndarray] = []
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
@@ -221,14 +226,13 @@ def _build_catalog(paths: list[Path], folder: Path) -> tuple[dict[str, np.ndarra
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {paths[0]}; rename its columns"
             )
+        require_equal_names(names, paths[0], class_names(file.schema_arrow, label_column), path)
         values = _read_columns(path, file.read, [label_column])[label_column]
         labels.append(_decoded_labels(values, label_column, path))
         rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         groups += [(number, group, count) for group, count in enumerate(rows)]
         places += _places_in_file(file, path, column)
-    label, names = number_labels(
-        np.concatenate(labels), class_names(files[0].schema_arrow, label_column), folder
-    )
+    label, names = number_labels(np.concatenate(labels), names, folder)
     if not len(label):
         raise DataError(f"{folder}: the .parquet files contain no rows")
     offset, size = (np.ascontiguousarray(one) for one in np.concatenate(places).T)

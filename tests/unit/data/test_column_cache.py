@@ -34,6 +34,17 @@ def test_columns_of_changed_inputs_are_not_used(tmp_path):
     assert load_columns(tmp_path / "a.catalog", [source]) is None
 
 
+def test_columns_of_another_version_are_not_used(tmp_path):
+    save_columns(tmp_path / "a.catalog", [], ARRAYS, {})
+    data = (tmp_path / "a.catalog").read_bytes()
+    header = json.loads(data[:4096])
+    for version, is_used in ((header["version"], True), (header["version"] - 1, False)):
+        (tmp_path / "a.catalog").write_bytes(
+            json.dumps(header | {"version": version}).encode().ljust(4096) + data[4096:]
+        )
+        assert (load_columns(tmp_path / "a.catalog", []) is not None) == is_used
+
+
 @pytest.mark.parametrize(
     ("dtype", "length", "position"),
     [("<i8", -1, 4096), ("<i8", 5, -8), ("<i8", 1 << 40, 4096), ("<i8", 5, 1 << 40),

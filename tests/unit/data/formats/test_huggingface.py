@@ -64,6 +64,20 @@ def test_the_split_train_of_several_is_read(tmp_path):
     assert open_dataset(tmp_path).num_images == 5 and open_dataset(tmp_path / "test").num_images == 2
 
 
+def test_files_whose_labels_have_different_names_are_refused(tmp_path):
+    for name, names in (("a", ["ann", "bob", "zoe"]), ("b", ["cy", "dan", "eve"])):
+        features = {"info": {"features": {"label": {"names": names}}}}
+        table = table_of(3).replace_schema_metadata({"huggingface": json.dumps(features)})
+        save(tmp_path, table)
+        (tmp_path / "data-00000-of-00001.arrow").rename(tmp_path / f"{name}.arrow")
+    files = [{"filename": "a.arrow"}, {"filename": "b.arrow"}]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
+    with pytest.raises(
+        DataError, match=r"a\.arrow and .*b\.arrow: .* 0 is 'ann' in one and 'cy' in the other"
+    ):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [(pa.table({"what": [1]}), "no column for the image"), (table_of(2, label=[0, None]), "no label"),

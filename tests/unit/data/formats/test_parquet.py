@@ -1,12 +1,14 @@
+import json
 import pickle
 import resource
 
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats import parquet
 from facetrain.data.formats.parquet import read_row_groups
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.skipped_files import skipped_summary
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
 
@@ -171,6 +173,47 @@ def test_dates_are_neither_labels_nor_names(tmp_path):
         DataError, match=r"a\.parquet: column label has values of type timestamp\[us\]; expected"
     ):
         open_dataset(tmp_path)
+
+
+def write_named(path, names, *, count=2):
+    """Write a file whose labels are numbers with names, as `datasets` stores its ClassLabel."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images, labels = [encoded_image(n) for n in range(count)], [n % 2 for n in range(count)]
+    features = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+    table = pa.table({"image": images, "label": labels})
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), path)
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [(["cy", "dan"], "0 is 'ann' in one and 'cy' in"), (["ann"], "1 is 'bob' in one and no name in")],
+)
+def test_files_whose_labels_have_different_names_are_refused(tmp_path, others, reason):
+    write_named(tmp_path / "a.parquet", ["ann", "bob"])
+    write_named(tmp_path / "b.parquet", ["ann", "bob"])
+    assert identity_name(open_dataset(tmp_path), 1) == "bob"
+    write_named(tmp_path / "c.parquet", others)
+    with pytest.raises(DataError, match=rf"a\.parquet and .*c\.parquet: .*{reason} the other"):
+        open_dataset(tmp_path)
+
+
+def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
+    for split, names in (("test", ["cy", "dan"]), ("val.easy", ["ann", "bob"])):
+        write_named(tmp_path / f"{split}-00000-of-00001.parquet", names)
+    with pytest.raises(
+        DataError, match=r"has files of the splits test, val\.easy, and none of 'train'; move"
+    ):
+        open_dataset(tmp_path)
+    for number in range(2):
+        write_named(tmp_path / f"train-0000{number}-of-00002-0a1b.parquet", ["ann", "bob"], count=3)
+    dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
+    assert dataset.num_images == 6 and identity_name(dataset, 0) == "ann"
+    assert skipped_summary(skipped_files(dataset)) == [
+        "files of other splits: 2 (test-00000-of-00001.parquet, val.easy-00000-of-00001.parquet)"
+    ]
+    (tmp_path / "only").mkdir()
+    write_named(tmp_path / "only" / "test-00000-of-00001.parquet", ["cy", "dan"])
+    assert open_dataset(tmp_path / "only").num_images == 2
 
 
 @pytest.mark.parametrize("renamed", ["image", "label"])

@@ -1,0 +1,51 @@
+"""Splits of Hugging Face's datasets: which folder or files are the training set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from facetrain.data.skipped_files import SkippedFile
+from facetrain.errors import DataError
+from facetrain.files import listed
+
+STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
+_SPLIT = "train"
+_SHARD = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}.*")
+"""Name of a file of a split on Hugging Face's hub."""
+
+
+def train_folder(path: Path) -> Path:
+    """Return the folder of the split to train on, of a folder that `save_to_disk` wrote.
+
+    Raises:
+        DataError: it has several splits, and none is called train.
+    """
+    if not (path / SPLITS_FILE).exists():
+        return path
+    if (path / _SPLIT / STATE_FILE).exists():
+        return path / _SPLIT
+    splits = sorted(one.parent.name for one in path.glob(f"*/{STATE_FILE}"))
+    raise DataError(
+        f"{path}: has no split {_SPLIT!r}; give the folder of one of its splits: {', '.join(splits)}"
+    )
+
+
+def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
+    """Return the files of the split to train on, all if there is only one split, and those that are left out.
+
+    Raises:
+        DataError: their names are those of several splits, and none is called train.
+    """
+    split_of = {path: match[1] for path in paths if (match := _SHARD.fullmatch(path.name))}
+    splits = sorted(set(split_of.values()))
+    if len(splits) < 2:
+        return paths, []
+    if _SPLIT not in splits:
+        raise DataError(
+            f"{paths[0].parent}: has files of the splits {listed(splits)}, and none of {_SPLIT!r}; move those of one "
+            "split into a folder of their own"
+        )
+    reason = f"not a file of the split {_SPLIT!r}"
+    others = [SkippedFile(path.name, "split", reason) for path in paths if split_of.get(path) != _SPLIT]
+    return [path for path in paths if split_of.get(path) == _SPLIT], others
