@@ -273,6 +273,7 @@ def seeds() -> dict[str, list[bytes]]:
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
     numbered, dated = _arrow_and_parquet(), _arrow_and_parquet("timestamp[us]")
     example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
+    floats = tf_example(image=encoded_image(0, 4), label=1.0)
     for name in ("tf_index", "tf_index/TFR-X"):
         (_FOLDER / name).mkdir(exist_ok=True)
         (_FOLDER / name / "a-00000.tfrecord").write_bytes(tf_record(example))
@@ -297,7 +298,7 @@ def seeds() -> dict[str, list[bytes]]:
         "saved_dataset": [numbered[0], dated[0]],
         "parquet_folder": [numbered[1], dated[1]],
         "tf_index": [b"TFR-X\t0\t0\t3\nTFR-X\t0\t0\t1\n--\nraw/ann/1.jpg\t0\t0\nraw/bob/2.jpg\t0\t0\n"],
-        "tf_records": [b"m" + example, b"f" + 2 * tf_record(example)],
+        "tf_records": [b"m" + example, b"m" + floats, b"f" + 2 * tf_record(example)],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
         "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
     } | {**table_seeds(_FOLDER), **verification_seeds(_FOLDER)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import cv2
@@ -35,16 +36,20 @@ def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
     return folder
 
 
-def tf_example(**features: bytes | int) -> bytes:
-    """Return a tf.Example message with one value per feature."""
+def tf_example(**features: bytes | int | float | None) -> bytes:
+    """Return a tf.Example message with one value per feature; None: a list of whole numbers without any."""
 
     def field(number: int, data: bytes) -> bytes:
         return _varint(number << 3 | 2) + _varint(len(data)) + data
 
     entries = b""
     for name, value in features.items():
-        is_bytes = isinstance(value, bytes)
-        values = field(1, field(1, value)) if is_bytes else field(3, field(1, _varint(value)))
+        if isinstance(value, bytes):
+            values = field(1, field(1, value))
+        elif isinstance(value, float):
+            values = field(2, field(1, struct.pack("<f", value)))
+        else:
+            values = field(3, b"" if value is None else field(1, _varint(value)))
         entries += field(1, field(1, name.encode()) + field(2, values))
     return field(1, entries)
 

@@ -6,13 +6,15 @@ Messages and field numbers: tensorflow/core/example/example.proto and feature.pr
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
 """Function that returns `count` bytes from a position of the message on; fewer at its end."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_BYTES_LIST, _INT64_LIST = 1, 3
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_FLOAT = struct.Struct("<f")
 _HEAD_BYTES = 20
 """Bytes of two varints: a tag and a length or value."""
 _MAX_FIELDS = 1000
@@ -20,11 +22,11 @@ _MAX_FIELDS = 1000
 
 
 class Feature(NamedTuple):
-    """First value of a feature: a byte string from `start` to `end`, or a whole number."""
+    """First value of a feature: a byte string from `start` to `end`, or a number."""
 
     start: int
     end: int
-    number: int | None
+    number: int | float | None
 
 
 class _Field(NamedTuple):
@@ -35,13 +37,13 @@ class _Field(NamedTuple):
     """Value of a varint; None for other types."""
 
 
-def read_features(read: Read, size: int) -> dict[str, Feature]:
-    """Return the features of an Example of `size` bytes by name; features of floats and empty ones are left out.
+def read_features(read: Read, size: int) -> dict[str, Feature | None]:
+    """Return the features of an Example of `size` bytes by name; None for one without a value.
 
     Raises:
         ValueError: the message is damaged.
     """
-    message, features = _Message(read, size), {}
+    message, features = _Message(read, size), dict[str, Feature | None]()
     for example in message.fields(0, size, wanted=1):
         for entry in message.fields(example.start, example.end, wanted=1):
             name, found = "", None
@@ -50,8 +52,7 @@ def read_features(read: Read, size: int) -> dict[str, Feature]:
                     name = message.text(part)
                 elif part.number == 2:
                     found = message.first_value(part)
-            if found is not None:
-                features[name] = found
+            features[name] = found
     return features
 
 
@@ -96,6 +97,13 @@ class _Message:
             for value in self.fields(values.start, values.end, wanted=1):
                 if values.number == _BYTES_LIST and value.value is None:
                     return Feature(value.start, value.end, None)
+                if value.value is None and value.start == value.end:
+                    break
+                if values.number == _FLOAT_LIST:
+                    head = self._read(value.start, _FLOAT.size)
+                    if len(head) < _FLOAT.size or value.value is not None:
+                        raise ValueError("a number is cut off")
+                    return Feature(value.start, value.end, _FLOAT.unpack(head)[0])
                 if values.number == _INT64_LIST:
                     # Packed, as all current writers do, or one varint per field.
                     head = self._read(value.start, _HEAD_BYTES) if value.value is None else b""

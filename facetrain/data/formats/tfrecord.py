@@ -39,6 +39,7 @@ _MAX_LABEL = 2**31
 _MAX_OPEN_SHARDS = 256
 _WINDOW = 512
 _MAX_LINE = 1 << 16
+_MAX_LABEL_BYTES = 4096
 
 
 class Record(NamedTuple):
@@ -153,7 +154,7 @@ def _shards(folder: Path) -> list[Path]:
 def _shards_of_index(path: Path) -> list[Path]:
     """Return the shards in the folder of TFace's name for the dataset, which the first field of a line is."""
     with os_errors_as(DataError, path), path.open("rb") as file:
-        name = file.readline(_MAX_LINE).split(b"\t")[0].decode("utf-8", "replace")
+        name = file.readline(_MAX_LINE).split(b"\t")[0].decode("utf-8", "surrogateescape")
     if not name or "/" in name or name.startswith("."):
         return []
     folder = path.parent / name
@@ -216,7 +217,7 @@ def _indexed(files: list[PositionalFile], index: Path) -> Iterator[Record]:
             shard, offset = by_number.get(int(fields[1])), int(fields[2])
             if shard is None:
                 raise DataError(f"{index}, line {line_number}: there is no shard {int(fields[1]):05}")
-            folder = fields[0].decode("utf-8", "replace").replace("\\", "/").rpartition("/")[0]
+            folder = fields[0].decode("utf-8", "surrogateescape").replace("\\", "/").rpartition("/")[0]
             identity = int(fields[3]) if len(fields) == 4 else folder.rpartition("/")[2]
             yield _record(files[shard], shard, offset, identity)
 
@@ -241,30 +242,43 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
     window = _Window(partial(_bytes_inside, file, offset + _HEADER_BYTES, length))
     try:
         features = read_features(window.read, length)
-        image = next(features[name] for name in _IMAGES if name in features and features[name].number is None)
     except ValueError as error:
         raise DataError(f"{place}: not a tf.Example ({error})") from None
-    except StopIteration:
-        raise DataError(
-            f"{place}: no image among the features; expected one of {', '.join(_IMAGES)}"
-        ) from None
-    name = next(
-        (features[n] for n in _NAMES if n in features and features[n].number is None), Feature(0, 0, None)
-    )
+    byte_strings = {name: one for name, one in features.items() if one is not None and one.number is None}
+    image = next((byte_strings[name] for name in _IMAGES if name in byte_strings), None)
+    if image is None:
+        raise DataError(f"{place}: no image among the features; expected one of {', '.join(_IMAGES)}")
+    name = next((byte_strings[name] for name in _NAMES if name in byte_strings), Feature(0, 0, None))
     if identity is None:
-        label = next((features[n] for n in _LABELS if n in features), None)
-        if label is None:
-            raise DataError(
-                f"{place}: no label among the features ({', '.join(_LABELS)}); for TFace, give its index NAME.txt"
-            )
-        identity = label.number
-        if identity is None:
-            # Also a text of digits: 7 and 007 may be two people.
-            identity = window.read(label.start, min(label.end - label.start, 256)).decode("utf-8", "replace")
+        identity = _identity(features, window, place)
     return Record(
         shard, offset, length, image.start, image.end - image.start,
         name.start, min(name.end - name.start, 4096), identity,
     )  # fmt: skip
+
+
+def _identity(features: dict[str, Feature | None], window: _Window, place: str) -> int | str:
+    """Return the identity in the first of the features for labels that a record has."""
+    name = next((name for name in _LABELS if name in features), None)
+    if name is None:
+        raise DataError(
+            f"{place}: no label among the features ({', '.join(_LABELS)}); for TFace, give its index NAME.txt"
+        )
+    label = features[name]
+    # An error, not the next feature: that could have other numbers for the same people.
+    if label is None or (label.number is not None and label.number % 1 != 0):  # also NaN and infinity
+        value = "empty" if label is None else label.number
+        raise DataError(f"{place}: the feature {name} is {value}; expected a whole number or a text")
+    if label.number is not None:
+        return int(label.number)
+    size = label.end - label.start
+    if size > _MAX_LABEL_BYTES:
+        raise DataError(
+            f"{place}: the feature {name} has {size:,} bytes, too many for the name of an identity; the limit is "
+            f"{_MAX_LABEL_BYTES:,}"
+        )
+    # Also a text of digits: 7 and 007 may be two people.
+    return window.read(label.start, size).decode("utf-8", "surrogateescape")
 
 
 def _bytes_inside(file: PositionalFile, offset: int, length: int, position: int, count: int) -> bytes:

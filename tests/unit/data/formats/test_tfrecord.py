@@ -76,6 +76,25 @@ def test_texts_of_digits_are_texts_and_never_one_identity(tmp_path):
     assert [identity_name(dataset, label) for label in range(3)] == ["007", "7", "907001234"]
 
 
+@pytest.mark.parametrize(
+    "people",
+    [[b"J\xe9r\xf4me", b"J\xf4r\xe9me"], [b"p" * 300 + b"1", b"p" * 300 + b"2"]],
+    ids=["latin-1", "long"],
+)
+def test_names_that_differ_in_any_byte_are_different_people(tmp_path, people):
+    places = write_shards(tmp_path / "a", [tf_example(image=b"x", label=who) for who in people])
+    dataset = open_dataset(tmp_path / "a")
+    assert dataset.labels.tolist() == [0, 1] and identity_name(dataset, 0) != identity_name(dataset, 1)
+    lines = [b"%s/1.jpg\t%d\t%d\n" % (who, *place) for who, place in zip(people, places, strict=True)]
+    (tmp_path / "a" / "a.index").write_bytes(b"".join(lines))
+    assert open_dataset(tmp_path / "a").labels.tolist() == [0, 1]
+
+
+def test_whole_numbers_stored_as_floats_are_labels(tmp_path):
+    write_shards(tmp_path, [tf_example(image=b"x", label=float(n), id=7) for n in (10, 9)])
+    assert open_dataset(tmp_path).labels.tolist() == [10, 9]
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_index_of_tface_gives_order_and_labels(tmp_path, inside):
     folder = tmp_path / "TFR-X" if inside else tmp_path
@@ -100,7 +119,12 @@ def test_the_index_of_img2tfrecord_gives_folders_as_identities(tmp_path):
 @pytest.mark.parametrize(
     ("message", "reason"),
     [(tf_example(label=1), "no image among the features"), (tf_example(image=b"x"), "no label among"),
-     (tf_example(image=b"x", label=-1), "from -1 to -1"), (b"\x0a\xff\xff\xff\x07", "not a tf.Example"),
+     (tf_example(image=b"x", label=-1), "from -1 to -1"),
+     (tf_example(image=b"x", label=0.5, id=7), "the feature label is 0.5; expected a whole number or a text"),
+     (tf_example(image=b"x", label=float("nan"), id=7), "label is nan"),
+     (tf_example(image=b"x", label=None, id=7), "label is empty"),
+     (tf_example(image=b"x", label=b"x" * 5000), "has 5,000 bytes, too many for the name"),
+     (b"\x0a\xff\xff\xff\x07", "not a tf.Example"),
      (b"\x0b", "wire type 3"), (b"\x10\x01" * 2000, "more than 1,000 fields")],
 )  # fmt: skip
 def test_records_without_an_image_and_a_label_are_refused(tmp_path, message, reason):
