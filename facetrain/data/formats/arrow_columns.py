@@ -120,12 +120,17 @@ def require_equal_names(names: list[str], path: Path, other_names: list[str], ot
 def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np.ndarray, list[str]]:
     """Return the labels, int32 (N,), and the names of the identities; empty without names.
 
-    Whole numbers are labels, with the given names. Texts are numbered in sorted order.
+    Whole numbers are labels, with the given names, also if they are stored as floats. Texts are numbered in sorted
+    order.
 
     Raises:
-        DataError: a label is negative or too large; the message begins with `place`.
+        DataError: a label is negative, too large or not whole; the message begins with `place`.
     """
-    if labels.dtype.kind in "iu":
+    if labels.dtype.kind in "iuf":
+        if len(not_whole := np.flatnonzero(labels != np.floor(labels))):
+            raise DataError(
+                f"{place}: the label of row {not_whole[0]:,} is {labels[not_whole[0]]}; expected whole numbers or texts"
+            )
         if len(labels) and (labels.min() < 0 or labels.max() >= _MAX_LABEL):
             raise DataError(
                 f"{place}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"

@@ -161,6 +161,27 @@ def test_labels_of_text_may_be_stored_as_bytes(tmp_path, nature):
     assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoë"
 
 
+def test_whole_numbers_stored_as_floats_are_labels(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images = [encoded_image(n) for n in range(3)]
+    pq.write_table(pa.table({"image": images, "label": [10.0, 9.0, 10.0]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"image": images, "label": [9, 10, 1]}), tmp_path / "b.parquet")
+    assert open_dataset(tmp_path).labels.tolist() == [10, 9, 10, 9, 10, 1]
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [(float("nan"), "row 1 is nan; expected whole"), (0.5, "row 1 is 0.5; expected whole"),
+     (float("inf"), "range from 1.0 to inf"), (-1.0, "range from -1.0 to 1.0")],
+)  # fmt: skip
+def test_other_floats_are_no_labels(tmp_path, label, reason):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images = [encoded_image(n) for n in range(2)]
+    pq.write_table(pa.table({"image": images, "label": [1.0, label]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=reason):
+        open_dataset(tmp_path)
+
+
 def test_dates_are_neither_labels_nor_names(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     far = pa.array([1 << 62], pa.timestamp("us"))  # a year that Python does not have
