@@ -83,7 +83,13 @@ def resize_square(image: np.ndarray, size: int) -> np.ndarray:
     height, width = image.shape[:2]
     if (height, width) == (size, size):
         return image
-    factor = size / min(height, width)
+    side = min(height, width)
+    factor = size / side
+    if factor**2 * height * width > MAX_PIXELS:
+        # A line of pixels, whose whole length would fill the memory: crop it first.
+        top, left = (height - side) // 2, (width - side) // 2
+        image = image[top : top + side, left : left + side]
+        height = width = side
     resized = max(size, round(width * factor)), max(size, round(height * factor))
     image = cv2.resize(image, resized, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
     top, left = (resized[1] - size) // 2, (resized[0] - size) // 2

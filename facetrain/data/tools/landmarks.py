@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from facetrain.data.decode import MAX_PIXELS
 from facetrain.data.tools.near_duplicates import digest, equal_groups
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
@@ -37,6 +39,8 @@ _CLOSE_UP_SHARE = 0.5
 _MIN_SCORE, _LOW_SCORE = 0.6, 0.3
 _PADDING = 0.5
 """Border around an image in a second attempt, in units of its longer side: YuNet misses faces that fill an image."""
+_MAX_PADDED_PIXELS = 4 * MAX_PIXELS
+"""Pixels of a square image of `MAX_PIXELS` with its border; that of a long one would fill the memory."""
 DETECTED = "detected"
 PADDED, LOW_SCORE, PADDED_LOW_SCORE = "padded image", "lower score", "padded image, lower score"
 CENTER_CROP = "center crop"
@@ -168,8 +172,6 @@ class YuNet:
         Raises:
             DataError: the model is not a YuNet model.
         """
-        height, width = image.shape[:2]
-        border = round(_PADDING * max(height, width))
         for score, in_image, in_padded in (
             (_MIN_SCORE, DETECTED, PADDED),
             (_LOW_SCORE, LOW_SCORE, PADDED_LOW_SCORE),
@@ -177,12 +179,12 @@ class YuNet:
             face = self._detect_close_up(image, score) or self._detect(image, score)
             if face is not None:
                 return self._found(name, in_image, face.points)
-            padded = cv2.copyMakeBorder(image, border, border, border, border, cv2.BORDER_REPLICATE)
-            face = self._detect(padded, score)
+            face = self._detect_padded(image, score)
             if face is not None:
-                return self._found(name, in_padded, face.points - np.float32(border))
+                return self._found(name, in_padded, face.points)
         if not self._center_crop:
             return None
+        height, width = image.shape[:2]
         side = min(height, width)
         corner = np.array([width - side, height - side]) / 2
         points = np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
@@ -199,17 +201,31 @@ class YuNet:
         face = self._detect(image, min_score, factor=_CLOSE_UP_SIDE / longest)
         return face if face is not None and face.size >= _CLOSE_UP_SHARE * longest else None
 
+    def _detect_padded(self, image: np.ndarray, min_score: float) -> _Face | None:
+        """Return the selected face of an image with a border that repeats its edge."""
+        longest = max(image.shape[:2])
+        is_large = math.prod(side + 2 * _PADDING * longest for side in image.shape[:2]) > _MAX_PADDED_PIXELS
+        factor = _LONGEST_SIDE / longest if is_large else 1.0
+        resized = _resized(image, factor)
+        if resized is None:
+            return None
+        border = round(_PADDING * max(resized.shape[:2]))
+        padded = cv2.copyMakeBorder(resized, border, border, border, border, cv2.BORDER_REPLICATE)
+        face = self._detect(padded, min_score)
+        return face and _Face((face.points - np.float32(border)) / np.float32(factor), face.size / factor)
+
     def _detect(self, image: np.ndarray, min_score: float, *, factor: float | None = None) -> _Face | None:
         """Return the selected face of an image that is resized by `factor`, by default reduced to 640 pixels."""
         factor = factor or min(1.0, _LONGEST_SIDE / max(image.shape[:2]))
-        if factor != 1:
-            method = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
-            image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=method)
+        resized = _resized(image, factor)
+        if resized is None:
+            return None
+        height, width = resized.shape[:2]
         detector = self._detector()
-        detector.setInputSize((image.shape[1], image.shape[0]))
+        detector.setInputSize((width, height))
         detector.setScoreThreshold(min_score)
         try:
-            found_F = detector.detect(np.ascontiguousarray(image[:, :, ::-1]))[1]
+            found_F = detector.detect(np.ascontiguousarray(resized[:, :, ::-1]))[1]
         except cv2.error as error:
             raise DataError(
                 f"{self._model}: not a YuNet model ({error.err}); take face_detection_yunet from OpenCV's model zoo"
@@ -217,7 +233,7 @@ class YuNet:
         if found_F is None:
             return None
         corner, size = found_F[:, 0:2], found_F[:, 2:4]
-        offset = corner + size / 2 - np.array([image.shape[1], image.shape[0]]) / 2
+        offset = corner + size / 2 - np.array([width, height]) / 2
         best = found_F[(size.prod(1) - 2 * np.square(offset).sum(1)).argmax()]
         points = np.asarray(best[4:14].reshape(5, 2) / factor, np.float32)
         return _Face(points, float(best[2:4].max() / factor))
@@ -236,6 +252,16 @@ class YuNet:
             except cv2.error as error:
                 raise DataError(f"{self._model}: not a model that OpenCV can load ({error.err})") from error
         return self._per_thread.detector
+
+
+def _resized(image: np.ndarray, factor: float) -> np.ndarray | None:
+    """Return an image of `factor` times the size; None if a side has less than half a pixel, too few for a face."""
+    if factor == 1:
+        return image
+    if round(min(image.shape[:2]) * factor) < 1:
+        return None
+    method = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
+    return cv2.resize(image, None, fx=factor, fy=factor, interpolation=method)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
+import resource
 import struct
 
+import cv2
 import numpy as np
 import pytest
 
@@ -44,3 +46,25 @@ def test_resizing_keeps_the_center():
     small = resize_square(image, 20)
     assert small.shape == (20, 20, 3) and small[10, 10, 0] > 200 and small[10, 0, 0] == 0
     assert resize_square(small, 40).shape == (40, 40, 3)
+
+
+@pytest.mark.parametrize("shape", [(60_000, 1), (3, 600_000)])
+def test_a_line_of_pixels_is_not_enlarged_as_a_whole(shape):
+    image = np.zeros((*shape, 3), np.uint8)
+    image[tuple(slice((side - min(shape)) // 2, (side + min(shape)) // 2) for side in shape)] = 200
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (resize_square(image, 224) == 200).all()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"),
+    [(1, 1, 112), (97, 61, 112), (30, 1200, 112), (250, 250, 112), (4, 9000, 112)],
+)
+def test_an_image_is_cropped_after_it_is_resized(height, width, size):
+    image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    factor = size / min(height, width)
+    shape = max(size, round(width * factor)), max(size, round(height * factor))
+    resized = cv2.resize(image, shape, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
+    top, left = (shape[1] - size) // 2, (shape[0] - size) // 2
+    np.testing.assert_array_equal(resize_square(image, size), resized[top : top + size, left : left + size])

@@ -1,4 +1,5 @@
 import json
+import resource
 
 import cv2
 import numpy as np
@@ -201,6 +202,32 @@ def test_landmarks_of_an_enlarged_image_are_those_of_the_image_itself(tmp_path):
     face = find._detect(image, 0.6, factor=2)
     np.testing.assert_allclose(face.points, (ARCFACE_TEMPLATE - 56 + 144) / 2, atol=0.1)
     assert face.size == pytest.approx(56, abs=0.1)
+
+
+@pytest.mark.parametrize("shape", [(60_000, 1), (1, 600), (2, 20_000_000)])
+def test_no_face_is_searched_in_a_line_of_pixels(tmp_path, shape):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert find("x", np.zeros((*shape, 3), np.uint8)) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def test_a_face_in_a_long_image_is_found_with_a_border(tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    detect = find._detect
+
+    def detect_in_padded(image, min_score, *, factor=None):
+        return detect(image, min_score, factor=factor) if image.shape[:2] == (832, 1280) else None
+
+    monkeypatch.setattr(find, "_detect", detect_in_padded)
+    image = np.zeros((3000, 10_000, 3), np.uint8)
+    image[1000:2000, 5000:6000] = 255
+    points = find("x", image)
+    assert find.fallbacks == {"x": "padded image"}
+    scale = 10_000 / 640 * 2  # the block is 32 pixels wide in the image that is searched
+    np.testing.assert_allclose(points, (ARCFACE_TEMPLATE - 56) * scale + [5500, 1500], atol=5)
 
 
 def test_the_center_is_taken_where_no_face_is_found_at_all(tmp_path):
