@@ -4,8 +4,9 @@
     ├── UsageError                    2   input that cannot be used
     │   ├── ConfigError               2   config: unknown key, value out of range, sections that contradict each other
     │   ├── DataError                 2   dataset or verification set
-    │   │   ├── RecordError           2   RecordIO file: framing, header or index
-    │   │   ├── ImageError            2   bytes that cannot be decoded to an image
+    │   │   ├── UnreadableError       2   bytes of a file that cannot be read, such as those of one image
+    │   │   │   ├── RecordError       2   RecordIO file: framing, header or index
+    │   │   │   └── ImageError        2   bytes that cannot be decoded to an image
     │   │   └── PairsError            2   .bin verification set or pair list
     │   └── ModelError                2   weights, name of a backbone, model file
     └── RunError                      1   failure with valid input
@@ -44,11 +45,15 @@ class DataError(UsageError):
     """Dataset that cannot be read or does not match the config."""
 
 
-class RecordError(DataError):
+class UnreadableError(DataError):
+    """Bytes of a file that cannot be read, or that its checksum contradicts, such as those of one image."""
+
+
+class RecordError(UnreadableError):
     """RecordIO file with invalid framing, header or index."""
 
 
-class ImageError(DataError):
+class ImageError(UnreadableError):
     """Bytes that cannot be decoded, or an image that is larger than facetrain accepts."""
 
 

@@ -70,7 +70,7 @@ class DataConfig(Section):
     """Order of the images. full: a random permutation of all images. blocks: images are read in contiguous blocks
     and shuffled within a window, for slow disks."""
     bad_records: Literal["error", "skip"] = "error"
-    """Action for an image that cannot be decoded. error: end the run. skip: use the next image instead."""
+    """Action for an image that cannot be read. error: end the run. skip: use the next image instead."""
     decode: Literal["cpu", "gpu", "dali"] = "cpu"
     """Decoder of the images. cpu: OpenCV. gpu: nvJPEG on CUDA, whose pixels may differ by rounding. dali: NVIDIA
     DALI, if it is installed."""

@@ -34,7 +34,8 @@ class FaceDataset(Protocol):
         """Return the encoded image, in one of the formats of `image_header.FORMAT_SUFFIX`.
 
         Raises:
-            DataError: if the image cannot be read.
+            UnreadableError: if this image cannot be read.
+            DataError: if it contradicts the rest of the dataset.
         """
 
     def location(self, index: int) -> str:

@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, os_errors_as
 
 
@@ -21,6 +21,7 @@ class PositionalFile:
     """
 
     error: ClassVar[type[DataError]] = DataError
+    read_error: ClassVar[type[UnreadableError]] = UnreadableError
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,12 +39,12 @@ class PositionalFile:
         """Return `count` bytes from an offset on; fewer at the end of the file.
 
         Raises:
-            DataError: if the operating system cannot read them.
+            UnreadableError: of the subclass's `read_error` type, if the operating system cannot read them.
         """
         try:
             return os.pread(self._file, count, offset)
         except OSError as error:
-            raise self.error(
+            raise self.read_error(
                 f"{self.path}: cannot read {count:,} bytes at byte {offset:,}: {error_reason(error)}"
             ) from error
 

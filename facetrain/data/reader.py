@@ -15,7 +15,7 @@ from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.decode import NotAnImageError, decode, is_upright_jpeg, resize_square
 from facetrain.data.image_header import encoded_image_size
-from facetrain.errors import DataError, FacetrainError, ImageError, RecordError, RunError
+from facetrain.errors import DataError, FacetrainError, ImageError, RunError, UnreadableError
 
 _MAX_REPLACEMENT_TRIES = 100
 
@@ -66,7 +66,7 @@ class ImageReader:
                         jpeg_bytes[row] = len(data)
                     else:
                         image[row] = self._load(index)
-                except (ImageError, RecordError) as error:
+                except UnreadableError as error:
                     if not self._skip_bad:
                         raise
                     skipped.append(str(error))
@@ -94,11 +94,11 @@ class ImageReader:
             other = (index + step) % self._dataset.num_images
             try:
                 return self._load(other), other
-            except (ImageError, RecordError) as error:
+            except UnreadableError as error:
                 skipped.append(str(error))
         raise DataError(
             f"{self._dataset.location(index)}: this image and the next {_MAX_REPLACEMENT_TRIES - 1} cannot be "
-            "decoded; `facetrain data check` lists all damaged images of the dataset"
+            "read; `facetrain data check` lists all damaged images of the dataset"
         )
 
 

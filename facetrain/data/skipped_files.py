@@ -16,7 +16,7 @@ SKIP_KINDS = {
     "no_identity": "files outside the folders of identities",
     "empty": "folders without images",
     "split": "files of other splits",
-    "unreadable": "images that cannot be decoded",
+    "unreadable": "images that cannot be read",
     "no_face": "images without a face or its landmarks",
     "small_identity": "images of identities with too few images",
 }

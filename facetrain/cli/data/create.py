@@ -106,7 +106,7 @@ def pack(
     seed: Seed = 0,
     skip_bad: Annotated[
         bool,
-        typer.Option(help="Leave out images that cannot be decoded or have no landmarks, and list them."),
+        typer.Option(help="Leave out images that cannot be read or have no landmarks, and list them."),
     ] = False,
     workers: Workers = None,
     as_json: Json = False,

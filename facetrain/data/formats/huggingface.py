@@ -25,7 +25,7 @@ from facetrain.data.formats.arrow_columns import (
 )
 from facetrain.data.formats.splits import STATE_FILE, train_folder
 from facetrain.data.positional_file import PositionalFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, os_errors_as, parse_json, printable
 
 _MAX_OPEN_FILES = 256
@@ -60,12 +60,12 @@ class SavedDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: the file was truncated.
+            UnreadableError: the file was truncated.
         """
         size = self._columns["size"].item(index)
         data = self._file(index).bytes_at(self._columns["offset"].item(index), size)
         if len(data) < size:
-            raise DataError(f"{self.location(index)}: the file is truncated; copy it again")
+            raise UnreadableError(f"{self.location(index)}: the file is truncated; copy it again")
         return data
 
     def prefetch(self, first: int, count: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, os_errors_as, printable
 
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
@@ -50,7 +50,7 @@ class FolderDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: if the file cannot be read.
+            UnreadableError: if the file cannot be read.
         """
         # Without pathlib, which takes as long as the reading.
         path = f"{self._folder}/{self._identities[self.labels.item(index)]}/{self._files[index]}"
@@ -61,7 +61,7 @@ class FolderDataset:
             finally:
                 os.close(file)
         except OSError as error:
-            raise DataError(f"{path}: {error_reason(error)}") from error
+            raise UnreadableError(f"{path}: {error_reason(error)}") from error
 
     def name(self, index: int) -> str:
         """Return the path of an image inside the folder."""

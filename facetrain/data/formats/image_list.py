@@ -19,7 +19,7 @@ import numpy as np
 from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import os_errors_as
 
 LIST_SUFFIXES = frozenset({".lst", ".txt", ".csv", ".tsv"})
@@ -69,10 +69,10 @@ class ListDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: if the file cannot be read.
+            UnreadableError: if the file cannot be read.
         """
         path = self._root / self.name(index)
-        with os_errors_as(DataError, path):
+        with os_errors_as(UnreadableError, path):
             return path.read_bytes()
 
     def location(self, index: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from facetrain.data.column_cache import load_columns, save_columns
 from facetrain.data.formats.lmdb_pages import LmdbFile, Value
 from facetrain.data.formats.serialized_values import image_and_label, list_items
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import printable
 
 KEYS, LENGTH, NUM_CLASSES, IDENTITIES = b"__keys__", b"__len__", b"__classnum__", b"__identities__"
@@ -52,12 +52,12 @@ class LmdbDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: the file was truncated.
+            UnreadableError: the file was truncated.
         """
         size = self._size.item(index)
         data = self._file.bytes_at(self._offset.item(index), size)
         if len(data) < size:
-            raise DataError(f"{self.location(index)}: the database is truncated; copy it again")
+            raise UnreadableError(f"{self.location(index)}: the database is truncated; copy it again")
         return data
 
     def prefetch(self, first: int, count: int) -> None:

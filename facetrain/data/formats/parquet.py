@@ -33,7 +33,7 @@ from facetrain.data.formats.arrow_columns import (
 )
 from facetrain.data.formats.splits import train_files
 from facetrain.data.positional_file import PositionalFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, printable
 
 _SPARE_BYTES = 1 << 27
@@ -79,19 +79,19 @@ class ParquetDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: if the file is damaged, or the row contains no bytes.
+            UnreadableError: if the row, or its group of rows, is damaged, or the row contains no bytes.
         """
         offset = self._offset.item(index)
         if offset >= 0:
             size, path = self._size.item(index), self._paths[self._groups.item(self._group(index), 0)]
             data = self._open(path).bytes_at(offset, size)
             if len(data) < size:
-                raise DataError(f"{self.location(index)}: the file is truncated; copy it again")
+                raise UnreadableError(f"{self.location(index)}: the file is truncated; copy it again")
             return data
         group, row = self._decoded_row(index)
         value = group.image(row)
         if value is None:
-            raise DataError(f"{self.location(index)}: column {self._column} contains no bytes")
+            raise UnreadableError(f"{self.location(index)}: column {self._column} contains no bytes")
         return value
 
     def prefetch(self, first: int, count: int) -> None:
@@ -126,7 +126,10 @@ class ParquetDataset:
 
     def _read_group(self, group: int) -> _RowGroup:
         file, row_group, _ = self._groups[group].tolist()
-        return _read_group(_open(self._paths[file]), self._paths[file], row_group, self._column)
+        try:
+            return _read_group(_open(self._paths[file]), self._paths[file], row_group, self._column)
+        except DataError as error:
+            raise UnreadableError(str(error)) from error
 
     @cached_property
     def _identities(self) -> list[str]:

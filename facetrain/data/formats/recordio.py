@@ -99,7 +99,7 @@ def decode_record(payload: bytes, location: str) -> tuple[RecordHeader, bytes]:
 class RecordReader(PositionalFile):
     """Reader of records by byte offset or in sequence, for any number of threads and processes."""
 
-    error = RecordError
+    error = read_error = RecordError
 
     def read_at(self, offset: int, key: int | None = None) -> bytes:
         """Return the payload of the record at a byte offset; `key` appears in error messages only.

@@ -23,7 +23,7 @@ from facetrain.data.formats.crc32c import masked_crc32c
 from facetrain.data.formats.labels import label_of_each
 from facetrain.data.formats.tf_example import Feature, read_features
 from facetrain.data.positional_file import PositionalFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import os_errors_as, printable
 
 PATTERN = "*.tfrecord*"
@@ -86,7 +86,7 @@ class TfRecordDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: the record is damaged.
+            UnreadableError: the record is damaged.
         """
         data = self._data(index)
         start = self._columns["start"].item(index)
@@ -130,7 +130,7 @@ class TfRecordDataset:
         if len(data) < length + _FOOTER_BYTES or masked_crc32c(message) != int.from_bytes(
             data[length:], "little"
         ):
-            raise DataError(
+            raise UnreadableError(
                 f"{self.location(index)}: the checksum of the record is wrong; the file is damaged: copy it again"
             )
         return message

@@ -25,7 +25,7 @@ from facetrain.data.formats.member_path import member_path
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, parse_json, printable
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
@@ -79,12 +79,12 @@ class TarDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: if the shard is truncated.
+            UnreadableError: if the shard is truncated.
         """
         size = int(self._size[index])
         data = self._open(self._shards[self._shard[index]]).bytes_at(int(self._offset[index]), size)
         if len(data) < size:
-            raise DataError(f"{self.location(index)}: the shard is truncated; download it again")
+            raise UnreadableError(f"{self.location(index)}: the shard is truncated; download it again")
         return data
 
     def name(self, index: int) -> str:

@@ -33,7 +33,7 @@ from facetrain.data.formats.zip_directory import (
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import printable
 
 LABELS_STEM = "labels"
@@ -78,14 +78,14 @@ class ZipDataset:
         """Return the encoded image.
 
         Raises:
-            DataError: the member is damaged.
+            UnreadableError: the member is damaged.
         """
         packed, size = self._packed.item(index), self._size.item(index)
         data = _member_bytes(self._file, self._offset.item(index), packed)
         if data is not None and self._method.item(index) == DEFLATED:
             data = _inflate(data, size)
         if data is None or len(data) != size or zlib.crc32(data) != self._crc.item(index):
-            raise DataError(
+            raise UnreadableError(
                 f"{self.location(index)}: the member is damaged or truncated; download the archive again"
             )
         return data

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from facetrain.data.sampler import permute
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
 from facetrain.data.tools.parallel import map_in_order, report_progress
-from facetrain.errors import DataError, ImageError
+from facetrain.errors import DataError, ImageError, UnreadableError
 from facetrain.face_landmarks import normalize_landmarks
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -77,13 +78,13 @@ def pack(
         landmarks: if given, faces are aligned to ArcFace's template by their landmarks.
         shuffle: write the images in random order, for readers that read a file from start to end.
         seed: seed of the order.
-        skip_bad: leave out images that cannot be decoded or have no landmarks. Every image is then read twice.
+        skip_bad: leave out images that cannot be read or have no landmarks. Every image is then read twice.
         workers: number of threads; one per usable core if None.
         progress: called after every image that is read.
 
     Raises:
         DataError: the dataset cannot be read, no image is good, or the output exists or cannot be written.
-        ImageError: an image cannot be decoded or has no landmarks, and `skip_bad` is false.
+        ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
     prepared = _PreparedImages(source, image_size, quality, landmarks)
@@ -121,8 +122,15 @@ def _large_identities(
     for number in np.flatnonzero(is_small).tolist():
         label = int(source.labels[number])
         reason = f"identity {identity_name(source, label)} has {counts[label]:,} of {min_images:,} images"
-        skipped.append(SkippedFile(image_name(source, number), "small_identity", reason))
+        skipped.append(SkippedFile(_name(source, number), "small_identity", reason))
     return np.flatnonzero(~is_small)
+
+
+def _name(source: FaceDataset, number: int) -> str:
+    """Return the name of an image that is left out; its number if the name is damaged like the image."""
+    with contextlib.suppress(DataError):
+        return image_name(source, number)
+    return str(number)
 
 
 class _PreparedImages:
@@ -142,16 +150,16 @@ class _PreparedImages:
         """Return the reason why an image cannot be written, or None."""
         try:
             self._decode(number)
-        except ImageError as error:
+        except UnreadableError as error:
             kind = "no_face" if isinstance(error, _NoFaceError) else "unreadable"
-            return SkippedFile(image_name(self._source, number), kind, str(error))
+            return SkippedFile(_name(self._source, number), kind, str(error))
         return None
 
     def encoded(self, number: int) -> bytes:
         """Return an image as it is to be written."""
         try:
             data, image = self._decode(number)
-        except ImageError as error:
+        except UnreadableError as error:
             raise ImageError(f"{error}; leave out such images with --skip-bad") from error
         if self._find_landmarks is not None:
             points = self._points_N52[number]

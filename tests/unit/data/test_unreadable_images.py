@@ -1,0 +1,136 @@
+"""One image that cannot be read: it is left out or replaced in every format, and named otherwise."""
+
+import numpy as np
+import pytest
+
+from facetrain.data.batch_slots import BatchSlots
+from facetrain.data.formats.recordio import RecordHeader, encode_record
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.reader import ImageReader, ReadRequest
+from facetrain.data.tools.convert import convert
+from facetrain.data.tools.pack import pack
+from facetrain.data.tools.unpack import unpack
+from facetrain.errors import ImageError, UnreadableError
+from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
+
+COUNT = 6
+
+
+def write_folder(folder):
+    source = write_records(folder / "source", [n % 3 for n in range(COUNT)])
+    unpack(source, folder / "out", workers=1)
+    return folder / "out"
+
+
+def write_list(folder):
+    files = sorted(path.relative_to(folder) for path in write_folder(folder).rglob("*.png"))
+    (folder / "list.txt").write_text("".join(f"{file}\t{file.parent.name}\n" for file in files))
+    return folder / "list.txt"
+
+
+def write_tfrecords(folder):
+    messages = [tf_example(image=encoded_image(n), label=n % 3) for n in range(COUNT)]
+    (folder / "a.tfrecord").write_bytes(b"".join(map(tf_record, messages)))
+    return folder
+
+
+def converted(to, name):
+    def write(folder):
+        convert(write_records(folder / "source", [n % 3 for n in range(COUNT)]), folder / name, to=to)
+        return folder / name
+
+    return write
+
+
+def remove(path, source):
+    max((path if path.is_dir() else path.parent / "out").rglob("*.png")).unlink()
+
+
+def dangle(path, source):
+    file = max(path.rglob("*.png"))
+    file.unlink()
+    file.symlink_to("absent.png")
+
+
+def flip(path, source):
+    """Change one byte of the last image."""
+    file = path if path.is_file() else path / "a.tfrecord"
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"IEND") - 30] ^= 1
+    file.write_bytes(data)
+
+
+def truncate(path, source):
+    file = path if path.is_file() else max([*path.glob("*.tar"), *path.glob("*.parquet")])
+    with file.open("r+b") as data:
+        data.truncate(int(source._offset.max()) + 30)
+
+
+LISTED = {
+    "folder": (write_folder, dangle),
+    "list": (write_list, remove),
+    "tfrecord": (write_tfrecords, flip),
+    "zip": (converted("zip", "a.zip"), flip),
+}
+"""Formats whose damaged dataset can be opened again."""
+TRUNCATED = {
+    "webdataset": (converted("webdataset", "tar"), truncate),
+    "lmdb": (converted("lmdb", "a.lmdb"), truncate),
+    "parquet": (converted("parquet", "parquet"), truncate),
+}
+
+
+@pytest.fixture
+def damaged(request, tmp_path):
+    """Return a dataset that was damaged after it was opened."""
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    write, damage = (LISTED | TRUNCATED)[request.param]
+    path = write(tmp_path)
+    source = open_dataset(path)
+    damage(path, source)
+    return path, source
+
+
+def unreadable(source):
+    """Return the numbers of the images that cannot be read."""
+    found = []
+    for number in range(source.num_images):
+        try:
+            source.read(number)
+        except UnreadableError:
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("damaged", LISTED | TRUNCATED, indirect=True)
+def test_the_next_image_replaces_one_that_cannot_be_read(damaged):
+    source = damaged[1]
+    bad = unreadable(source)
+    assert source.num_images == COUNT and len(bad) == 1
+    slots = BatchSlots(1, COUNT, 16)
+    request = ReadRequest(0, 0, tuple(range(COUNT)))
+    strict = ImageReader(source, slots, skip_bad=False).read(request)
+    assert isinstance(strict.error, UnreadableError) and not strict.skipped
+    lenient = ImageReader(source, slots, skip_bad=True).read(request)
+    assert lenient.error is None and len(set(lenient.skipped)) == len(bad)
+    assert not np.isin(slots.index[0], bad).any()
+
+
+@pytest.mark.parametrize("damaged", LISTED, indirect=True)
+def test_pack_leaves_out_an_image_that_cannot_be_read(damaged, tmp_path):
+    path = damaged[0]
+    packed = pack(path, tmp_path / "packed", skip_bad=True)
+    assert packed.images == COUNT - 1 and packed.skipped[-1].kind == "unreadable"
+    with pytest.raises(ImageError, match="leave out such images with --skip-bad"):
+        pack(path, tmp_path / "strict")
+
+
+def test_a_label_that_contradicts_the_identity_records_is_never_skipped(tmp_path):
+    source = open_dataset(write_records(tmp_path, [n % 3 for n in range(COUNT)]))
+    offset = int(source._catalog.offset[2])
+    with (tmp_path / "train.rec").open("r+b") as file:
+        file.seek(offset + 8)  # after the magic number and the length
+        file.write(encode_record(RecordHeader.of_image(7, 3), b""))
+    result = ImageReader(source, BatchSlots(1, COUNT, 16), skip_bad=True).read(ReadRequest(0, 0, (2,)))
+    assert not result.skipped and "the label of this record is 7, but" in str(result.error)
