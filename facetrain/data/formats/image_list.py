@@ -9,6 +9,7 @@ Paths are relative to the folder of the list, or to another folder given by the 
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ from facetrain.files import os_errors_as
 LIST_SUFFIXES = frozenset({".lst", ".txt", ".csv", ".tsv"})
 _MAX_LABEL = 2**31
 _LINE_BYTES = 4096
+_BYTE_ORDER_MARK = "\ufeff"
+"""First character of a text file that some programs of Windows write."""
+_FILE = re.compile(r"/|\\|\.\w{1,5}$")
+"""Part of a field that names a file and no column."""
 
 
 class ListDataset:
@@ -61,7 +66,7 @@ class ListDataset:
         before = self._list.bytes_at(max(offset - _LINE_BYTES, 0), min(offset, _LINE_BYTES))
         after = self._list.bytes_at(offset, size + _LINE_BYTES)
         line = before[before.rfind(b"\n") + 1 :] + after.partition(b"\n")[0]
-        fields = _fields(line.decode("utf-8", "replace").strip())
+        fields = _fields(_text(line, "replace"))
         name = _identity(fields, next(n for n, field in enumerate(fields) if _is_image_path(field)))
         return str(label) if _number(name) == label else name
 
@@ -106,7 +111,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
     start = 0
     for number, line in enumerate(lines, start=1):
         try:
-            text = line.decode("utf-8").strip()
+            text = _text(line)
         except UnicodeDecodeError as error:
             raise DataError(f"{place}, line {number}: the text is not UTF-8") from error
         if "\0" in text:
@@ -115,12 +120,17 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1:
             yield start + line.index(fields[column].encode()), fields[column], _identity(fields, column)
-        elif text and number > 1:  # the first line may contain column names
+        # The first line may contain the names of columns.
+        elif text and (number > 1 or any(map(_FILE.search, fields))):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
                 f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity"
             )
         start += len(line)
+
+
+def _text(line: bytes, errors: str = "strict") -> str:
+    return line.decode("utf-8", errors).strip().removeprefix(_BYTE_ORDER_MARK)
 
 
 def _fields(text: str) -> list[str]:

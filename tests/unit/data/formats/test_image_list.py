@@ -2,6 +2,7 @@ import pickle
 
 import pytest
 
+from facetrain.data.dataset import identity_name
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
@@ -25,6 +26,9 @@ def images(tmp_path):
         ("a.txt", "a/1.png 3\nb/my face.png 0\n\na/2.png 3\n", [3, 0, 3]),
         ("b.txt", "3,a/1.png\n0,b/my face.png\n3,a/2.png\n", [3, 0, 3]),
         ("a.lst", "7\t2.000000\ta/1.png\n2\t0.000000\tb/my face.png\n1\t2.0\t5.0\ta/2.png\n", [2, 0, 2]),
+        ("b.csv", "\ufeffperson,path\r\nzoe,a/1.png\r\nann,b/my face.png\r\nzoe,a/2.png\r\n", [1, 0, 1]),
+        ("b.tsv", "\ufeffa/1.png\tzoe\nb/my face.png\tann\na/2.png\tzoe\n", [1, 0, 1]),
+        ("c.tsv", "\ufeffzoe\ta/1.png\nann\tb/my face.png\nzoe\ta/2.png\n", [1, 0, 1]),
         ("b.lst", "1\ta/1.png\t2\n1\tb/my face.png\t0\n0\ta/2.png\t2\t3\t4\n", [2, 0, 2]),
     ],
 )
@@ -34,6 +38,7 @@ def test_every_form_of_a_list_gives_images_and_identities(images, name, text, la
         dataset = open_dataset(images / name)
         assert dataset.labels.tolist() == labels and dataset.num_classes == max(labels) + 1
         assert [dataset.read(n) for n in range(3)] == [encoded_image(n) for n in range(3)]
+    assert "\ufeff" not in "".join(identity_name(dataset, label) for label in range(dataset.num_classes))
     again = pickle.loads(pickle.dumps(dataset))
     assert again.location(1) == str(images / "b" / "my face.png") and again.name(1) == "b/my face.png"
     assert open_dataset(images / name, min_images_per_identity=2).num_images == 2
@@ -53,6 +58,10 @@ def test_paths_can_be_relative_to_another_folder(images, tmp_path):
     [
         (b"a/1.png 0\nnonsense\n", "line 2: 'nonsense' does not name an image"),
         (b"a/1.png 0\na/2.png\n", "line 2"),
+        (b"a/1.heic\tann\na/2.png\tann\n", "line 1: 'a/1.heic.*' does not name an image"),
+        (b"ann,1.heic\nann,a/2.png\n", "line 1: 'ann,1.heic' does not name an image"),
+        (b"a/1\tann\na/2.png\tann\n", "line 1: 'a/1.*' does not name an image"),
+        (b"a/1.png\na/2.png 0\n", "line 1: 'a/1.png' does not name an image"),
         (b"", "contains no images"),
         (b"a/1.png -1\n", "the identity -1 is not a whole number"),
         (b"a/1.png 0.5\n", "the identity 0.5"),
