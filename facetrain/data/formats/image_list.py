@@ -30,6 +30,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
 _FILE = re.compile(r"/|\\|\.\w{1,5}$")
 """Part of a field that names a file and no column."""
+_ZEROS = re.compile(r"\.0*$")
 
 
 class ListDataset:
@@ -163,7 +164,8 @@ def number_identities(identities: list[str], place: str) -> np.ndarray:
     im2rec writes whole numbers as 3.000000.
 
     Raises:
-        DataError: a number is negative, too large or not whole; the message begins with `place`.
+        DataError: a number is negative, too large or not whole, or two texts are one number: 7 and 007 may be two
+            people. The message begins with `place`.
     """
     try:
         number = np.array(identities, dtype=np.float64)
@@ -176,4 +178,12 @@ def number_identities(identities: list[str], place: str) -> np.ndarray:
             f"{place}: the identity {identity} is not a whole number from 0 to 2^31; use such numbers, or "
             "names for all identities"
         )
+    text_of = dict[int, str]()
+    for label, text in zip(number.astype(np.int32).tolist(), identities, strict=True):
+        other = text_of.setdefault(label, text)
+        if _ZEROS.sub("", other) != _ZEROS.sub("", text):
+            raise DataError(
+                f"{place}: the identities {other} and {text} are different texts of one number; write an identity in "
+                "one way, or give all of them names that are not numbers"
+            )
     return number.astype(np.int32)

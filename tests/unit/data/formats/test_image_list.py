@@ -66,6 +66,8 @@ def test_paths_can_be_relative_to_another_folder(images, tmp_path):
         (b"a/1.png -1\n", "the identity -1 is not a whole number"),
         (b"a/1.png 0.5\n", "the identity 0.5"),
         (b"a/1.png nan\n", "the identity nan"),
+        (b"a/1.png 007\na/2.png 7\n", "the identities 007 and 7 are different texts of one number"),
+        (b"a/1.png 10\na/2.png 10.0\na/3.png 1e1\n", "the identities 10 and 1e1 are"),
         (b"\xff\xfe a/1.png 0\n", "line 1: the text is not UTF-8"),
         (b"a/1.png 0\na/\0.png 0\n", "line 2: contains a zero byte"),
     ],
