@@ -34,7 +34,7 @@ from facetrain.data.dataset import (
 from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_yaml
+from facetrain.files import error_reason, os_errors_as, parse_yaml
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
 _KEYS = {"path", "weight", "identities", "without", "mask", "margin", "loss_weight"}
@@ -204,9 +204,13 @@ def _select_identities(dataset: FaceDataset, entry: dict[str, Any], path: Path) 
         return ImageSubset(dataset, _read_mask(path.parent / str(entry["mask"]), dataset.num_images))
     selected = np.arange(dataset.num_classes)
     if "identities" in entry:
-        selected = np.intersect1d(selected, _read_identities(path.parent / str(entry["identities"])))
+        selected = np.intersect1d(
+            selected, read_identities(path.parent / str(entry["identities"]), dataset.num_classes)
+        )
     if "without" in entry:
-        selected = np.setdiff1d(selected, _read_identities(path.parent / str(entry["without"])))
+        selected = np.setdiff1d(
+            selected, read_identities(path.parent / str(entry["without"]), dataset.num_classes)
+        )
     if len(selected) == dataset.num_classes:
         return dataset
     if not np.isin(selected, dataset.labels).any():
@@ -214,13 +218,23 @@ def _select_identities(dataset: FaceDataset, entry: dict[str, Any], path: Path) 
     return SubsetDataset(dataset, selected)
 
 
-def _read_identities(path: Path) -> np.ndarray:
+def read_identities(path: Path, num_classes: int) -> np.ndarray:
+    """Return the identities that a file lists, one number a line: int64 (N,).
+
+    Raises:
+        DataError: the file cannot be read, or a number is not that of one of the `num_classes` identities.
+    """
     try:
-        return np.array(path.read_text(encoding="ascii").split(), dtype=np.int64)
-    except (OSError, ValueError) as error:
+        with os_errors_as(DataError, path):
+            numbers = np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
+    except (ValueError, OverflowError) as error:
         raise DataError(
-            f"{path}: not a list of identities, one whole number a line ({error_reason(error)})"
+            f"{path}: not a list of identities ({error_reason(error)}); write one whole number per line"
         ) from error
+    outside = numbers[(numbers < 0) | (numbers >= num_classes)]
+    if len(outside):
+        raise DataError(f"{path}: there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")
+    return numbers
 
 
 def _read_mask(path: Path, num_images: int) -> np.ndarray:

@@ -15,12 +15,12 @@ from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.image_header import encoded_image_size
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.mixture import MixtureDataset, read_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.sampler import permute
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError
-from facetrain.files import error_reason, new_folder, os_errors_as
+from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
 
@@ -110,7 +110,7 @@ def subset(
     counts = np.bincount(source.labels, minlength=source.num_classes)
     keep = (counts > 0) & (counts >= min_images_per_identity)
     if listed is not None:
-        keep &= np.isin(np.arange(source.num_classes), _read_identities(listed, source.num_classes))
+        keep &= np.isin(np.arange(source.num_classes), read_identities(listed, source.num_classes))
     selected = np.flatnonzero(keep)
     if identities is not None and identities < len(selected):
         selected = np.sort(selected[permute(np.arange(identities), len(selected), key_of(seed))])
@@ -223,17 +223,3 @@ def _limit_images(label: np.ndarray, numbers: np.ndarray, limit: int, seed: int)
     ordered = label[by_label]
     rank_in_label = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
     return np.sort(numbers[by_label[rank_in_label < limit]])
-
-
-def _read_identities(path: Path, num_classes: int) -> np.ndarray:
-    try:
-        with os_errors_as(DataError, path):
-            numbers = np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
-    except (ValueError, OverflowError) as error:
-        raise DataError(
-            f"{path}: not a list of identities ({error_reason(error)}); write one whole number per line"
-        ) from error
-    outside = numbers[(numbers < 0) | (numbers >= num_classes)]
-    if len(outside):
-        raise DataError(f"{path}: there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")
-    return numbers

@@ -120,11 +120,16 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
         ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
-        ("datasets: [{path: one, identities: none.txt}]", "not a list of identities"),
+        ("datasets: [{path: one, identities: none.txt}]", "none.txt: No such file"),
+        ("datasets: [{path: one, identities: words.txt}]", "words.txt: not a list of identities"),
+        ("datasets: [{path: one, identities: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
+        ("datasets: [{path: one, without: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
     ],
 )  # fmt: skip
 def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
+    (tmp_path / "far.txt").write_text("0\n3\n")
+    (tmp_path / "words.txt").write_text("ann\n")
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
 
