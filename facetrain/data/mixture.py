@@ -167,10 +167,20 @@ def open_mixture(
         place = path.parent / entry["path"]
         if place.suffix in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry['path']} is itself a mixture; list its datasets here")
-        dataset = _select_identities(open_dataset(place), entry, path)
-        datasets.append(drop_small_identities(dataset, place))
+        dataset = drop_small_identities(_select_identities(open_dataset(place), entry, path), place)
+        if not images_per_epoch([dataset.num_images], [weight])[0]:
+            raise DataError(
+                f"{path}: with weight {weight:g}, an epoch shows none of the {dataset.num_images:,} images of "
+                f"{entry['path']}; take at least {1 / dataset.num_images:.2g}, or leave out the dataset"
+            )
+        datasets.append(dataset)
         weights.append(weight)
     return MixtureDataset(datasets, weights, heads if separate == "separate" else None)
+
+
+def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
+    """Return the number of images that an epoch shows of each dataset: int64 (datasets,)."""
+    return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)
 
 
 def _read_weight(entry: dict[str, Any], key: str, path: Path) -> float:

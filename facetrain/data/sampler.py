@@ -9,7 +9,7 @@ import numpy as np
 
 from facetrain.counter_rng import key_of, mix_array
 from facetrain.data.dataset import FaceDataset, consecutive_ranges
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.mixture import MixtureDataset, images_per_epoch
 from facetrain.errors import DataError
 
 _FEISTEL_ROUNDS = 4
@@ -225,11 +225,6 @@ class MixtureSampler(GlobalSampler):
         if self._mode == "full":
             return permute(position, count, key)
         return permute_blocks(position, count, key, self._block)
-
-
-def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
-    """Return the number of images that an epoch shows of each dataset: int64 (datasets,)."""
-    return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)
 
 
 def epoch_size(dataset: FaceDataset) -> int:

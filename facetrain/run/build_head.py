@@ -15,8 +15,7 @@ from facetrain.config.schema import Config
 from facetrain.config.training_section import OptimConfig
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.mixture import DatasetHead, MixtureDataset
-from facetrain.data.sampler import images_per_epoch
+from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head, HeadGroup

@@ -120,6 +120,8 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
         ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
+        ("datasets: [{path: two}, {path: one, weight: 0.08}]",
+         "with weight 0.08, an epoch shows none of the 6 images of one; take at least 0.17, or leave out"),
         ("datasets: [{path: one, identities: none.txt}]", "none.txt: No such file"),
         ("datasets: [{path: one, identities: words.txt}]", "words.txt: not a list of identities"),
         ("datasets: [{path: one, identities: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
