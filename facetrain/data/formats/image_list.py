@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,11 @@ class ListDataset:
 
     def identity_name(self, label: int) -> str:
         """Return the identity as written in the list, in the line of its first image."""
-        index = int(np.argmax(self.labels == label))
-        if self.labels[index] != label:
+        labels, first = self._first_images
+        position = int(np.searchsorted(labels, label))
+        if position == len(labels) or labels[position] != label:
             return str(label)
+        index = int(first[position])
         offset, size = int(self._offset[index]), int(self._size[index])
         before = self._list.bytes_at(max(offset - _LINE_BYTES, 0), min(offset, _LINE_BYTES))
         after = self._list.bytes_at(offset, size + _LINE_BYTES)
@@ -84,6 +87,13 @@ class ListDataset:
     def location(self, index: int) -> str:
         """Return the path of the file."""
         return str(self._root / self.name(index))
+
+    @cached_property
+    def _first_images(self) -> tuple[np.ndarray, np.ndarray]:
+        """Labels that images have, ascending, and the index of the first image of each."""
+        # Once: a search through the labels of 17 million images for each of 360,000 names would take hours.
+        labels, first = np.unique(self.labels, return_index=True)
+        return labels, first
 
 
 def _build_catalog(path: Path) -> dict[str, np.ndarray]:

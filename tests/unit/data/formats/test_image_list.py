@@ -1,5 +1,6 @@
 import pickle
 
+import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name
@@ -51,6 +52,22 @@ def test_paths_can_be_relative_to_another_folder(images, tmp_path):
     assert pickle.loads(pickle.dumps(dataset)).read(0) == encoded_image(0)
     with pytest.raises(DataError, match=r"lists/a/1\.png: No such file"):
         open_dataset(tmp_path / "lists" / "a.txt").read(0)
+
+
+class UnsearchedLabels(np.ndarray):
+    """Labels that are never compared with one label."""
+
+    def __eq__(self, other):
+        raise AssertionError("all labels are searched for one")
+
+
+def test_the_name_of_an_identity_is_found_without_a_search_of_all_labels(tmp_path):
+    (tmp_path / "a.tsv").write_text("1.png\tzoe\n2.png\tann\n3.png\tzoe\n4.png\tbob\n")
+    (tmp_path / "b.tsv").write_text("1.png\t001\n2.png\t5\n")
+    for name, names in (("a.tsv", ["ann", "bob", "zoe"]), ("b.tsv", ["0", "1", "2", "3", "4", "5"])):
+        dataset = open_dataset(tmp_path / name)
+        dataset.labels = dataset.labels.view(UnsearchedLabels)
+        assert [dataset.identity_name(label) for label in range(len(names))] == names
 
 
 @pytest.mark.parametrize(
