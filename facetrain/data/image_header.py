@@ -44,6 +44,8 @@ _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SEGMENT, _JPEG_SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
 _EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
+_OS2_BYTES = 12
+"""Size of the BMP header of OS/2 1.x, which has the width and the height in 16 bits each."""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
 _TIFF_SHORT = 3
 _ISOBMFF_HEADER_BYTES = 1 << 16
@@ -104,7 +106,8 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         return "PNG", *struct.unpack_from(">II", data, 16)
     if data[:2] == b"BM":
-        width, height = struct.unpack_from("<ii", data, 18)
+        (header_bytes,) = struct.unpack_from("<I", data, 14)
+        width, height = struct.unpack_from("<HH" if header_bytes == _OS2_BYTES else "<ii", data, 18)
         return "BMP", abs(width), abs(height)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp_size(data)

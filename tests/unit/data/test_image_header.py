@@ -1,3 +1,5 @@
+import struct
+
 import cv2
 import numpy as np
 import pytest
@@ -38,6 +40,14 @@ def test_format_and_size_are_read_and_the_image_is_decoded(suffix):
 def test_lossy_and_lossless_webp_have_different_headers(quality):
     data = cv2.imencode(".webp", photo(), [cv2.IMWRITE_WEBP_QUALITY, quality])[1].tobytes()
     assert read_header(data) == ("WebP", 160, 96) and suffix_of(data) == ".webp"
+
+
+def test_a_bmp_of_os2_has_16_bit_sizes():
+    pixels = np.arange(8 * 16 * 3, dtype=np.uint8).reshape(8, 16, 3)
+    header = struct.pack("<2sIIIIHHHH", b"BM", 26 + pixels.nbytes, 0, 26, 12, 16, 8, 1, 24)
+    data = header + pixels[::-1].tobytes()
+    assert read_header(data) == ("BMP", 16, 8)
+    np.testing.assert_array_equal(decode_rgb(data, location="x"), pixels[..., ::-1])
 
 
 def test_a_header_of_pnm_may_have_comments():
