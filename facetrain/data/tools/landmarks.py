@@ -266,8 +266,12 @@ def _resized(image: np.ndarray, factor: float) -> np.ndarray | None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    # OpenCV 5 prints a warning for every new detector because it does not set a target device.
-    logging = cv2.utils.logging
+    # OpenCV 5 prints a warning for every new detector because it does not set a target device. OpenCV 4 has neither
+    # the warning nor this module.
+    logging = getattr(cv2.utils, "logging", None)
+    if logging is None:
+        yield
+        return
     level = logging.getLogLevel()
     logging.setLogLevel(logging.LOG_LEVEL_ERROR)
     try:

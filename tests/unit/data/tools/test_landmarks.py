@@ -148,6 +148,12 @@ def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(tmp_pat
     assert not any(capfd.readouterr())
 
 
+def test_the_detector_needs_no_functions_of_opencv_5(tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    monkeypatch.delattr(cv2.utils, "logging", raising=False)
+    assert YuNet(write_detector(tmp_path / "yunet.onnx"))("x", np.zeros((64, 64, 3), np.uint8)) is None
+
+
 def test_a_file_that_is_not_a_detector_is_refused(tmp_path):
     with pytest.raises(DataError, match="no such file; download face_detection_yunet"):
         YuNet(tmp_path / "none.onnx")
