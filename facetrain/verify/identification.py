@@ -109,7 +109,7 @@ def identification_result(
 
     With several galleries (IJB has two), each metric is the mean over the galleries, and the curve is that of
     the first. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
-    keeps the galleries.
+    keeps the galleries. All metrics are rates of mated probes, so their intervals rest on the subjects with a mate.
     """
     result = Result("identification", {"probes": float(len(searches[0].subject_Q))}, subjects=subjects)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
@@ -122,7 +122,10 @@ def identification_result(
             for search in searches
         ]
         result.metrics[f"rank{rank}"] = float(np.mean(hits))
-    add_replicates(result, _bootstrap_searches(searches, subjects, ranks, result, replicates, seed))
+    mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
+    replicate = _bootstrap_searches(searches, subjects, ranks, result, replicates, seed)
+    result.metric_subjects = dict.fromkeys(replicate, mated)
+    add_replicates(result, replicate)
     return result
 
 

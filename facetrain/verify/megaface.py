@@ -53,8 +53,9 @@ def megaface_result(
     mates = mate_pairs(subject_Q)
     sizes = distractor_counts(len(distractor_ND))
     closer_ZM = count_closer_distractors(probe_QD, distractor_ND, mates, sizes)
-    subject_M = subject_Q[mates[0]]
-    subjects = int(subject_Q.max()) + 1
+    # A person with one image has no search, and is no subject of the bootstrap.
+    searched, subject_M = np.unique(subject_Q[mates[0]], return_inverse=True)
+    subjects = len(searched)
     result = Result("distractors", {"searches": float(len(subject_M))}, subjects=subjects)
     result.metrics["distractors"] = float(len(distractor_ND))
     hits = {

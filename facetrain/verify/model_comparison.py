@@ -58,13 +58,14 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
         gap_R = first.replicates[name] - second.replicates[name]
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
-            tail, _ = bootstrap.interval_quantiles(first.subjects)
+            subjects = first.subjects_of(name)
+            tail, _ = bootstrap.interval_quantiles(subjects)
             # Both ends must have the same share, but for two subjects, 1 − tail would be rounded to 1.
             # 0.0 − x is never −0.0.
             low, high = np.quantile(gap_R, tail), 0.0 - np.quantile(-gap_R, tail)
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)
-            p = _two_sided_p(gap_R, first.subjects, one - other)
+            p = _two_sided_p(gap_R, subjects, one - other)
             differences[name] = Difference(one, other, reach, p)
     return differences
 

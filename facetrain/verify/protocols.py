@@ -26,7 +26,7 @@ from facetrain.verify.roc import threshold_at
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.search_sets import DistractorSet, SearchSet
 from facetrain.verify.slices import SliceTable, slice_groups
-from facetrain.verify.subjects import connected_subjects, dense_ids
+from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
 from facetrain.verify.templates import pool_templates, score_pairs
 from facetrain.verify.verification import verification_result
 
@@ -201,7 +201,7 @@ def _ijb_results(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dic
 def _template_subjects(
     template: np.ndarray, first: np.ndarray, second: np.ndarray, ijb: IjbSet
 ) -> np.ndarray:
-    """Return the subject id of each template, int (T,), from the 1:N lists and the genuine pairs.
+    """Return the subject id of each template of a pair, int (T,), from the 1:N lists and the genuine pairs.
 
     The 1:N lists do not contain all templates of the 1:1 pairs. Each template is connected with the next one
     of the same listed subject, and with its partners in genuine pairs.
@@ -216,7 +216,8 @@ def _template_subjects(
         firsts.append(listed[order][:-1][same_subject])
         seconds.append(listed[order][1:][same_subject])
     one_side, other_side = np.concatenate(firsts), np.concatenate(seconds)
-    return connected_subjects(one_side, other_side, np.ones(len(one_side), bool), len(template))
+    subject = connected_subjects(one_side, other_side, np.ones(len(one_side), bool), len(template))
+    return subjects_of_items(subject, np.union1d(first, second))
 
 
 def _search_galleries(

@@ -107,6 +107,8 @@ class Result:
     """Error-versus-discard curve of each quality measure."""
     subjects: int = 0
     """Number of subjects that the bootstrap draws from."""
+    metric_subjects: dict[str, int] = field(default_factory=dict)
+    """Number of subjects of each metric that is a rate of some of them only, such as those with a mate."""
     scale: ScoreScale = COSINE
     """Range and name of the scores."""
 
@@ -114,6 +116,10 @@ class Result:
     def available_metrics(self) -> dict[str, float]:
         """Metrics that the set is large enough for."""
         return {name: value for name, value in self.metrics.items() if value is not None}
+
+    def subjects_of(self, metric: str) -> int:
+        """Return the number of subjects that the interval of a metric rests on."""
+        return self.metric_subjects.get(metric, self.subjects)
 
     @property
     def operating_points(self) -> list[OperatingPoint]:

@@ -35,7 +35,7 @@ from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
 from facetrain.verify.slices import read_quality, slice_values
-from facetrain.verify.subjects import connected_subjects, dense_ids
+from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
 from facetrain.verify.verification import inferred_subjects
 
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
@@ -191,9 +191,9 @@ def _subjects_of_images(
     label_N = np.asarray(loaded.label)
     used = np.union1d(first_P, second_P)
     agree = ((label_N[first_P] == label_N[second_P]) == same_P).all()
-    if (label_N[used] >= 0).all() and agree:
-        return np.unique(label_N, return_inverse=True)[1].astype(np.int64)
-    return connected_subjects(first_P, second_P, same_P, len(label_N))
+    if (label_N[used] < 0).any() or not agree:
+        label_N = connected_subjects(first_P, second_P, same_P, len(label_N))
+    return subjects_of_items(label_N, used)
 
 
 def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:

@@ -42,7 +42,7 @@ class ScoredPairs:
     second_P: np.ndarray
     """Indices of the two images or templates, int (P,)."""
     subject_N: np.ndarray
-    """Subject id of each image or template, int (N,) from 0 without gaps."""
+    """Subject id of each image or template, int (N,) from 0 without gaps; −1 if it is in no pair."""
     scale: ScoreScale = COSINE
     """Range of the scores."""
 
@@ -125,7 +125,7 @@ def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
     for name, replicate_R in replicates.items():
         value = result.metrics[name]
         assert value is not None, "only metrics that the set is large enough for have replicates"
-        interval = bootstrap.interval(replicate_R, result.subjects, value)
+        interval = bootstrap.interval(replicate_R, result.subjects_of(name), value)
         if interval is not None:
             result.interval[name] = interval
 

@@ -31,6 +31,16 @@ def connected_subjects(
     return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
 
 
+def subjects_of_items(subject_N: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Return new ids from 0 without gaps for the subjects of the items `used`, and −1 for all other items: int64 (N,).
+
+    The bootstrap draws as many subjects as there are ids: people who are in no comparison would narrow its intervals.
+    """
+    dense_N = np.full(len(subject_N), -1)
+    dense_N[used] = np.unique(subject_N[used], return_inverse=True)[1]
+    return dense_N
+
+
 def dense_ids(keys: Sequence[Hashable]) -> np.ndarray:
     """Return an id for each key, equal for equal keys, from 0 in order of first appearance: int64 (N,)."""
     seen: dict[Hashable, int] = {}

@@ -63,6 +63,17 @@ def test_ranks_and_rates_equal_counting(seed):
         assert tpir == pytest.approx(np.mean(mates >= min(allowed)))
 
 
+def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():
+    people, enrolled = 40, 10
+    unit = np.eye(people)
+    searched = search(unit, np.arange(people), unit[:enrolled], np.arange(enrolled))
+    result = identification_result([searched], subjects=people, replicates=50)
+    assert result.metrics["rank1"] == 1 and result.subjects == people
+    limit = 0.025 ** (1 / enrolled)
+    assert result.interval["rank1"] == pytest.approx((limit, 1))
+    assert result.interval["tpir@1e-01"] == pytest.approx((limit, 1))
+
+
 def test_an_entry_as_similar_as_the_mate_ranks_before_it():
     probe, entry = np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [0.6, -0.8]])
     found = search(probe, np.array([0]), entry, np.array([0, -1]))

@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
 from facetrain.verify.evaluation_sets import open_evaluation_set, open_evaluation_sets
-from facetrain.verify.megaface import count_closer_distractors, mate_pairs
+from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
+from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.protocols import Options, evaluate_set
 from facetrain.verify.roc import tar_at_far
 from tests.support.faces import embedder, face
@@ -265,6 +266,16 @@ def test_megaface_rates_fall_with_the_number_of_distractors(tmp_path):
     (folder / "distractors").rename(folder / "elsewhere")
     with pytest.raises(PairsError, match="unknown layout of an evaluation set"):
         open_evaluation_set("megaface", tmp_path)
+
+
+def test_people_with_one_image_are_no_subjects_of_megaface():
+    random = np.random.default_rng(0)
+    unit, distractor = (l2_normalize(random.normal(size=(count, 4))) for count in (40, 30))
+    subject = np.repeat(np.arange(10), 2)
+    expected = megaface_result(unit[:20], subject, distractor, replicates=60)
+    found = megaface_result(unit, np.concatenate([subject, np.arange(10, 30)]), distractor, replicates=60)
+    assert found.metrics == expected.metrics and found.interval == expected.interval
+    assert found.subjects == 10
 
 
 def test_images_on_insightfaces_noise_lists_are_excluded_from_megaface(tmp_path):

@@ -88,6 +88,25 @@ def test_embeddings_with_a_pair_list_are_scored_by_their_cosines(tmp_path):
         evaluate_scores(tmp_path / "system.npz", options=FAST)
 
 
+def test_people_of_the_file_who_are_in_no_pair_do_not_narrow_the_intervals(tmp_path):
+    random = np.random.default_rng(0)
+    label = np.repeat(np.arange(20), 2)
+    embedding = random.normal(size=(20, 8))[label] + 0.1 * random.normal(size=(40, 8))
+    first, second = np.arange(40), np.concatenate([np.arange(40) ^ 1, (np.arange(40) + 2) % 40])
+    pairs = {"first": [*first, *first], "second": second, "genuine": [1] * 40 + [0] * 40}
+    path = write(tmp_path / "pairs.csv", pairs)
+    found = []
+    for others in (0, 500):
+        people = np.concatenate([random.permutation(others) + 20, label])
+        unit = np.concatenate([random.normal(size=(others, 8)), embedding])
+        names = [f"other {n}" for n in range(others)] + [str(n) for n in range(40)]
+        save_embeddings(tmp_path / "a.npz", Embeddings(unit, names, people))
+        found.append(evaluate_scores(tmp_path / "a.npz", pair_list=path, options=FAST).results["a"])
+    few, many = found
+    assert few.subjects == many.subjects == 20 and few.metrics["eer"] == 0
+    assert few.interval == many.interval and few.interval["eer"][1] > 0.1
+
+
 def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path):
     random = np.random.default_rng(0)
     same = np.arange(200) % 2 == 0
