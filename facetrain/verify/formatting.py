@@ -68,10 +68,17 @@ def format_counts(result: Result) -> str:
     return ", ".join([*counts, f"{result.subjects:,} subjects"])
 
 
+def format_rejected(result: Result) -> str:
+    """Return the warning that images have an embedding of zeros."""
+    return f"warning: embeddings of zeros: {result.rejected:,}; their score is −1 with every other image"
+
+
 def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
+        if result.rejected:
+            yield f"  {format_rejected(result)}"
         accuracies, others = headline(result)
         yield from (_format_metric(metric, value, result) for metric, value in accuracies)
         yield from (format_point(point) for point in result.operating_points)
@@ -87,6 +94,8 @@ def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
                 yield f"    {metric:18} {format_number(metric, value)}  {interval}".rstrip()
     for name, differences in evaluation.differences.items():
         yield f"{name}, against {evaluation.against}:"
+        if evaluation.other_results[name].rejected:
+            yield f"  {format_rejected(evaluation.other_results[name])}"
         for metric, difference in differences.items():
             yield _format_difference(metric, difference)
 

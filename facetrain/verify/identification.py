@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.verify import bootstrap
+from facetrain.verify.normalization import cosines
 from facetrain.verify.result import Result
 from facetrain.verify.roc import Roc, roc, tar_at_far
 from facetrain.verify.scored_pairs import REPLICATES, add_replicates
@@ -94,13 +95,14 @@ def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator
     step = max(1, _MAX_SIMILARITIES // max(len(gallery_GD), 1))
     for start in range(0, len(probe_QD), step):
         block = slice(start, start + step)
-        yield block, probe_QD[block] @ gallery_GD.T
+        yield block, cosines(probe_QD[block], gallery_GD)
 
 
 def identification_result(
     searches: list[Search],
     *,
     subjects: int,
+    rejected: int = 0,
     ranks: tuple[int, ...] = RANKS,
     replicates: int = REPLICATES,
     seed: int = 0,
@@ -110,8 +112,10 @@ def identification_result(
     With several galleries (IJB has two), each metric is the mean over the galleries, and the curve is that of
     the first. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
     keeps the galleries. All metrics are rates of mated probes, so their intervals rest on the subjects with a mate.
+    `rejected` is the number of probes and entries with an embedding of zeros.
     """
-    result = Result("identification", {"probes": float(len(searches[0].subject_Q))}, subjects=subjects)
+    counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
+    result = Result("identification", counts, subjects=subjects, rejected=rejected)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
     for fpir in FPIRS:
         _add_tpir(result, searches, fpir)

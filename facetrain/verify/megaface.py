@@ -14,6 +14,7 @@ import numpy as np
 
 from facetrain.verify import bootstrap
 from facetrain.verify.exact_search import add_block, rescore, scan_with_torch, unit_rows
+from facetrain.verify.normalization import is_rejected
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
@@ -56,7 +57,8 @@ def megaface_result(
     # A person with one image has no search, and is no subject of the bootstrap.
     searched, subject_M = np.unique(subject_Q[mates[0]], return_inverse=True)
     subjects = len(searched)
-    result = Result("distractors", {"searches": float(len(subject_M))}, subjects=subjects)
+    rejected = int(is_rejected(probe_QD).sum() + is_rejected(distractor_ND).sum())
+    result = Result("distractors", {"searches": float(len(subject_M))}, subjects=subjects, rejected=rejected)
     result.metrics["distractors"] = float(len(distractor_ND))
     hits = {
         f"rank{rank}" if size == sizes[-1] else f"rank{rank}@{size}": closer_ZM[row] < rank
@@ -103,15 +105,21 @@ def count_closer_distractors(
     probe_M, mate_M = mates
     unit_QD = unit_rows(probe_QD)
     similarity_M = rescore(unit_QD, probe_QD, probe_M, mate_M)
+    rejected_Q = is_rejected(probe_QD)
+    rejected_M = rejected_Q[probe_M] | rejected_Q[mate_M]
     row_QK = np.full((len(probe_QD), max(RANKS)), -1, np.int64)
     best_QK = np.full(row_QK.shape, -np.inf)
     counts = []
     for start, end in _distractor_ranges(sizes):
-        # A copy: the distractors may be mapped from a file, read-only.
+        # A copy: the distractors may be mapped from a file, read-only. Rejected ones are below every mate.
         block_nD = np.array(distractor_ND[start:end], np.float32)
-        add_block(unit_QD, block_nD, start, row_QK, best_QK, scan_with_torch)
+        block_nD = block_nD[~is_rejected(block_nD)]
+        if len(block_nD):
+            add_block(unit_QD, block_nD, start, row_QK, best_QK, scan_with_torch)
         if end in sizes:
-            counts.append(np.count_nonzero(best_QK[probe_M] >= similarity_M[:, None], axis=1))
+            closer_M = np.count_nonzero(best_QK[probe_M] >= similarity_M[:, None], axis=1)
+            # A rejected probe or mate is below every distractor.
+            counts.append(np.where(rejected_M, min(end, max(RANKS)), closer_M))
     return np.stack(counts)
 
 

@@ -1,10 +1,17 @@
-"""L2 normalization of embeddings."""
+"""L2 normalization of embeddings, and the cosine of an embedding of zeros.
 
-# N rows   D embedding
+Many systems write zeros for an image in which they find no face. Such an image is rejected: it matches nobody, so its
+cosine is the lowest one, with every other image and with another rejected one.
+"""
+
+# N rows   Q, G rows of two arrays   D embedding
 
 from __future__ import annotations
 
 import numpy as np
+
+REJECTED = -1.0
+"""Cosine of a rejected image with every other."""
 
 
 def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
@@ -13,3 +20,16 @@ def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
     The length is bounded below by 1e-12, so that a row of zeros stays zero instead of becoming NaN.
     """
     return embedding_ND / np.maximum(np.linalg.norm(embedding_ND, axis=1, keepdims=True), 1e-12)
+
+
+def is_rejected(embedding_ND: np.ndarray) -> np.ndarray:
+    """Return which rows are embeddings of zeros: bool (N,)."""
+    return ~np.any(embedding_ND, axis=1)
+
+
+def cosines(unit_QD: np.ndarray, unit_GD: np.ndarray) -> np.ndarray:
+    """Return the cosine of each unit embedding of one array with each of another: float (Q, G)."""
+    cosine_QG = unit_QD @ unit_GD.T
+    cosine_QG[is_rejected(unit_QD)] = REJECTED
+    cosine_QG[:, is_rejected(unit_GD)] = REJECTED
+    return cosine_QG

@@ -19,7 +19,7 @@ from facetrain.verify.fold_accuracy import fold_order
 from facetrain.verify.identification import Search, identification_result, search
 from facetrain.verify.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.megaface import megaface_result
-from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.normalization import is_rejected, l2_normalize
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.roc import threshold_at
@@ -190,11 +190,19 @@ def _ijb_results(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dic
     template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, weight_N)
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
-    pairs = ScoredPairs(score_pairs(unit_TD, first, second), ijb.same, first, second, subject)
+    rejected = int(is_rejected(unit_TD[subject >= 0]).sum())
+    score_P = score_pairs(unit_TD, first, second)
+    pairs = ScoredPairs(score_P, ijb.same, first, second, subject, rejected=rejected)
     results = {ijb.name: pair_result(pairs, protocol="templates", **options.bootstrap)}
     if ijb.probes is not None:
         searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
-        results[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, **options.bootstrap)
+        listed = np.concatenate([one.template for one in (ijb.probes, *ijb.galleries.values())])
+        results[f"{ijb.name}_1n"] = identification_result(
+            searches,
+            subjects=subjects,
+            rejected=int(is_rejected(unit_TD[np.isin(template, listed)]).sum()),
+            **options.bootstrap,
+        )
     return results
 
 
@@ -246,4 +254,5 @@ def _search_set_result(
     probe, gallery = l2_normalize(probe_ND), l2_normalize(gallery_ND)
     searched = search(probe, target.probe_subject, gallery, target.gallery_subject)
     subjects = int(target.probe_subject.max()) + 1
-    return identification_result([searched], subjects=subjects, **options.bootstrap)
+    rejected = int(is_rejected(probe).sum() + is_rejected(gallery).sum())
+    return identification_result([searched], subjects=subjects, rejected=rejected, **options.bootstrap)

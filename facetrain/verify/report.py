@@ -21,7 +21,13 @@ from facetrain.html_page import details_table, escape, html_page, row, svg
 from facetrain.verify.evaluate import Evaluation
 from facetrain.verify.evaluation_sets import EvaluationSet
 from facetrain.verify.figures import result_figures
-from facetrain.verify.formatting import format_counts, format_interval, format_number, headline
+from facetrain.verify.formatting import (
+    format_counts,
+    format_interval,
+    format_number,
+    format_rejected,
+    headline,
+)
 from facetrain.verify.group_summary import GroupSummary
 from facetrain.verify.ijb import IjbSet
 from facetrain.verify.pair_set import PairSet
@@ -107,6 +113,8 @@ def _body(
     for name, result in evaluation.results.items():
         yield f"<h2>{escape(name)}</h2>"
         yield f"<p>{format_counts(result)}</p>"
+        if result.rejected:
+            yield f"<p>{format_rejected(result)}</p>"
         yield from _headline_table(result, evaluation.other_results.get(name))
         yield from _metrics_table(result)
         yield '<div class="figures">'

@@ -109,6 +109,8 @@ class Result:
     """Number of subjects that the bootstrap draws from."""
     metric_subjects: dict[str, int] = field(default_factory=dict)
     """Number of subjects of each metric that is a rate of some of them only, such as those with a mate."""
+    rejected: int = 0
+    """Number of images or templates with an embedding of zeros, whose score is −1 with every other."""
     scale: ScoreScale = COSINE
     """Range and name of the scores."""
 
@@ -140,6 +142,7 @@ class Result:
             "thresholds": self.threshold,
             "operating_points": [point.as_json() for point in self.operating_points],
             "subjects": self.subjects,
+            "rejected": self.rejected,
             "curve": thin_curve(self.curve) if self.curve else None,
             "grid": _lists(self.grid, threshold="threshold_T", tpr="tpr_T", fpr="fpr_T"),
             "folds": _lists(self.folds, accuracy="accuracy_F", threshold="threshold_F"),

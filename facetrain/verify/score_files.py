@@ -30,6 +30,7 @@ from facetrain.errors import DataError
 from facetrain.files import listed
 from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
+from facetrain.verify.normalization import REJECTED, is_rejected
 from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify_columns
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, scale_of
@@ -103,9 +104,10 @@ def score_pair_list(loaded: Embeddings, embeddings: Path, pair_list: Path) -> Sc
     texts = unify_columns(pair_list, read_columns(pair_list), score=None, need_score=False)
     sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
     table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))
-    scored = replace(table.scored, scale=COSINE)
-    subject_N = _subjects_of_images(loaded, scored.same_P, *sides)
+    rejected = int(is_rejected(loaded.embedding)[np.union1d(*sides)].sum())
+    scored = replace(table.scored, scale=COSINE, rejected=rejected)
     if not set(SUBJECTS) <= texts.keys():
+        subject_N = _subjects_of_images(loaded, scored.same_P, *sides)
         scored = replace(scored, first_P=sides[0], second_P=sides[1], subject_N=subject_N)
     return replace(table, path=embeddings, scored=scored)
 
@@ -126,11 +128,12 @@ def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
                 "each pair in the order of the set"
             )
         score_P, scale = _cosines(embedding_ND, 2 * pair_P, 2 * pair_P + 1), COSINE
+        rejected = int(is_rejected(embedding_ND).sum())
     else:
         other = read_scores(path).scored
         _require_same_labels(path, other.same_P, target.same, target.name)
-        score_P, scale = other.score_P, other.scale
-    return ScoredPairs(score_P, target.same, 2 * pair_P, 2 * pair_P + 1, subject_N, scale)
+        score_P, scale, rejected = other.score_P, other.scale, 0
+    return ScoredPairs(score_P, target.same, 2 * pair_P, 2 * pair_P + 1, subject_N, scale, rejected)
 
 
 def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
@@ -149,7 +152,10 @@ def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
         )
     order_P = np.array([row[name] for name in table.pair])
     _require_same_labels(other.path, other.scored.same_P[order_P], table.scored.same_P, str(table.path))
-    return replace(table.scored, score_P=other.scored.score_P[order_P], scale=other.scored.scale)
+    scored = other.scored
+    return replace(
+        table.scored, score_P=scored.score_P[order_P], scale=scored.scale, rejected=scored.rejected
+    )
 
 
 def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -> ScoreTable:
@@ -257,11 +263,13 @@ def _rows_of_images(
 def _cosines(unit_ND: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
     """Return the cosine of the rows of each pair, float64 (P,), computed as for the pairs of a set."""
     unit = np.asarray(unit_ND, np.float64)
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    rejected_N = is_rejected(unit)
+    unit /= np.where(rejected_N, 1, np.linalg.norm(unit, axis=1))[:, None]
     cosine_P = np.empty(len(first_P))
     for start in range(0, len(first_P), _PAIRS_AT_ONCE):
         at = slice(start, start + _PAIRS_AT_ONCE)
         cosine_P[at] = 1 - np.square(unit[first_P[at]] - unit[second_P[at]]).sum(1) / 2
+    cosine_P[rejected_N[first_P] | rejected_N[second_P]] = REJECTED
     return cosine_P
 
 

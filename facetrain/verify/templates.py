@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.normalization import REJECTED, is_rejected, l2_normalize
 
 _MAX_IMAGES = 1 << 15
 """Images that are pooled at once: 64 MiB of embeddings with 512 float32 numbers."""
@@ -75,7 +75,18 @@ def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) 
     """
     rows, columns = np.unique(first_P), np.unique(second_P)
     if len(first_P) * _DENSE < len(rows) * len(columns):
-        return _score_one_by_one(unit_TD, first_P, second_P)
+        score_P = _score_one_by_one(unit_TD, first_P, second_P)
+    else:
+        score_P = _score_blocks(unit_TD, first_P, second_P, rows, columns)
+    rejected_T = is_rejected(unit_TD)
+    if rejected_T.any():
+        score_P[rejected_T[first_P] | rejected_T[second_P]] = REJECTED
+    return score_P
+
+
+def _score_blocks(
+    unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
     score_P = np.empty(len(first_P), np.float32)
     order = np.argsort(first_P, kind="stable")
     other_DC = np.ascontiguousarray(unit_TD[columns].T)

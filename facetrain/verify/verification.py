@@ -11,6 +11,7 @@ import numpy as np
 from facetrain.verify.bootstrap import draw_subjects
 from facetrain.verify.discard import discard_curve, pair_quality
 from facetrain.verify.fold_accuracy import squared_distances
+from facetrain.verify.normalization import is_rejected
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import (
@@ -81,7 +82,8 @@ def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndar
     # uses the distance, then order all pairs in the same way to the last bit.
     score_P = 1 - squared_distances(np.asarray(embedding_ND, np.float64)) / 2
     pair_P = np.arange(len(same_P))
-    return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N)
+    rejected = int(is_rejected(embedding_ND).sum())
+    return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N, rejected=rejected)
 
 
 def inferred_subjects(pairs: PairSet) -> np.ndarray:

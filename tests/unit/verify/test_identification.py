@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.verify.identification import identification_result, search
+from facetrain.verify.normalization import is_rejected
 
 
 def small_set(seed, *, probes=40, entries=25, people=12):
@@ -13,6 +14,7 @@ def small_set(seed, *, probes=40, entries=25, people=12):
     """
     random = np.random.default_rng(seed)
     probe, entry = (random.integers(-4, 5, (count, 3)).astype(np.float64) for count in (probes, entries))
+    probe[is_rejected(probe)] = entry[is_rejected(entry)] = 1
     return probe, random.integers(0, people, probes), entry, random.integers(-1, people - 4, entries)
 
 
@@ -61,6 +63,13 @@ def test_ranks_and_rates_equal_counting(seed):
     assert (tpir is None) == (len(alarms) < 10)
     if tpir is not None:
         assert tpir == pytest.approx(np.mean(mates >= min(allowed)))
+
+
+def test_a_probe_or_entry_of_zeros_matches_nobody():
+    unit = np.array([[1.0, 0], [0, 0], [-1, 0]])
+    found = search(unit, np.arange(3), unit[[1, 0]], np.array([1, 0]))
+    assert found.rank_Q.tolist()[:2] == [0, 1] and found.mate_Q.tolist() == [1, -1, -np.inf]
+    assert found.other_Q.tolist() == [-1, -1, -1]
 
 
 def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():

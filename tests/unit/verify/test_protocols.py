@@ -278,6 +278,14 @@ def test_people_with_one_image_are_no_subjects_of_megaface():
     assert found.subjects == 10
 
 
+def test_probes_and_distractors_of_zeros_match_nobody_in_megaface():
+    unit, nothing = np.float32([[1, 0], [-0.6, 0.8], [0, 0]]), np.zeros((5, 2), np.float32)
+    found = count_closer_distractors(unit, nothing, mate_pairs(np.zeros(3, int)), [5])
+    # The mates of the first two searches are images 1 and 2, of the next two 0 and 2, of the last two 0 and 1.
+    assert found.tolist() == [[0, 5, 0, 5, 5, 5]]
+    assert megaface_result(unit, np.zeros(3, int), nothing, replicates=0).rejected == 6
+
+
 def test_images_on_insightfaces_noise_lists_are_excluded_from_megaface(tmp_path):
     folder = write_megaface(tmp_path / "megaface")
     for path in sorted((folder / "probes").rglob("*.png")):

@@ -1,4 +1,5 @@
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from facetrain.errors import DataError, UsageError
 from facetrain.verify.embedding_files import Embeddings, save_embeddings
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.fold_accuracy import fold_order
+from facetrain.verify.formatting import format_evaluation
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, results_from_embeddings, scores_result
 from facetrain.verify.score_files import read_scored_pairs, read_scores, scores_of_set
@@ -105,6 +107,22 @@ def test_people_of_the_file_who_are_in_no_pair_do_not_narrow_the_intervals(tmp_p
     few, many = found
     assert few.subjects == many.subjects == 20 and few.metrics["eer"] == 0
     assert few.interval == many.interval and few.interval["eer"][1] > 0.1
+
+
+def test_an_embedding_of_zeros_has_the_lowest_score_with_every_image(tmp_path):
+    unit = np.eye(4)[[0, 0, 1, 1, 2, 2]]
+    unit[[3, 5]] = 0
+    names = [str(n) for n in range(6)]
+    save_embeddings(tmp_path / "a.npz", Embeddings(unit, names, np.full(6, -1)))
+    pairs = {"first": [0, 2, 3], "second": [1, 3, 5], "genuine": [1, 1, 0]}
+    path = write(tmp_path / "pairs.csv", pairs)
+    assert read_scored_pairs(tmp_path / "a.npz", path).scored.score_P.tolist() == [1, -1, -1]
+    target = PairSet("pairs", [bytes([n]) for n in range(6)], np.array([True, True, False]))
+    assert scores_of_set(tmp_path / "a.npz", target).score_P.tolist() == [1, -1, -1]
+    found = evaluate_scores(tmp_path / "a.npz", pair_list=path, against=tmp_path / "a.npz", options=FAST)
+    warning = "  warning: embeddings of zeros: 2; their score is −1 with every other image"
+    assert list(format_evaluation(found)).count(warning) == 2, "one for each system"
+    json.dumps(found.as_json(), allow_nan=False)
 
 
 def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path):

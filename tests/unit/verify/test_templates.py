@@ -42,3 +42,11 @@ def test_block_scores_equal_single_dot_products(pairs, products, monkeypatch):
     np.testing.assert_allclose(
         score_pairs(unit, first, second), (unit[first] * unit[second]).sum(1), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_template_of_zeros_has_the_lowest_score_with_every_other(sparse, monkeypatch):
+    monkeypatch.setattr(templates, "_DENSE", 0 if sparse else 64)
+    unit = np.float32([[1, 0], [0, 0], [1, 0], [0, 0]])
+    found = score_pairs(unit, np.array([0, 0, 1]), np.array([1, 2, 3]))
+    assert found.tolist() == [-1, 1, -1]

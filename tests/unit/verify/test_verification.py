@@ -114,3 +114,12 @@ def test_pairs_of_one_kind_have_an_accuracy_and_no_curve():
 
 def test_embeddings_of_zero_do_not_divide_by_zero():
     assert metrics_of(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5
+
+
+def test_an_image_with_an_embedding_of_zeros_matches_nobody():
+    embedding = np.tile(np.eye(4)[0], (40, 1))
+    embedding[[0, 4, 5]] = 0
+    pairs = PairSet("s", [], np.arange(20) % 2 == 0, np.arange(40))
+    result, scored = verification_result(embedding, embedding, pairs, replicates=0)
+    assert scored.score_P.tolist() == [-1, 1, -1] + 17 * [1]
+    assert result.rejected == result.as_json()["rejected"] == 3
