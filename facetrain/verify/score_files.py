@@ -33,7 +33,7 @@ from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddin
 from facetrain.verify.normalization import REJECTED, is_rejected
 from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify_columns
 from facetrain.verify.pair_set import PairSet
-from facetrain.verify.score_scale import COSINE, scale_of
+from facetrain.verify.score_scale import COSINE, range_scale, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
 from facetrain.verify.slices import read_quality, slice_values
 from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
@@ -80,10 +80,14 @@ def read_scores(path: Path) -> ScoreTable:
         raise DataError(
             f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance"
         )
-    sign = 1 if "score" in texts else -1
-    # Adding 0 turns the −0 of a distance 0 into 0.
-    score_P = sign * _take_numbers(path, "score" if sign > 0 else "distance", texts) + 0.0
-    return _score_table(path, texts, score_P)
+    is_distance = "distance" in texts
+    score_P = _take_numbers(path, "distance" if is_distance else "score", texts)
+    if is_distance:
+        score_P = 0.0 - score_P  # not −0.0 for a distance of 0
+    table = _score_table(path, texts, score_P)
+    # Distances up to 1 are scores from −1 to 0, but no cosines.
+    scale = range_scale(score_P) if is_distance else scale_of(score_P)
+    return replace(table, scored=replace(table.scored, scale=scale))
 
 
 def read_scored_pairs(embeddings: Path, pair_list: Path) -> ScoreTable:
@@ -105,7 +109,7 @@ def score_pair_list(loaded: Embeddings, embeddings: Path, pair_list: Path) -> Sc
     sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
     table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))
     rejected = int(is_rejected(loaded.embedding)[np.union1d(*sides)].sum())
-    scored = replace(table.scored, scale=COSINE, rejected=rejected)
+    scored = replace(table.scored, rejected=rejected)
     if not set(SUBJECTS) <= texts.keys():
         subject_N = _subjects_of_images(loaded, scored.same_P, *sides)
         scored = replace(scored, first_P=sides[0], second_P=sides[1], subject_N=subject_N)
@@ -165,9 +169,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         [(twice, _)] = Counter(pair).most_common(1)
         raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
     index_P = np.arange(len(same_P))
-    scored = ScoredPairs(
-        score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P), scale_of(score_P)
-    )
+    scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P))
     used = {"score", "distance", "genuine", "pair", "first", "second", *SUBJECTS}
     texts = {name: values for name, values in texts.items() if name not in used}
     quality = read_quality(path, texts)

@@ -43,15 +43,21 @@ class ScoreScale:
 
 COSINE = ScoreScale()
 """Scale of cosine similarities."""
+_LEAST_MATCH = 0.1
+"""Lowest value that the highest cosine of a set has: cosines of one person reach it in every usable system."""
 
 
 def scale_of(score_P: np.ndarray) -> ScoreScale:
-    """Return the scale of finite scores float (P,) of unknown origin.
+    """Return the scale of finite similarity scores float (P,) of unknown origin.
 
-    Scores from −1 to 1 of which one is negative are taken as cosines. All other scores get the range from the lowest
-    to the highest, so that the grid of 400 thresholds has equal steps there.
+    Scores from −1 to 1 of which one is negative and one at least 0.1 are taken as cosines, all others get their range.
     """
-    low, high = float(score_P.min()), float(score_P.max())
-    if -1 <= low < 0 and high <= 1:
+    if -1 <= score_P.min() < 0 and _LEAST_MATCH <= score_P.max() <= 1:
         return COSINE
+    return range_scale(score_P)
+
+
+def range_scale(score_P: np.ndarray) -> ScoreScale:
+    """Return the scale from the lowest to the highest score, so that the 400 thresholds have equal steps there."""
+    low, high = float(score_P.min()), float(score_P.max())
     return ScoreScale(low, high if high > low else low + 1, "score")

@@ -71,6 +71,17 @@ def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path):
     assert other.histogram.genuine.sum() == pairs.same_P.sum()
 
 
+@pytest.mark.parametrize("column", ["distance", "score"])
+def test_distances_below_1_are_not_taken_for_cosines(tmp_path, column):
+    genuine = np.arange(200) % 2
+    distance = np.where(genuine, 0.0064, 0.0072) + 0.0003 * np.random.default_rng(0).normal(size=200)
+    values = distance if column == "distance" else -distance
+    path = write(tmp_path / "small.csv", {column: values, "genuine": genuine})
+    result = evaluate_scores(path, options=FAST).results["small"]
+    assert result.scale.high == -distance.min() and "threshold" not in result.metrics
+    assert result.metrics["accuracy"] > 0.85, "the thresholds lie between the distances"
+
+
 def test_embeddings_with_a_pair_list_are_scored_by_their_cosines(tmp_path):
     random = np.random.default_rng(0)
     label = np.repeat(np.arange(20), 3)
