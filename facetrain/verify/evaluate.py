@@ -116,11 +116,13 @@ def evaluate(
         other_scores = against if against is not None and is_score_file(against) else None
         models = [_open(each, world) for each in (model, against) if each not in (None, other_scores)]
         sets = {one.name: one for one in open_evaluation_sets(targets, data_dir)}
+        slice_tables = _read_tables(sets, tables or {})
+        sets = {name: _with_subjects(one, slice_tables.get(name)) for name, one in sets.items()}
         scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
         evaluate_model = partial(
             _evaluate_model,
             sets,
-            _read_tables(sets, tables or {}),
+            slice_tables,
             options or Options(),
             world,
             batch_size=batch_size,
@@ -240,6 +242,13 @@ def _evaluate_model(
         for name, target in sets.items():
             results |= evaluate_set(target, embedder, replace(options, table=tables.get(name)))
     return opened.description, results
+
+
+def _with_subjects(target: EvaluationSet, table: SliceTable | None) -> EvaluationSet:
+    """Return the set with the subjects of its slice table, if that has them."""
+    if not isinstance(target, PairSet) or table is None or table.subject is None:
+        return target
+    return replace(target, subject=table.subject)
 
 
 def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str, Path]) -> dict[str, SliceTable]:

@@ -124,8 +124,6 @@ def results_from_embeddings(
 def _pair_set_result(
     pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray
 ) -> Result:
-    if options.table and options.table.subject is not None:
-        pairs = replace(pairs, subject=options.table.subject)
     result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.bootstrap)
     if options.table:
         add_slices(result, scored, options.table.columns, options)

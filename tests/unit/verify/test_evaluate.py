@@ -43,3 +43,21 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
     result = groups_of(tables={"rfw": tmp_path / "table.csv"})
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
+
+
+def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path):
+    same = [number % 2 == 0 for number in range(PAIRS)]
+    images = [encoded_image(number, 32) for number in range(2 * PAIRS)]
+    write_bin(tmp_path / "pairs.bin", images, same)
+    subject = [[f"{n % 5}", f"{n % 5 if one else n % 5 + 1}"] for n, one in enumerate(same)]
+    (tmp_path / "table.csv").write_text("\n".join(["subject", *(side for pair in subject for side in pair)]))
+    options = {"device": "cpu", "workers": 1, "options": Options(replicates=50)}
+    tables = {"pairs": tmp_path / "table.csv"}
+    own = evaluate(model, ["pairs"], tmp_path, tables=tables, **options).results["pairs"]
+    scores = {pair.pair: pair.score for pair in (*own.hardest_genuine, *own.hardest_impostors)}
+    rows = [f"{scores[n]!r},{int(one)}" for n, one in enumerate(same)]
+    (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
+    found = evaluate(model, ["pairs"], tmp_path, tables=tables, against=tmp_path / "system.csv", **options)
+    assert found.results["pairs"].subjects == found.other_results["pairs"].subjects == 6
+    for metric in ("auc", "eer"):
+        assert found.differences["pairs"][metric].interval == (0, 0)
