@@ -138,7 +138,8 @@ def evaluate(
             other_description, others = evaluate_model(models[1])
         else:
             other_description = str(against)
-            others = {name: scores_result(scored, {}, options or Options()) for name in results}
+            options = options or Options()
+            others = {name: scores_result(scored, {}, options, folds_of_set=True) for name in results}
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
         return Evaluation(
             description, results, sets, world.is_leader, precision, other_description, others, differences

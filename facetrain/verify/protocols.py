@@ -136,14 +136,17 @@ def scores_result(
     columns: dict[str, np.ndarray],
     options: Options,
     quality_P: np.ndarray | None = None,
+    *,
+    folds_of_set: bool = False,
 ) -> Result:
     """Return the metrics of pairs that another system scored, with the slices of `columns`, str (P,) each.
 
     The folds of the accuracy are runs of consecutive pairs, as published. If the pairs are sorted by their labels, so
-    that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn.
+    that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn; but not with
+    `folds_of_set`, for pairs of a set whose order is that of its folds.
     """
     result = pair_result(scored, protocol="verification", **options.bootstrap)
-    order_P = fold_order(scored.same_P)
+    order_P = np.arange(len(scored.same_P)) if folds_of_set else fold_order(scored.same_P)
     ordered = replace(
         scored,
         score_P=scored.score_P[order_P],

@@ -1,5 +1,6 @@
 """`evaluate` on sets of pairs with a small network."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import write_groups
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.evaluate import evaluate
+from facetrain.verify.fold_accuracy import fold_accuracy
 from facetrain.verify.protocols import Options
 from tests.support.datasets import encoded_image
 
@@ -54,10 +56,25 @@ def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path)
     options = {"device": "cpu", "workers": 1, "options": Options(replicates=50)}
     tables = {"pairs": tmp_path / "table.csv"}
     own = evaluate(model, ["pairs"], tmp_path, tables=tables, **options).results["pairs"]
-    scores = {pair.pair: pair.score for pair in (*own.hardest_genuine, *own.hardest_impostors)}
-    rows = [f"{scores[n]!r},{int(one)}" for n, one in enumerate(same)]
+    scored = [(pair.pair, pair.score, 1) for pair in own.hardest_genuine]
+    scored += [(pair.pair, pair.score, 0) for pair in own.hardest_impostors]
+    rows = [f"{score!r},{one}" for _, score, one in sorted(scored)]
     (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
     found = evaluate(model, ["pairs"], tmp_path, tables=tables, against=tmp_path / "system.csv", **options)
     assert found.results["pairs"].subjects == found.other_results["pairs"].subjects == 6
     for metric in ("auc", "eer"):
         assert found.differences["pairs"][metric].interval == (0, 0)
+
+
+def test_another_system_has_the_folds_of_the_set(model, tmp_path):
+    # Sorted pairs: the last five folds of the set have impostor pairs only.
+    same = [number < PAIRS // 2 for number in range(PAIRS)]
+    write_bin(tmp_path / "pairs.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
+    score = np.random.default_rng(0).normal(size=PAIRS).round(3)
+    rows = [f"{one},{int(genuine)}" for one, genuine in zip(score, same, strict=True)]
+    (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
+    options = {"device": "cpu", "workers": 1, "options": Options(replicates=20)}
+    found = evaluate(model, ["pairs"], tmp_path, against=tmp_path / "system.csv", **options)
+    other = found.other_results["pairs"]
+    expected = fold_accuracy(other.scale.distance(score), np.array(same)).mean
+    assert other.metrics["accuracy"] == found.differences["pairs"]["accuracy"].second == expected

@@ -136,14 +136,15 @@ def test_an_embedding_of_zeros_has_the_lowest_score_with_every_image(tmp_path):
     json.dumps(found.as_json(), allow_nan=False)
 
 
-def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path):
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path, is_sorted):
     random = np.random.default_rng(0)
-    same = np.arange(200) % 2 == 0
+    same = np.arange(200) < 100 if is_sorted else np.arange(200) % 2 == 0
     plain = random.normal(size=(400, 8)).astype(np.float32)
     plain[1::2][same] += 2 * plain[0::2][same]
     target = PairSet("pairs", [bytes([n % 256, n // 256]) for n in range(400)], same)
     save_embeddings(tmp_path / "a.npz", Embeddings(plain, [""] * 400, np.full(400, -1)))
-    found = scores_result(scores_of_set(tmp_path / "a.npz", target), {}, FAST)
+    found = scores_result(scores_of_set(tmp_path / "a.npz", target), {}, FAST, folds_of_set=True)
     (expected,) = results_from_embeddings(target, (plain, plain), FAST).values()
     shared = found.metrics.keys() & expected.metrics.keys()
     assert {name: found.metrics[name] for name in shared} == pytest.approx(
