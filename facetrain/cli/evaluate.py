@@ -68,7 +68,7 @@ def evaluate(
     from facetrain.verify.protocols import Options
 
     targets = target or []
-    system = pick_system(model, scores, embeddings, pairs, targets, checkpoint)
+    system = pick_system(model, scores, embeddings, pairs, targets, checkpoint, slices or [])
     if against is not None and not bootstrap:
         raise UsageError(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"

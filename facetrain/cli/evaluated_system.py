@@ -27,11 +27,12 @@ def pick_system(
     pairs: Path | None,
     targets: Sequence[str],
     checkpoint: str | None,
+    slices: Sequence[str],
 ) -> EvaluatedSystem:
     """Return the one of MODEL, --scores and --embeddings that is given.
 
     Raises:
-        UsageError: not exactly one is given, or --target or --pairs does not fit it.
+        UsageError: not exactly one is given, or --target, --pairs, --checkpoint or --slices does not fit it.
         CheckpointError: the run has no such checkpoint.
     """
     given = [one for one in (model, scores, embeddings) if one is not None]
@@ -49,8 +50,21 @@ def pick_system(
             "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
         )
     if model is None:
+        _refuse_options_of_models(given[0], pairs, checkpoint, slices)
         return EvaluatedSystem(given[0])
     return EvaluatedSystem(_find_checkpoint(model, checkpoint), run=model)
+
+
+def _refuse_options_of_models(
+    system: Path, pairs: Path | None, checkpoint: str | None, slices: Sequence[str]
+) -> None:
+    if checkpoint is not None:
+        raise UsageError(f"{system}: --checkpoint {checkpoint} needs a MODEL, the run; remove it")
+    if slices:
+        raise UsageError(
+            f"{system}: --slices {slices[0]} needs a MODEL; add its columns to {pairs or system}, where every column "
+            "without another meaning is a slice"
+        )
 
 
 def parse_slice_tables(slices: Sequence[str], targets: Sequence[str]) -> dict[str, Path]:

@@ -176,6 +176,9 @@ def test_one_system_is_evaluated_at_a_time(model):
         ([model, "--scores", "a.csv"], "give one of MODEL, --scores and --embeddings"),
         ([model], "give the evaluation set with --target"),
         (["--scores", "a.csv", "--target", "lfw"], "facetrain eval MODEL --target lfw --against a.csv"),
+        (["--scores", "a.csv", "--checkpoint", "best"], "--checkpoint best needs a MODEL, the run"),
+        (["--scores", "a.csv", "--slices", "b.csv"], "b.csv needs a MODEL; add its columns to a.csv"),
+        (["--embeddings", "a.npz", "--pairs", "p.csv", "--slices", "b.csv"], "add its columns to p.csv"),
         (["--embeddings", "a.npz"], "--embeddings and --pairs are used together"),
     ):
         error = refusal("eval", *options)
