@@ -67,19 +67,31 @@ def _refuse_options_of_models(
         )
 
 
-def parse_slice_tables(slices: Sequence[str], targets: Sequence[str]) -> dict[str, Path]:
-    """Parse the values of --slices: return the paths of the tables by the name of the set.
+def parse_slice_tables(slices: Sequence[str], targets: Sequence[str]) -> dict[str | None, Path]:
+    """Parse the values of --slices: return the paths of the tables by the name of the set, None for the only set.
 
     Raises:
-        UsageError: a value has no set, and there are several.
+        UsageError: a value has no set, and there are several; or a set has two tables.
     """
-    tables = {}
+    tables: dict[str | None, Path] = {}
     for value in slices:
-        name, equals, path = value.partition("=")
-        if not equals and len(targets) > 1:
+        name, path = _split_set(value)
+        if name is None and len(targets) > 1:
             raise UsageError(f"--slices {value}: there are {len(targets)} sets; write --slices SET={value}")
-        tables[name if equals else Path(targets[0]).stem] = Path(path if equals else value)
+        if name in tables or (tables and len(targets) == 1):
+            raise UsageError(
+                f"--slices {value}: a second table of {name or targets[0]}; give one table with all columns"
+            )
+        tables[name] = path
     return tables
+
+
+def _split_set(value: str) -> tuple[str | None, Path]:
+    """Split `SET=CSV`; a folder or a file may have = in its own name, the name of a set has no folder."""
+    name, equals, path = value.partition("=")
+    if not equals or Path(name).name != name or Path(value).is_file():
+        return None, Path(value)
+    return name, Path(path)
 
 
 def _find_checkpoint(model: Path, checkpoint: str | None) -> Path:

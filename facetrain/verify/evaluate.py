@@ -80,7 +80,7 @@ def evaluate(
     data_dir: Path,
     *,
     against: Path | None = None,
-    tables: Mapping[str, Path] | None = None,
+    tables: Mapping[str | None, Path] | None = None,
     options: Options | None = None,
     device: str = "auto",
     batch_size: int = 256,
@@ -98,7 +98,8 @@ def evaluate(
         data_dir: folder of the sets that are given by name.
         against: path of the other model; or, with one set of pairs, a file of another system's scores or embeddings
             in the order of the set, see `score_files`.
-        tables: slice tables (CSV) by the name of the set of pairs; the default is the table of groups beside the set.
+        tables: slice tables (CSV) by the name of the set of pairs, or by None for the only set; the default is the
+            table of groups beside the set.
         options: options of the protocols.
         device: `cpu`, `cuda` or `auto`.
         batch_size: images per forward pass on each rank.
@@ -252,10 +253,11 @@ def _with_subjects(target: EvaluationSet, table: SliceTable | None) -> Evaluatio
     return replace(target, subject=table.subject)
 
 
-def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str, Path]) -> dict[str, SliceTable]:
-    groups = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
+def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str | None, Path]) -> dict[str, SliceTable]:
+    given = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
+    given |= {next(iter(sets)) if name is None else name: path for name, path in paths.items()}
     tables = {}
-    for name, path in (groups | dict(paths)).items():
+    for name, path in given.items():
         target = sets.get(name)
         if not isinstance(target, PairSet):
             pair_sets = ", ".join(other for other, one in sets.items() if isinstance(one, PairSet))

@@ -198,6 +198,15 @@ def test_one_system_is_evaluated_at_a_time(model):
             ["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"],
             "write --slices SET=t.csv",
         ),
+        (
+            ["--target", "pairs", "--target", "tinyface", "--slices", "data/run=3/t.csv"],
+            "write --slices SET=data/run=3/t.csv",
+        ),
+        (
+            ["--target", "pairs", "--target", "b", "--slices", "pairs=t.csv", "--slices", "pairs=u.csv"],
+            "--slices pairs=u.csv: a second table of pairs; give one table with all columns",
+        ),
+        (["--target", "pairs", "--slices", "t.csv", "--slices", "u.csv"], "u.csv: a second table of pairs"),
         (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
@@ -224,6 +233,25 @@ def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
     refused = refusal("eval", model, "--data-dir", tmp_path, *options)
     assert message in str(refused) and refused.exit_code == 2 and "\n" not in str(refused)
     assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("target", "option"),
+    [
+        ("sorted.v2", "run=3/table.csv"),
+        ("sorted.v2.bin", "a=b.csv"),
+        ("sorted.v2", "sorted.v2=run=3/table.csv"),
+    ],
+)
+def test_names_of_sets_and_tables_may_have_dots_and_equals_signs(model, tmp_path, target, option):
+    write_bin(tmp_path / "sorted.v2.bin", [face(n) for n in range(40)], [n % 2 == 0 for n in range(20)])
+    for table in (tmp_path / "a=b.csv", tmp_path / "run=3" / "table.csv"):
+        table.parent.mkdir(exist_ok=True)
+        table.write_text("part\n" + "left\n" * 20)
+    shown = output_of(
+        facetrain("eval", model, "--target", target, "--slices", option, "--bootstrap", 0, cwd=tmp_path)
+    )
+    assert "part = left: 20 pairs" in shown
 
 
 def test_a_report_is_checked_first_and_the_results_are_printed_before_it(
