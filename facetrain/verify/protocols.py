@@ -22,8 +22,13 @@ from facetrain.verify.megaface import megaface_result
 from facetrain.verify.normalization import is_rejected, l2_normalize
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
-from facetrain.verify.roc import threshold_at
-from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs, add_fold_accuracy, pair_result
+from facetrain.verify.scored_pairs import (
+    REPLICATES,
+    ScoredPairs,
+    add_fold_accuracy,
+    pair_result,
+    slice_threshold,
+)
 from facetrain.verify.search_sets import DistractorSet, SearchSet
 from facetrain.verify.slices import SliceTable, slice_groups
 from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
@@ -124,7 +129,9 @@ def results_from_embeddings(
 def _pair_set_result(
     pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray
 ) -> Result:
-    result, scored = verification_result(plain_ND, mirrored_ND, pairs, **options.bootstrap)
+    result, scored = verification_result(
+        plain_ND, mirrored_ND, pairs, slice_fmr=options.slice_fmr, **options.bootstrap
+    )
     if options.table:
         add_slices(result, scored, options.table.columns, options)
         add_discard_curve(result, scored, options.table.quality, options)
@@ -166,7 +173,7 @@ def add_discard_curve(
     """Add the error-versus-discard curve of a quality measure, float (P,), at the threshold of the slices."""
     if quality_P is None:
         return
-    threshold = _slice_threshold(result, options.slice_fmr)
+    threshold = slice_threshold(result, options.slice_fmr)
     curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="quality")
     if curve:
         result.discards.append(curve)
@@ -175,15 +182,8 @@ def add_discard_curve(
 def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> None:
     """Add the error rates of every value of every column, str (P,), and their spread."""
     if columns:
-        threshold = _slice_threshold(result, options.slice_fmr)
+        threshold = slice_threshold(result, options.slice_fmr)
         result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.bootstrap)
-
-
-def _slice_threshold(result: Result, fmr: float | None) -> float:
-    """Return the score that is the threshold of all slices."""
-    if fmr is None or result.curve is None:
-        return result.threshold["accuracy"]
-    return threshold_at(result.curve, fmr)
 
 
 def _ijb_results(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dict[str, Result]:

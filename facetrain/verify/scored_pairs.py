@@ -158,6 +158,13 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
     return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
 
 
+def slice_threshold(result: Result, fmr: float | None) -> float:
+    """Return the score that is the threshold of all slices: that of an FMR, or the mean threshold of the folds."""
+    if fmr is None or result.curve is None:
+        return result.threshold["accuracy"]
+    return threshold_at(result.curve, fmr)
+
+
 def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
     """Count the pairs of either kind in equal bins of the scores' range, for cosines from −1 to 1."""
     low, high = pairs.scale.low, pairs.scale.high

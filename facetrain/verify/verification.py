@@ -21,6 +21,7 @@ from facetrain.verify.scored_pairs import (
     add_replicates,
     bootstrap_fold_accuracy,
     pair_result,
+    slice_threshold,
 )
 from facetrain.verify.subjects import connected_subjects, dense_ids
 
@@ -30,6 +31,7 @@ def verification_result(
     mirrored_ND: np.ndarray,
     pairs: PairSet,
     *,
+    slice_fmr: float | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> tuple[Result, ScoredPairs]:
@@ -46,6 +48,7 @@ def verification_result(
         plain_ND: embeddings of the images, float (N, D), not normalized; images 2i and 2i+1 are pair i.
         mirrored_ND: embeddings of the mirror images.
         pairs: labels and, if known, subjects of the pairs. The images are read only to infer the subjects.
+        slice_fmr: FMR of the threshold of the error-versus-discard curve; None for the mean threshold of the folds.
         replicates: bootstrap draws of subjects; 0 gives no intervals.
         seed: seed of the draws.
     """
@@ -59,9 +62,8 @@ def verification_result(
     norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
     quality_P = pair_quality(norm_N, scored.first_P, scored.second_P)
-    curve = discard_curve(
-        scored.score_P, scored.same_P, quality_P, result.threshold["accuracy"], quality="embedding length"
-    )
+    threshold = slice_threshold(result, slice_fmr)
+    curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="embedding length")
     result.discards = [curve] if curve else []
     if replicates:
         draws = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)

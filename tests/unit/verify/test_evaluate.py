@@ -11,6 +11,7 @@ from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.fold_accuracy import fold_accuracy
 from facetrain.verify.protocols import Options
+from facetrain.verify.roc import threshold_at
 from tests.support.datasets import encoded_image
 
 PAIRS = 20
@@ -45,6 +46,21 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
     result = groups_of(tables={"rfw": tmp_path / "table.csv"})
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
+
+
+def test_all_discard_curves_are_at_the_threshold_of_the_slices(model, tmp_path):
+    same = [number % 2 == 0 for number in range(PAIRS)]
+    write_bin(tmp_path / "pairs.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
+    (tmp_path / "table.csv").write_text("\n".join(["quality", *map(str, range(PAIRS))]))
+    for fmr in (None, 0.1, 0.9):
+        options = Options(replicates=0, slice_fmr=fmr)
+        evaluation = evaluate(
+            model, ["pairs"], tmp_path, tables={None: tmp_path / "table.csv"}, options=options, device="cpu"
+        )
+        result = evaluation.results["pairs"]
+        threshold = result.threshold["accuracy"] if fmr is None else threshold_at(result.curve, fmr)
+        rejected = np.mean([pair.score < threshold for pair in result.hardest_genuine])
+        assert [curve.fnmr[0] for curve in result.discards] == [rejected, rejected]
 
 
 def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path):
