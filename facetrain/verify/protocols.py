@@ -174,6 +174,8 @@ def add_discard_curve(
     if quality_P is None:
         return
     threshold = slice_threshold(result, options.slice_fmr)
+    if threshold is None:
+        return
     curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="quality")
     if curve:
         result.discards.append(curve)
@@ -181,8 +183,8 @@ def add_discard_curve(
 
 def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> None:
     """Add the error rates of every value of every column, str (P,), and their spread."""
-    if columns:
-        threshold = slice_threshold(result, options.slice_fmr)
+    threshold = slice_threshold(result, options.slice_fmr) if columns else None
+    if threshold is not None:
         result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.bootstrap)
 
 

@@ -139,9 +139,13 @@ def _add_curve_metrics(result: Result, curve: Roc) -> None:
         name = f"tar@{far:.0e}"
         result.metrics[name] = tar_at_far(curve, far)
         if result.metrics[name] is None:
-            result.needs[name] = f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
+            result.needs[name] = _needed_impostors(curve, far)
         else:
             result.threshold[f"{far:.0e}"] = threshold_at(curve, far)
+
+
+def _needed_impostors(curve: Roc, far: float) -> str:
+    return f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
 
 
 def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: int) -> dict[str, np.ndarray]:
@@ -158,10 +162,18 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
     return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
 
 
-def slice_threshold(result: Result, fmr: float | None) -> float:
-    """Return the score that is the threshold of all slices: that of an FMR, or the mean threshold of the folds."""
+def slice_threshold(result: Result, fmr: float | None) -> float | None:
+    """Return the score that is the threshold of all slices: that of an FMR, or the mean threshold of the folds.
+
+    Return None if the set has too few impostor pairs for the FMR; the result then says so.
+    """
     if fmr is None or result.curve is None:
         return result.threshold["accuracy"]
+    if tar_at_far(result.curve, fmr) is None:
+        name = f"slices@{fmr:g}"
+        result.metrics[name] = None
+        result.needs[name] = _needed_impostors(result.curve, fmr)
+        return None
     return threshold_at(result.curve, fmr)
 
 

@@ -63,8 +63,9 @@ def verification_result(
     result.metrics["xnorm"] = float(norm_N.mean())
     quality_P = pair_quality(norm_N, scored.first_P, scored.second_P)
     threshold = slice_threshold(result, slice_fmr)
-    curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="embedding length")
-    result.discards = [curve] if curve else []
+    if threshold is not None:
+        curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="embedding length")
+        result.discards = [curve] if curve else []
     if replicates:
         draws = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)
         mean_R = _bootstrap_mean(norm_N, subject_N, draws)

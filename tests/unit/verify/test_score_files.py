@@ -183,6 +183,20 @@ def test_other_columns_are_slices(tmp_path):
     assert summary.column == "skin" and summary.metrics["fnmr_worst_to_best"] >= 1
 
 
+def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_path):
+    pairs = people(np.random.default_rng(0), 60)
+    columns = columns_of(pairs, skin=["dark", "light"] * (len(pairs.same_P) // 2))
+    columns["quality"] = np.arange(len(pairs.same_P))
+    path, impostors = write(tmp_path / "system.csv", columns), np.count_nonzero(~pairs.same_P)
+    found = evaluate_scores(path, options=replace(FAST, slice_fmr=1e-9))
+    result = found.results["system"]
+    assert not result.groups and not result.discards and result.metrics["slices@1e-09"] is None
+    needs = f"  slices@1e-09     needs 1,000,000,000 impostor pairs; there are {impostors:,}"
+    assert needs in format_evaluation(found)
+    result = evaluate_scores(path, options=replace(FAST, slice_fmr=1 / impostors)).results["system"]
+    assert len(result.groups) == 2 and len(result.discards) == 1
+
+
 def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path):
     pairs = people(np.random.default_rng(0), 60)
     columns = columns_of(pairs, quality=[repr(float(score)) for score in pairs.score_P])
