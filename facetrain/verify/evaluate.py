@@ -33,7 +33,7 @@ from facetrain.verify.score_files import (
     scores_of_set,
 )
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slices import SliceTable, read_slice_table
+from facetrain.verify.slice_table import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
 
 

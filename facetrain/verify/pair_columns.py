@@ -18,6 +18,7 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.files import listed
+from facetrain.verify.slice_table import pair_values
 
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
@@ -88,11 +89,3 @@ def _merge_groups(texts: dict[str, list[str]]) -> dict[str, list[str]]:
         elif name.endswith("_1"):
             merged[group] = pair_values(np.array(values, str), np.array(texts[other], str)).tolist()
     return merged
-
-
-def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    """Return the common value of both images, or `a / b` in alphabetical order: str (P,)."""
-    low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
-    if low.dtype == object:  # texts of very different lengths
-        return np.where(low == high, low, low + " / " + high)
-    return np.where(low == high, low, np.char.add(np.char.add(low, " / "), high))

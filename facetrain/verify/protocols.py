@@ -30,7 +30,8 @@ from facetrain.verify.scored_pairs import (
     slice_threshold,
 )
 from facetrain.verify.search_sets import DistractorSet, SearchSet
-from facetrain.verify.slices import SliceTable, slice_groups
+from facetrain.verify.slice_table import SliceTable
+from facetrain.verify.slices import slice_groups
 from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
 from facetrain.verify.templates import pool_templates, score_pairs
 from facetrain.verify.verification import verification_result

@@ -7,7 +7,7 @@ A score file is a CSV file with a header line and one row for each pair. Columns
     pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
     quality      quality of the worse image of the pair, for the error-versus-discard curve
-    any other    slices, see `slices`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
+    any other    slices, see `slice_table`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
 
 `FILE.csv:COLUMN` takes the score from another column. The table of BFW is read too, see `pair_columns`.
 
@@ -35,7 +35,7 @@ from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, range_scale, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slices import read_quality, slice_values
+from facetrain.verify.slice_table import read_quality, slice_values
 from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
 from facetrain.verify.verification import inferred_subjects
 

@@ -1,122 +1,20 @@
-"""Error rates by slice: by age gap, pose, sex, skin tone or any other column of a table, at one threshold.
-
-The table is a CSV file with a header line, and one row for each pair or one row for each image, in the order of
-the set. With a row for each image, a pair has the value that both images have, or `a / b`; a column `subject`
-then holds the person of each image, for the bootstrap. A column `quality` is not a slice: it gives the
-error-versus-discard curve, see `discard`.
-"""
+"""Error rates by slice: by age gap, pose, sex, skin tone or any other column of a table, at one threshold."""
 
 # P pairs   V values of a column   R draws of subjects
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-
 import numpy as np
 
-from facetrain.errors import DataError
 from facetrain.verify import bootstrap
-from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.fold_accuracy import FOLDS, FoldSearch, fold_order
 from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
-from facetrain.verify.pair_columns import pair_values
 from facetrain.verify.result import Group
 from facetrain.verify.scored_pairs import REPLICATES, ScoredPairs
-from facetrain.verify.subjects import dense_ids
 
-_MAX_VALUES = 12
-"""A column with more different numbers than this is divided into its quartiles."""
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
-_MAX_TEXT_BYTES = 1 << 26
-_SUBJECT = "subject"
-QUALITY = "quality"
-"""Name of the column with a quality measure, which is a curve and not a slice."""
-
-
-@dataclass(frozen=True)
-class SliceTable:
-    """Columns of a slice table, per pair."""
-
-    columns: dict[str, np.ndarray]
-    """Value of every pair, str (P,), by column."""
-    subject: np.ndarray | None
-    """Subject id of each of the 2P images, int from 0 without gaps; None without a column `subject`."""
-    quality: np.ndarray | None = None
-    """Quality of every pair, float (P,): that of its worse image; None without a column `quality`."""
-
-
-def read_slice_table(path: Path, pairs: int) -> SliceTable:
-    """Read the table of a set with `pairs` pairs.
-
-    Raises:
-        DataError: the file cannot be read, or its number of rows does not fit the set.
-    """
-    texts = read_columns(path)
-    rows = len(next(iter(texts.values())))
-    if rows not in (pairs, 2 * pairs):
-        raise DataError(
-            f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
-        )
-    subject = texts.pop(_SUBJECT, None)
-    quality = read_quality(path, texts)
-    if quality is not None and rows == 2 * pairs:
-        quality = np.minimum(quality[0::2], quality[1::2])
-    columns = {name: slice_values(values) for name, values in texts.items()}
-    if rows == 2 * pairs:
-        columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
-    elif subject is not None:
-        raise DataError(
-            f"{path}: the column {_SUBJECT} needs one row for each of {2 * pairs:,} images; this table has one for "
-            "each pair"
-        )
-    return SliceTable(columns, None if subject is None else dense_ids(subject), quality)
-
-
-def read_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
-    """Remove the column `quality` from the columns of a table, and return its numbers; None if there is no such column.
-
-    Raises:
-        DataError: a value is not a finite number.
-    """
-    texts_of_column = texts.pop(QUALITY, None)
-    if texts_of_column is None:
-        return None
-    for row, text in enumerate(texts_of_column, start=2):
-        try:
-            finite = np.isfinite(float(text))
-        except ValueError:
-            finite = False
-        if not finite:
-            raise DataError(f"{path}, row {row}: {QUALITY} is {text!r}, not a finite number")
-    return np.array(texts_of_column, np.float64)
-
-
-def slice_values(values: list[str]) -> np.ndarray:
-    """Return the values, str (P,), or the quartiles that they belong to if there are many different numbers."""
-    try:
-        number = np.array(values, dtype=np.float64)
-    except ValueError:
-        return _texts(values)
-    if len(np.unique(number)) <= _MAX_VALUES or not np.isfinite(number).all():
-        return _texts(values)
-    edge = np.unique(np.quantile(number, [0, 0.25, 0.5, 0.75, 1]))
-    quartile = np.clip(np.searchsorted(edge, number, side="right") - 1, 0, len(edge) - 2)
-    names = np.array([f"{low:g} to {high:g}" for low, high in pairwise(edge)])
-    return names[quartile]
-
-
-def _texts(values: list[str]) -> np.ndarray:
-    """Return the values as an array, (P,): of str, or of Python objects if they have very different lengths.
-
-    An array of str has the length of the longest value in every place: one long value could fill the memory.
-    """
-    size = 4 * len(values) * max(map(len, values), default=0)
-    is_wide = size > _MAX_TEXT_BYTES and size > 16 * sum(map(len, values))
-    return np.array(values, object if is_wide else None)
 
 
 def slice_groups(

@@ -36,7 +36,7 @@ from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_e
 from facetrain.verify.ijb import open_ijb
 from facetrain.verify.score_files import read_scores, score_pair_list
 from facetrain.verify.search_sets import read_noise_list
-from facetrain.verify.slices import read_slice_table
+from facetrain.verify.slice_table import read_slice_table
 from facetrain.verify.stored_embeddings import open_embeddings
 from tests.fuzz.framing import SEPARATOR, catalog_of, members_of, tar_with_checksums, zip_of
 from tests.fuzz.outcome import describe, outcome

@@ -13,7 +13,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError, ImageError, ModelError
 from facetrain.models.onnx_limits import require_fitting_sizes
 from facetrain.models.weight_files import read_weights
-from facetrain.verify.slices import slice_values
+from facetrain.verify.slice_table import slice_values
 from tests.support.bombs import (
     MAX_SECONDS,
     SPARE_MIB,

@@ -8,7 +8,8 @@ from facetrain.verify.fold_accuracy import fold_accuracy, fold_order
 from facetrain.verify.group_summary import summarize_groups
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import pair_result
-from facetrain.verify.slices import read_slice_table, slice_groups
+from facetrain.verify.slice_table import read_slice_table
+from facetrain.verify.slices import slice_groups
 from tests.unit.verify.test_bootstrap import people
 
 

@@ -13,7 +13,7 @@ from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
 from facetrain.data.tools.published_sets import find_group_bins, find_published_set, join_group_bins
 from facetrain.errors import PairsError
 from facetrain.verify.pair_set import load_pair_set
-from facetrain.verify.slices import read_slice_table
+from facetrain.verify.slice_table import read_slice_table
 from tests.support.datasets import encoded_image
 
 POINTS = "4\t6\t11\t6\t8\t8\t5\t11\t10\t11"
