@@ -1,7 +1,7 @@
 """Columns of tables of pairs: the score of one of several systems, groups of both people, and the names of BFW.
 
 `NAME_1` and `NAME_2` are the groups of the two people of a pair. They become one slice NAME, whose value is the group
-that both have, or `a / b`.
+that both have, or `a / b`; of many different numbers, the quartiles of both columns together are the groups.
 
 The table of BFW ("Balanced Faces in the Wild", Robinson et al., CVPR Workshops 2020) has the columns p1, p2, label,
 id1, id2, att1, att2, g1, g2, e1, e2 and a score column for each system. They are read as the two images, `genuine`,
@@ -18,7 +18,7 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.files import listed
-from facetrain.verify.slice_table import pair_values
+from facetrain.verify.slice_table import pair_values, slice_values
 
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
@@ -42,7 +42,7 @@ def score_file_and_column(path: Path) -> tuple[Path, str | None]:
 def unify_columns(
     path: Path, texts: dict[str, list[str]], *, score: str | None, need_score: bool
 ) -> dict[str, list[str]]:
-    """Return the columns of a table with the names of a score file or pair list, and groups as slices.
+    """Return the columns of a table with the names of a score file or pair list.
 
     Args:
         path: the table, for messages.
@@ -61,7 +61,7 @@ def unify_columns(
     elif score is not None:
         others = {name: values for name, values in texts.items() if name not in ("score", "distance", score)}
         texts = others | {"score": texts[score]}
-    return _merge_groups(texts)
+    return texts
 
 
 def _from_bfw(
@@ -79,13 +79,25 @@ def _from_bfw(
     return found if score is None else found | {"score": texts[score]}
 
 
-def _merge_groups(texts: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Replace columns `NAME_1` and `NAME_2` by one column NAME, except for the subjects."""
-    merged = {}
+def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray]:
+    """Return the slices of the columns of a table: value of every pair, str (P,), by name.
+
+    Raises:
+        DataError: two columns `NAME_1` and `NAME_2` would become a slice that the table already has.
+    """
+    slices = {}
     for name, values in texts.items():
-        group, other = name[:-2], f"{name[:-2]}_2"
-        if name in SUBJECTS or name[-2:] not in ("_1", "_2") or not {f"{group}_1", other} <= texts.keys():
-            merged[name] = values
-        elif name.endswith("_1"):
-            merged[group] = pair_values(np.array(values, str), np.array(texts[other], str)).tolist()
-    return merged
+        group = name[:-2]
+        sides = f"{group}_1", f"{group}_2"
+        if not group or name not in sides or not set(sides) <= texts.keys():
+            slices[name] = slice_values(values)
+        elif name == sides[0]:
+            if group in texts:
+                raise DataError(
+                    f"{path}: has the columns {group}, {sides[0]} and {sides[1]}, and the last two become a slice "
+                    f"{group}; rename one of them"
+                )
+            # Both together, so that numbers have the same quartiles on both sides.
+            value = slice_values([*values, *texts[sides[1]]])
+            slices[group] = pair_values(value[: len(values)], value[len(values) :])
+    return slices

@@ -31,11 +31,11 @@ from facetrain.files import listed
 from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
 from facetrain.verify.normalization import REJECTED, is_rejected
-from facetrain.verify.pair_columns import SUBJECTS, score_file_and_column, unify_columns
+from facetrain.verify.pair_columns import SUBJECTS, pair_slices, score_file_and_column, unify_columns
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, range_scale, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slice_table import read_quality, slice_values
+from facetrain.verify.slice_table import read_quality
 from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
 from facetrain.verify.verification import inferred_subjects
 
@@ -173,9 +173,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     used = {"score", "distance", "genuine", "pair", "first", "second", *SUBJECTS}
     texts = {name: values for name, values in texts.items() if name not in used}
     quality = read_quality(path, texts)
-    return ScoreTable(
-        path, pair, scored, {name: slice_values(values) for name, values in texts.items()}, quality
-    )
+    return ScoreTable(path, pair, scored, pair_slices(path, texts), quality)
 
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:

@@ -21,6 +21,10 @@ from facetrain.verify.subjects import dense_ids
 
 _MAX_VALUES = 12
 """A column with more different numbers than this is divided into its quartiles."""
+_NO_NUMBERS = {"", "nan", "na", "n/a", "none", "null"}
+"""Texts, in lower case, in place of a number that is not known."""
+_MISSING = "missing"
+"""Slice of the pairs or people without a number, in a column that is divided into quartiles."""
 _MAX_TEXT_BYTES = 1 << 26
 _SUBJECT = "subject"
 QUALITY = "quality"
@@ -87,16 +91,25 @@ def read_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
 
 def slice_values(values: list[str]) -> np.ndarray:
     """Return the values, str (P,), or the quartiles that they belong to if there are many different numbers."""
+    number_P = _numbers(values)
+    if number_P is None:
+        return _texts(values)
+    is_known = np.isfinite(number_P)
+    if len(np.unique(number_P[is_known])) <= _MAX_VALUES:
+        return _texts(values)
+    edge = np.unique(np.quantile(number_P[is_known], [0, 0.25, 0.5, 0.75, 1]))
+    quartile = np.clip(np.searchsorted(edge, number_P, side="right") - 1, 0, len(edge) - 2)
+    names = np.array([*(f"{low:g} to {high:g}" for low, high in pairwise(edge)), _MISSING])
+    return names[np.where(is_known, quartile, len(names) - 1)]
+
+
+def _numbers(values: list[str]) -> np.ndarray | None:
+    """Return the numbers of a column, float64 (P,), NaN for one that is not known; None for a column of texts."""
     try:
-        number = np.array(values, dtype=np.float64)
+        number_P = np.array([np.nan if value.lower() in _NO_NUMBERS else float(value) for value in values])
     except ValueError:
-        return _texts(values)
-    if len(np.unique(number)) <= _MAX_VALUES or not np.isfinite(number).all():
-        return _texts(values)
-    edge = np.unique(np.quantile(number, [0, 0.25, 0.5, 0.75, 1]))
-    quartile = np.clip(np.searchsorted(edge, number, side="right") - 1, 0, len(edge) - 2)
-    names = np.array([f"{low:g} to {high:g}" for low, high in pairwise(edge)])
-    return names[quartile]
+        return None
+    return None if np.isinf(number_P).any() else number_P
 
 
 def _texts(values: list[str]) -> np.ndarray:

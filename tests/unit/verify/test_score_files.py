@@ -1,6 +1,7 @@
 import csv
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -361,6 +362,20 @@ def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
         "age": ["young", "old / young"],
         "camera_1": ["a", "b"],
     }
+
+
+def test_numbers_of_both_people_become_the_quartiles_of_both_columns_together(tmp_path):
+    random = np.random.default_rng(0)
+    first, second = random.integers(0, 50, 200), random.integers(50, 100, 200)
+    columns = {"score": [0.5] * 200, "genuine": [1, 0] * 100, "age_1": first, "age_2": second}
+    found = read_scores(write(tmp_path / "a.csv", columns)).columns
+    edge = np.quantile([first, second], [0, 0.25, 0.5, 0.75, 1])
+    names = [f"{low:g} to {high:g}" for low, high in pairwise(edge)]
+    assert found.keys() == {"age"}
+    assert set(found["age"]) == {" / ".join(sorted((low, high))) for low in names[:2] for high in names[2:]}
+    path = write(tmp_path / "a.csv", columns | {"age": first})
+    with pytest.raises(DataError, match="has the columns age, age_1 and age_2, .*; rename one of them"):
+        read_scores(path)
 
 
 @pytest.mark.parametrize("groups", ["", ",age_1,age_2"])

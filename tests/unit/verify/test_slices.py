@@ -122,6 +122,17 @@ def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
     assert count.tolist() == [25, 25, 25, 25] and "0 to 24.75" in names
 
 
+@pytest.mark.parametrize("unknown", ["", "nan", "N/A"])
+def test_a_number_that_is_not_known_is_missing_and_the_others_become_quartiles(tmp_path, unknown):
+    table = write(tmp_path / "t.csv", ["age", "gap"], [[n, n % 2] for n in range(100)] + [[unknown, unknown]])
+    found = read_slice_table(table, 101).columns
+    names, count = np.unique(found["age"], return_counts=True)
+    assert dict(zip(names.tolist(), count.tolist(), strict=True)) == {
+        "0 to 24.75": 25, "24.75 to 49.5": 25, "49.5 to 74.25": 25, "74.25 to 99": 25, "missing": 1,
+    }  # fmt: skip
+    assert sorted(set(found["gap"])) == sorted({"0", "1", unknown})
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
