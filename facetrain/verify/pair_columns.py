@@ -18,10 +18,12 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.files import listed
-from facetrain.verify.slice_table import pair_values, slice_values
+from facetrain.verify.slice_table import QUALITY, pair_values, read_quality, slice_values
 
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
+NO_SLICES = {"score", "distance", "genuine", "pair", "first", "second", *SUBJECTS}
+"""Columns with a meaning of their own."""
 _BFW = {
     "p1": "first", "p2": "second", "label": "genuine",
     "id1": SUBJECTS[0], "id2": SUBJECTS[1], "ids1": SUBJECTS[0], "ids2": SUBJECTS[1],
@@ -89,15 +91,36 @@ def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray
     for name, values in texts.items():
         group = name[:-2]
         sides = f"{group}_1", f"{group}_2"
-        if not group or name not in sides or not set(sides) <= texts.keys():
+        if not group or group in NO_SLICES or name not in sides or not set(sides) <= texts.keys():
             slices[name] = slice_values(values)
         elif name == sides[0]:
-            if group in texts:
-                raise DataError(
-                    f"{path}: has the columns {group}, {sides[0]} and {sides[1]}, and the last two become a slice "
-                    f"{group}; rename one of them"
-                )
+            _require_free(path, group, texts)
             # Both together, so that numbers have the same quartiles on both sides.
             value = slice_values([*values, *texts[sides[1]]])
             slices[group] = pair_values(value[: len(values)], value[len(values) :])
     return slices
+
+
+def read_pair_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
+    """Remove the quality from the columns of a table, and return that of every pair; None if there is none.
+
+    It is the column `quality`, or the lower one of the columns `quality_1` and `quality_2` of both images.
+
+    Raises:
+        DataError: a value is not a finite number, or the table has all three columns.
+    """
+    sides = f"{QUALITY}_1", f"{QUALITY}_2"
+    if not set(sides) <= texts.keys():
+        return read_quality(path, texts) if QUALITY in texts else None
+    _require_free(path, QUALITY, texts)
+    first_P, second_P = (read_quality(path, texts, side) for side in sides)
+    return np.minimum(first_P, second_P)
+
+
+def _require_free(path: Path, name: str, texts: dict[str, list[str]]) -> None:
+    """Check that a table with `NAME_1` and `NAME_2` does not have a column NAME too."""
+    if name in texts:
+        raise DataError(
+            f"{path}: has the columns {name}, {name}_1 and {name}_2, and the last two would become one column {name}; "
+            "rename or remove one of them"
+        )

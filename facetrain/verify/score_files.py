@@ -6,7 +6,8 @@ A score file is a CSV file with a header line and one row for each pair. Columns
     genuine      1 or true for two images of one person, 0 or false for two people
     pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
-    quality      quality of the worse image of the pair, for the error-versus-discard curve
+    quality      quality of the worse image of the pair, or `quality_1` and `quality_2`, for the error-versus-discard
+                 curve
     any other    slices, see `slice_table`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
 
 `FILE.csv:COLUMN` takes the score from another column. The table of BFW is read too, see `pair_columns`.
@@ -31,11 +32,17 @@ from facetrain.files import listed
 from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.embedding_files import SUFFIXES, Embeddings, load_embeddings
 from facetrain.verify.normalization import REJECTED, is_rejected
-from facetrain.verify.pair_columns import SUBJECTS, pair_slices, score_file_and_column, unify_columns
+from facetrain.verify.pair_columns import (
+    NO_SLICES,
+    SUBJECTS,
+    pair_slices,
+    read_pair_quality,
+    score_file_and_column,
+    unify_columns,
+)
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, range_scale, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slice_table import read_quality
 from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
 from facetrain.verify.verification import inferred_subjects
 
@@ -170,9 +177,8 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
     index_P = np.arange(len(same_P))
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P))
-    used = {"score", "distance", "genuine", "pair", "first", "second", *SUBJECTS}
-    texts = {name: values for name, values in texts.items() if name not in used}
-    quality = read_quality(path, texts)
+    texts = {name: values for name, values in texts.items() if name not in NO_SLICES}
+    quality = read_pair_quality(path, texts)
     return ScoreTable(path, pair, scored, pair_slices(path, texts), quality)
 
 

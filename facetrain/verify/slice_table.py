@@ -56,7 +56,7 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
             f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
         )
     subject = texts.pop(_SUBJECT, None)
-    quality = read_quality(path, texts)
+    quality = read_quality(path, texts) if QUALITY in texts else None
     if quality is not None and rows == 2 * pairs:
         quality = np.minimum(quality[0::2], quality[1::2])
     columns = {name: slice_values(values) for name, values in texts.items()}
@@ -70,22 +70,20 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
     return SliceTable(columns, None if subject is None else dense_ids(subject), quality)
 
 
-def read_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
-    """Remove the column `quality` from the columns of a table, and return its numbers; None if there is no such column.
+def read_quality(path: Path, texts: dict[str, list[str]], column: str = QUALITY) -> np.ndarray:
+    """Remove a column of quality from the columns of a table, and return its numbers.
 
     Raises:
         DataError: a value is not a finite number.
     """
-    texts_of_column = texts.pop(QUALITY, None)
-    if texts_of_column is None:
-        return None
+    texts_of_column = texts.pop(column)
     for row, text in enumerate(texts_of_column, start=2):
         try:
             finite = np.isfinite(float(text))
         except ValueError:
             finite = False
         if not finite:
-            raise DataError(f"{path}, row {row}: {QUALITY} is {text!r}, not a finite number")
+            raise DataError(f"{path}, row {row}: {column} is {text!r}, not a finite number")
     return np.array(texts_of_column, np.float64)
 
 

@@ -364,6 +364,24 @@ def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
     }
 
 
+def test_the_quality_of_a_pair_is_the_lower_one_of_both_images(tmp_path):
+    columns = {"score": [1, 2], "genuine": [1, 0], "quality_1": ["0.3", "0.2"], "quality_2": ["0.1", "5"]}
+    found = read_scores(write(tmp_path / "a.csv", columns))
+    assert found.quality.tolist() == [0.1, 0.2] and not found.columns
+    with pytest.raises(DataError, match="row 3: quality_2 is 'good', not a finite number"):
+        read_scores(write(tmp_path / "a.csv", columns | {"quality_2": ["0.1", "good"]}))
+    with pytest.raises(DataError, match="has the columns quality, quality_1 and quality_2"):
+        read_scores(write(tmp_path / "a.csv", columns | {"quality": [1, 1]}))
+
+
+@pytest.mark.parametrize("name", ["score", "distance", "genuine", "pair", "first", "second"])
+def test_a_column_with_a_meaning_is_not_made_of_two_others(tmp_path, name):
+    columns = {"distance": [1, 2], "genuine": [1, 0], f"{name}_1": ["a", "a"], f"{name}_2": ["b", "b"]}
+    found = read_scores(write(tmp_path / "a.csv", columns))
+    assert found.scored.score_P.tolist() == [-1, -2] and found.pair == ["0", "1"]
+    assert found.columns.keys() == {f"{name}_1", f"{name}_2"}
+
+
 def test_numbers_of_both_people_become_the_quartiles_of_both_columns_together(tmp_path):
     random = np.random.default_rng(0)
     first, second = random.integers(0, 50, 200), random.integers(50, 100, 200)
@@ -374,7 +392,9 @@ def test_numbers_of_both_people_become_the_quartiles_of_both_columns_together(tm
     assert found.keys() == {"age"}
     assert set(found["age"]) == {" / ".join(sorted((low, high))) for low in names[:2] for high in names[2:]}
     path = write(tmp_path / "a.csv", columns | {"age": first})
-    with pytest.raises(DataError, match="has the columns age, age_1 and age_2, .*; rename one of them"):
+    with pytest.raises(
+        DataError, match="has the columns age, age_1 and age_2, .*; rename or remove one of them"
+    ):
         read_scores(path)
 
 
