@@ -265,5 +265,5 @@ def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str | None, Path
                 f"{path}: slice table of {name!r}, which is not one of the evaluated sets of pairs: "
                 f"{pair_sets or 'none'}"
             )
-        tables[name] = read_slice_table(path, len(target.same))
+        tables[name] = read_slice_table(path, target.same)
     return tables

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.bin_subjects import contradicting_pair
 from facetrain.errors import DataError
 from facetrain.files import listed
 from facetrain.verify.csv_columns import read_columns
@@ -191,7 +192,14 @@ def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np
         )
     if given:
         sides = zip(texts[SUBJECTS[0]], texts[SUBJECTS[1]], strict=True)
-        return dense_ids([subject for side in sides for subject in side])
+        subjects = [subject for side in sides for subject in side]
+        wrong = contradicting_pair(subjects, same_P.tolist())
+        if wrong is not None:
+            raise DataError(
+                f"{path}, row {wrong + 2}: genuine is {texts['genuine'][wrong]}, but the people are "
+                f"{subjects[2 * wrong]!r} and {subjects[2 * wrong + 1]!r}; correct one of the columns"
+            )
+        return dense_ids(subjects)
     index_P = np.arange(len(same_P))
     return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.bin_subjects import contradicting_pair
 from facetrain.errors import DataError
 from facetrain.verify.csv_columns import read_columns
 from facetrain.verify.subjects import dense_ids
@@ -43,14 +44,14 @@ class SliceTable:
     """Quality of every pair, float (P,): that of its worse image; None without a column `quality`."""
 
 
-def read_slice_table(path: Path, pairs: int) -> SliceTable:
-    """Read the table of a set with `pairs` pairs.
+def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
+    """Read the table of a set with these labels, bool (P,).
 
     Raises:
-        DataError: the file cannot be read, or its number of rows does not fit the set.
+        DataError: the file cannot be read, or its number of rows or its subjects do not fit the set.
     """
     texts = read_columns(path)
-    rows = len(next(iter(texts.values())))
+    pairs, rows = len(same_P), len(next(iter(texts.values())))
     if rows not in (pairs, 2 * pairs):
         raise DataError(
             f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
@@ -62,12 +63,22 @@ def read_slice_table(path: Path, pairs: int) -> SliceTable:
     columns = {name: slice_values(values) for name, values in texts.items()}
     if rows == 2 * pairs:
         columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
-    elif subject is not None:
+    return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P), quality)
+
+
+def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarray:
+    if len(subject) == len(same_P):
         raise DataError(
-            f"{path}: the column {_SUBJECT} needs one row for each of {2 * pairs:,} images; this table has one for "
-            "each pair"
+            f"{path}: the column {_SUBJECT} needs one row for each of {2 * len(same_P):,} images; this table has one "
+            "for each pair"
         )
-    return SliceTable(columns, None if subject is None else dense_ids(subject), quality)
+    wrong = contradicting_pair(subject, same_P.tolist())
+    if wrong is not None:
+        raise DataError(
+            f"{path}, row {2 * wrong + 2}: the column {_SUBJECT} contradicts the label of pair {wrong}, which shows "
+            f"{'one person' if same_P[wrong] else 'two people'}; the rows must be in the order of the set"
+        )
+    return dense_ids(subject)
 
 
 def read_quality(path: Path, texts: dict[str, list[str]], column: str = QUALITY) -> np.ndarray:

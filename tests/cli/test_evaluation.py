@@ -47,9 +47,9 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
         face(n % 10 + (0 if k == 0 or one else 50), 2 * n + k) for n, one in enumerate(same) for k in range(2)
     ]
     write_bin(tmp_path / "pairs.bin", images, same)
-    (tmp_path / "table.csv").write_text(
-        "\n".join(["part,subject", *("left,a" if n < 40 else "right,b" for n in range(80))])
-    )
+    rows = [f"left,{'a' if k == 0 or one else 'b'}" for one in same[:20] for k in range(2)]
+    rows += [f"right,{'b' if k == 0 or one else 'a'}" for one in same[20:] for k in range(2)]
+    (tmp_path / "table.csv").write_text("\n".join(["part,subject", *rows]))
     write_ijb(tmp_path / "IJBC")
     write_tinyface(tmp_path / "tinyface")
     write_megaface(tmp_path / "megaface")

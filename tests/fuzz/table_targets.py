@@ -80,7 +80,7 @@ def table_targets(folder: Path) -> dict[str, Callable[[bytes], str]]:
     """Return the targets, which write their files to a folder."""
     readers: dict[str, tuple[type[Exception] | tuple[type[Exception], ...], str, Callable[[Path], object]]] = {
         "scores": (DataError, "a.csv", read_scores),
-        "slices": (DataError, "b.csv", lambda path: read_slice_table(path, 1)),
+        "slices": (DataError, "b.csv", lambda path: read_slice_table(path, _SAME[1:])),
         "embeddings_npz": (DataError, "a.npz", load_embeddings),
         "embeddings_parquet": (DataError, "b.parquet", load_embeddings),
         "stored_npz": (DataError, "s.npz", _read_blocks),

@@ -41,8 +41,13 @@ def write_subjects(bin_path: Path, names: Sequence[str]) -> None:
 
 def subjects_agree(names_N: Sequence[str], same_P: Sequence[bool]) -> bool:
     """Return whether genuine pairs have equal subjects and impostor pairs different ones."""
-    pairs = zip(names_N[0::2], names_N[1::2], same_P, strict=True)
-    return all((first == second) == bool(same) for first, second, same in pairs)
+    return contradicting_pair(names_N, same_P) is None
+
+
+def contradicting_pair(names_N: Sequence[str], same_P: Sequence[bool]) -> int | None:
+    """Return the first genuine pair of two subjects or impostor pair of one; None if all subjects agree."""
+    pairs = enumerate(zip(names_N[0::2], names_N[1::2], same_P, strict=True))
+    return next((at for at, (first, second, same) in pairs if (first == second) != bool(same)), None)
 
 
 def read_subjects(bin_path: Path, same_P: np.ndarray) -> np.ndarray | None:

@@ -170,6 +170,7 @@ def test_two_systems_are_compared_pair_by_pair_in_any_order(tmp_path):
     with pytest.raises(DataError, match="is missing; two systems are compared on the same pairs"):
         evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
     rows["pair"][3], rows["genuine"][3] = names[order[3]], 1 - rows["genuine"][3]
+    del rows["subject_1"], rows["subject_2"]
     with pytest.raises(DataError, match="genuine differs from the labels"):
         evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
 
@@ -229,6 +230,10 @@ def test_sorted_pairs_are_dealt_to_the_folds():
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         ({"score": [1, 2], "genuine": [1, 0], "pair": ["a", "a"]}, "'a' occurs more than once"),
         ({"score": [1, 2], "genuine": [1, 0], "subject_1": ["a", "b"]}, "has a column subject_1 only"),
+        (
+            {"score": [1, 2], "genuine": [1, 0], "subject_1": ["a", "b"], "subject_2": ["a", "b"]},
+            "row 3: genuine is 0, but the people are 'b' and 'b'",
+        ),
         ({"score": [], "genuine": []}, "no rows"),
     ],
 )

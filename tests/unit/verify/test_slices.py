@@ -18,6 +18,10 @@ def write(path, names, rows):
     return path
 
 
+def impostors(pairs):
+    return np.zeros(pairs, bool)
+
+
 def test_all_groups_share_one_threshold():
     pairs = people(np.random.default_rng(0), 60)
     value = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
@@ -96,27 +100,37 @@ def test_a_group_without_impostors_has_no_false_match_rate():
 
 def test_a_pair_of_images_has_their_common_value_or_both(tmp_path):
     table = write(tmp_path / "t.csv", ["sex"], [["f"], ["f"], ["m"], ["f"], ["f"], ["m"]])
-    assert read_slice_table(table, 3).columns["sex"].tolist() == ["f", "f / m", "f / m"]
+    assert read_slice_table(table, impostors(3)).columns["sex"].tolist() == ["f", "f / m", "f / m"]
 
 
 def test_a_table_of_images_gives_the_subjects(tmp_path):
     table = write(tmp_path / "t.csv", ["subject", "sex"], [[70 + n % 13, "f"] for n in range(40)])
-    found = read_slice_table(table, 20)
+    found = read_slice_table(table, impostors(20))
     assert found.subject.tolist() == [n % 13 for n in range(40)] and found.columns.keys() == {"sex"}
     table = write(tmp_path / "t.csv", ["subject"], [[n] for n in range(20)])
     with pytest.raises(DataError, match="needs one row for each of 40 images"):
-        read_slice_table(table, 20)
+        read_slice_table(table, impostors(20))
+
+
+def test_subjects_that_contradict_the_labels_are_refused_with_the_row(tmp_path):
+    table = write(tmp_path / "t.csv", ["subject"], [[name] for name in "abccde"])
+    assert read_slice_table(table, np.array([False, True, False])).subject.tolist() == [0, 1, 2, 2, 3, 4]
+    message = (
+        "t.csv, row 4: the column subject contradicts the label of pair 1, which shows two people; the rows"
+    )
+    with pytest.raises(DataError, match=message):
+        read_slice_table(table, impostors(3))
 
 
 def test_the_quality_of_a_pair_is_that_of_its_worse_image(tmp_path):
     path = write(tmp_path / "t.csv", ["quality", "sex"], [(3, "f"), (1, "f"), (2, "m"), (5, "m")])
-    table = read_slice_table(path, 2)
+    table = read_slice_table(path, impostors(2))
     assert table.quality.tolist() == [1, 2] and table.columns.keys() == {"sex"}
 
 
 def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
     table = write(tmp_path / "t.csv", ["age gap", "pose"], [[n, n % 3] for n in range(100)])
-    found = read_slice_table(table, 100).columns
+    found = read_slice_table(table, impostors(100)).columns
     assert sorted(set(found["pose"])) == ["0", "1", "2"]
     names, count = np.unique(found["age gap"], return_counts=True)
     assert count.tolist() == [25, 25, 25, 25] and "0 to 24.75" in names
@@ -125,7 +139,7 @@ def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
 @pytest.mark.parametrize("unknown", ["", "nan", "N/A"])
 def test_a_number_that_is_not_known_is_missing_and_the_others_become_quartiles(tmp_path, unknown):
     table = write(tmp_path / "t.csv", ["age", "gap"], [[n, n % 2] for n in range(100)] + [[unknown, unknown]])
-    found = read_slice_table(table, 101).columns
+    found = read_slice_table(table, impostors(101)).columns
     names, count = np.unique(found["age"], return_counts=True)
     assert dict(zip(names.tolist(), count.tolist(), strict=True)) == {
         "0 to 24.75": 25, "24.75 to 49.5": 25, "49.5 to 74.25": 25, "74.25 to 99": 25, "missing": 1,
@@ -142,12 +156,12 @@ def test_a_number_that_is_not_known_is_missing_and_the_others_become_quartiles(t
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, message):
     with pytest.raises(DataError, match=message):
-        read_slice_table(write(tmp_path / "t.csv", ["x"], rows), 3)
+        read_slice_table(write(tmp_path / "t.csv", ["x"], rows), impostors(3))
     with pytest.raises(DataError, match="No such file"):
-        read_slice_table(tmp_path / "none.csv", 3)
+        read_slice_table(tmp_path / "none.csv", impostors(3))
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(DataError, match=r"empty.csv: .* the file is empty"):
-        read_slice_table(tmp_path / "empty.csv", 3)
+        read_slice_table(tmp_path / "empty.csv", impostors(3))
 
 
 def test_a_result_is_valid_json_with_a_short_curve():

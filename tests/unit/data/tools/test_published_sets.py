@@ -151,7 +151,7 @@ def test_rfw_is_one_set_with_the_folds_of_its_four_groups(rfw, tmp_path):
     assert {encoded_image_size(image) for image in images_of(tmp_path / "rfw.bin")} == {(32, 32)}
     loaded = load_pair_set("rfw", tmp_path)
     assert loaded.subject.max() + 1 == 8
-    group_P = read_slice_table(loaded.groups, 80).columns["group"]
+    group_P = read_slice_table(loaded.groups, loaded.same).columns["group"]
     for fold in range(10):
         assert group_P[8 * fold : 8 * fold + 8].tolist() == [group for group in GROUPS for _ in range(2)]
         assert loaded.same[8 * fold : 8 * fold + 8].tolist() == [True, False] * 4
@@ -185,7 +185,7 @@ def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
         write_bin(tmp_path / f"{group}_test.bin", images, [True, False] * 10)
     assert join_group_bins(tmp_path, tmp_path / "rfw.bin") == (80, 40)
     loaded = load_pair_set("rfw", tmp_path)
-    group_P = read_slice_table(loaded.groups, 80).columns["group"]
+    group_P = read_slice_table(loaded.groups, loaded.same).columns["group"]
     assert group_P.tolist() == [group for _ in range(10) for group in GROUPS for _ in range(2)]
     assert loaded.same.tolist() == [True, False] * 40
     first_fold = [100 * number + image for number in range(4) for image in range(4)]
