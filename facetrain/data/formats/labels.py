@@ -10,7 +10,9 @@ def label_of_each(identities: Iterable[int | str]) -> dict[int | str, int]:
     distinct = set(identities)
     if all(isinstance(identity, int) for identity in distinct):
         return {identity: int(identity) for identity in distinct}
-    return {identity: label for label, identity in enumerate(sorted(distinct, key=str))}
+    # A number before the same text: without an order of the two, each process could number them differently.
+    ordered = sorted(distinct, key=lambda identity: (str(identity), isinstance(identity, str)))
+    return {identity: label for label, identity in enumerate(ordered)}
 
 
 def names_of_folders(labels: Iterable[int], folders: Iterable[str]) -> list[str]:

@@ -274,11 +274,26 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
         )
     try:
         value = content.decode("utf-8").strip()
-        if suffix == ".json":
-            fields = parse_json(value)
-            value = next(str(fields[name]) for name in _LABEL_KEYS if name in fields)
-    except (ValueError, StopIteration, TypeError) as error:
+        value = _label_of_json(parse_json(value)) if suffix == ".json" else value
+        if not value:
+            raise ValueError("an empty text")
+    except ValueError as error:
         raise DataError(f"{location}: contains no identity (keys: {', '.join(_LABEL_KEYS)})") from error
     # A number only as it is usually written: 7 and 007 may be two people.
     is_number = value.isascii() and value.isdigit() and len(value) < 10 and str(int(value)) == value
     return int(value) if is_number else value
+
+
+def _label_of_json(fields: Any) -> str:
+    """Return the first label of a .json file that is not null.
+
+    Raises:
+        ValueError: there is none, or it is neither a whole number nor a text.
+    """
+    labels = [fields[name] for name in _LABEL_KEYS if name in fields] if isinstance(fields, dict) else []
+    label = next((label for label in labels if label is not None), None)
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        raise ValueError(f"{label!r} is not a label")
+    return str(label).strip()

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import pickle
+import random
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from facetrain.data.column_cache import save_columns
 from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats.gzip_shards import decompressed
+from facetrain.data.formats.labels import label_of_each
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
@@ -59,6 +61,31 @@ def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, 
     (tmp_path / "a.tar").write_bytes(b"\x1f\x8b nonsense" * 99)
     with pytest.raises(DataError, match="not a tar archive"):
         open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("label", ["null", "NaN", "0.5", "true", "[1]", '""'])
+def test_a_json_label_that_is_no_whole_number_or_text_is_refused(tmp_path, label):
+    for name, content in (("1.json", f'{{"label": {label}}}'), ("1.cls", " ")):
+        write_tar(tmp_path / "a.tar", {"1.png": encoded_image(0), name: content.encode()})
+        with pytest.raises(DataError, match=rf"{name}: contains no identity"):
+            open_dataset(tmp_path)
+
+
+def test_whole_floats_and_the_first_label_that_is_not_null_are_labels(tmp_path):
+    labels = [{"label": 2.0}, {"label": None, "identity": 1}, {"cls": 0}]
+    members = {}
+    for number, fields in enumerate(labels):
+        members |= {f"{number}.png": encoded_image(number), f"{number}.json": json.dumps(fields).encode()}
+    write_tar(tmp_path / "a.tar", members)
+    assert open_dataset(tmp_path).labels.tolist() == [2, 1, 0]
+
+
+def test_a_number_and_the_same_text_have_one_order_in_every_process():
+    identities = [7, "7", *(str(number) for number in range(20)), *range(20)]
+    for _ in range(20):
+        random.shuffle(identities)
+        label_of = label_of_each(identities)
+        assert all(label_of[number] + 1 == label_of[str(number)] for number in range(20))
 
 
 @pytest.mark.parametrize(
