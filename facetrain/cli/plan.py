@@ -90,29 +90,25 @@ def _report(
     config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
 ) -> dict[str, Any]:
     from facetrain.plan.device import DEVICES, GIB
-    from facetrain.plan.forecast import forecast, runs_fused
+    from facetrain.plan.forecast import runs_fused
     from facetrain.plan.limits import MemoryBudget, cheapest_change
+    from facetrain.plan.stages import forecast_stages
     from facetrain.plan.teacher_cost import teacher_cost
     from facetrain.run.build_backbone import check_stage_sizes
-    from facetrain.run.step_schedule import local_batch_size, stage_configs
+    from facetrain.run.step_schedule import local_batch_size
 
     check_stage_sizes(config)
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
     timed = _time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}
-    needs = [
-        (forecast(staged, num_classes, gpus, cuda=cuda, image_size=size), staged, size)
-        for _, staged, size in stage_configs(config)
-    ]
-    # The stage that needs most decides whether the run fits; where verification does, that with the largest step.
-    needed, config, size = max(needs, key=lambda need: (need[0].total, need[0].activations))
-    budget = MemoryBudget(gpus, memory, cuda=cuda, image_size=size)
+    needed, largest = forecast_stages(config, num_classes, gpus, cuda=cuda)
+    budget = MemoryBudget(gpus, memory, cuda=cuda)
     fits = budget.fits(config, num_classes)
     change = None if fits else cheapest_change(config, num_classes, budget)
     return {
         "gpus": gpus,
         "gpu": gpu,
         "identities": num_classes,
-        "batch": local_batch_size(config, gpus),
+        "batch": local_batch_size(largest, gpus),
         "memory_bytes": memory,
         "parts_bytes": needed.parts(),
         "total_bytes": needed.total,

@@ -28,9 +28,9 @@ from facetrain.models.initialize_from import (
     check_center_count,
     read_centers,
 )
-from facetrain.plan.forecast import forecast
+from facetrain.plan.stages import forecast_stages
 from facetrain.run.build_backbone import check_stage_sizes, describe_model, load_initial_weights
-from facetrain.run.step_schedule import schedule_steps, stage_configs
+from facetrain.run.step_schedule import schedule_steps
 from facetrain.verify.pair_set import PairSet, load_pair_sets
 
 _NORMALIZATION_IMAGES = 64
@@ -211,11 +211,7 @@ def _examine_sizes(
     config: Config, world: World, ranks: int, num_classes: int, folder: Path
 ) -> list[CheckResult]:
     cuda = world.device.type == "cuda"
-    forecasts = [
-        forecast(staged, num_classes, ranks, cuda=cuda, image_size=size)
-        for _, staged, size in stage_configs(config)
-    ]
-    needed = max(forecasts, key=lambda needed: needed.total)  # of the stage that needs most
+    needed = forecast_stages(config, num_classes, ranks, cuda=cuda).needed
     kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
     size = checkpoint_bytes(needed, ranks)
     results = run_check("disk", check_disk, folder, checkpoint_bytes=size, kept=kept)

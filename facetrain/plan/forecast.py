@@ -20,7 +20,7 @@ from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, Devi
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build_head import optimizer_settings
-from facetrain.run.step_schedule import local_batch_size
+from facetrain.run.step_schedule import local_batch_size, stage_configs
 from facetrain.training.distillation import CENTER_LOSSES
 
 _MOMENTS = {"sgd": 1, "adamw": 2}
@@ -182,8 +182,10 @@ def _cached_backbone_cost(
     )
 
 
-def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda: bool = True) -> HeadShape:
-    """Return the head's settings for `batch` images per rank and micro-batch."""
+def head_shape(
+    config: Config, num_classes: int, gpus: int, batch: int, *, run: Config | None = None, cuda: bool = True
+) -> HeadShape:
+    """Return the head's settings for `batch` images per rank and micro-batch; `run` is that of `forecast`."""
     # As in `product_dtype` of run/build_head.py, on a GPU that multiplies bfloat16.
     narrow = config.train.precision == "bf16" or (cuda and config.train.precision == "fp16")
     return HeadShape(
@@ -201,6 +203,9 @@ def head_shape(config: Config, num_classes: int, gpus: int, batch: int, *, cuda:
         placement=config.head.placement,
         product_bytes=2 if narrow else 4,
         expectations=config.head.expectations != "off",
+        keeps_expectations=any(
+            stage.config.head.expectations != "off" for stage in stage_configs(run or config)
+        ),
         update_in_backward=config.optim.accumulate == 1,
         cuda=cuda,
     )
@@ -223,6 +228,8 @@ def teacher_head_shape(
         sub_centers=1,
         weight_dtype="float32",
         momentum_dtype="float32",
+        expectations=False,
+        keeps_expectations=False,
         update_in_backward=False,
         trained=False,
     )
@@ -233,19 +240,19 @@ def forecast(
     num_classes: int,
     gpus: int,
     *,
+    run: Config | None = None,
     batch: int | None = None,
-    cost: BackboneCost | None = None,
     cuda: bool = True,
     image_size: int | None = None,
 ) -> Forecast:
-    """Return the memory of the rank that needs most.
+    """Return the memory of the rank that needs most, without regard to stages; see `forecast_stages`.
 
     Args:
         config: run description.
         num_classes: classes of the whole head.
         gpus: ranks of the whole run; processes if `cuda` is false.
+        run: config of the whole run, if `config` is that of a stage: the head keeps what any stage needs.
         batch: images per rank and micro-batch; the config's if None.
-        cost: result of `backbone_cost`, if it is known: it hardly depends on the batch.
         cuda: forecast for GPUs, else for processes on a CPU.
         image_size: side of the training images in pixels; None: `data.image_size`.
 
@@ -255,8 +262,8 @@ def forecast(
     """
     image_size = image_size or config.data.image_size
     batch = batch or local_batch_size(config, gpus)
-    cost = cost or backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
-    head = head_bytes(head_shape(config, num_classes, gpus, batch, cuda=cuda))
+    cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
+    head = head_bytes(head_shape(config, num_classes, gpus, batch, run=run, cuda=cuda))
     moments = 4 * cost.parameters * moments_of(config)
     images = batch * image_size**2 * _BYTES_PER_PIXEL
     average = cost.averaged_bytes if config.optim.ema is not None else 0

@@ -44,7 +44,9 @@ class HeadShape:
     trained: bool = True
     """False for class centers of a teacher, which have neither moments nor a gradient."""
     expectations: bool = False
-    """The classes have expectations in some stage (`head.expectations`)."""
+    """The loss compares with expectations of the classes (`head.expectations`)."""
+    keeps_expectations: bool = False
+    """There is a table of expectations as large as the centers, also in stages that do not use it."""
     cuda: bool = True
     """On a GPU a skipped update is masked by a factor, as the host does not read whether it is skipped."""
 
@@ -111,7 +113,7 @@ class HeadBytes:
 
 def head_bytes(shape: HeadShape) -> HeadBytes:
     """Return the bytes of the head on the rank with the largest shard."""
-    centers = shape.rows * shape.width * _BYTES[shape.weight_dtype] * (2 if shape.expectations else 1)
+    centers = shape.rows * shape.width * _BYTES[shape.weight_dtype] * (2 if shape.keeps_expectations else 1)
     moments = shape.rows * shape.moment_bytes_per_row
     # Two int64 per sampled class: its row, and its place in the sample.
     sample = 0 if shape.sample_rate >= 1 else 16 * shape.sampled

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import BackboneCost
-from facetrain.plan.forecast import backbone_cost, forecast
+from facetrain.plan.stages import forecast_stages
 from facetrain.run.step_schedule import local_batch_size
 
 USABLE = 0.95
@@ -20,7 +19,7 @@ _LARGEST_ANSWER = 1 << 34
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Ranks of a run, and the memory that each may fill with training images of one size."""
+    """Ranks of a run, and the memory that each may fill."""
 
     gpus: int
     """Ranks of the whole run; processes if `cuda` is false."""
@@ -28,43 +27,21 @@ class MemoryBudget:
     """Bytes of one GPU, or of one process."""
     cuda: bool = True
     """Whether the run is on GPUs; else it is on a CPU."""
-    image_size: int | None = None
-    """Side of the training images in pixels; None: `data.image_size`."""
 
-    def fits(
-        self,
-        config: Config,
-        num_classes: int,
-        *,
-        batch: int | None = None,
-        cost: BackboneCost | None = None,
-    ) -> bool:
-        """Return whether the rank that needs most fits. `batch` and `cost` are those of `forecast`."""
-        needed = forecast(
-            config,
-            num_classes,
-            self.gpus,
-            batch=batch,
-            cost=cost,
-            cuda=self.cuda,
-            image_size=self.image_size,
-        )
-        return needed.total <= USABLE * self.memory
+    def fits(self, config: Config, num_classes: int, *, batch: int | None = None) -> bool:
+        """Return whether the rank that needs most fits in all stages. `batch` is that of `forecast_stages`."""
+        largest = forecast_stages(config, num_classes, self.gpus, batch=batch, cuda=self.cuda)
+        return largest.needed.total <= USABLE * self.memory
 
     def largest_batch(self, config: Config, num_classes: int) -> int:
         """Return the most images per rank and micro-batch that fit; 0 if not even two fit."""
-        cost = self._backbone_cost(config)
-        return _largest_that(lambda batch: self.fits(config, num_classes, batch=batch, cost=cost))
+        return _largest_that(lambda batch: self.fits(config, num_classes, batch=batch))
 
     def most_identities(self, config: Config) -> int:
         """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""
         if config.head.placement == "disk":
             return _LARGEST_ANSWER
-        cost = self._backbone_cost(config)
-        return _largest_that(lambda classes: self.fits(config, classes, cost=cost), smallest=self.gpus)
-
-    def _backbone_cost(self, config: Config) -> BackboneCost:
-        return backbone_cost(config, self.gpus, cuda=self.cuda, image_size=self.image_size)
+        return _largest_that(lambda classes: self.fits(config, classes), smallest=self.gpus)
 
 
 def _largest_that(fits_with: Callable[[int], bool], smallest: int = 2) -> int:

@@ -1,0 +1,53 @@
+"""Forecast of the memory of runs in stages."""
+
+import pytest
+
+from facetrain.config.loading import build_config
+from facetrain.head.margin_head import MarginHead
+from facetrain.plan.forecast import forecast, teacher_head_shape
+from facetrain.plan.stages import forecast_stages
+from facetrain.run.build_head import head_settings, margin_from_config, optimizer_settings
+from facetrain.run.step_schedule import schedule_steps, stage_configs
+
+CLASSES = 1001
+
+
+def config(**sections):
+    values = {
+        "data": {"train": "none", "image_size": 32},
+        "model": {"backbone": "iresnet", "layers": [1] * 4, "widths": [16] * 4, "embedding_size": 8},
+        "train": {"batch_size": 4, "epochs": 4},
+        "eval": {"targets": []},
+    }
+    return build_config(values | sections, "test")
+
+
+@pytest.mark.parametrize(("of_section", "of_stage"), [("off", "moving"), ("fixed", "off"), ("off", "off")])
+def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_section, of_stage):
+    stages = [{"until_epoch": 1, "batch_size": 16, "expectations": of_stage}]
+    described = config(
+        head={"expectations": of_section}, train={"batch_size": 4, "epochs": 4, "stages": stages}
+    )
+    head = MarginHead(
+        head_settings(described.head, schedule=schedule_steps(described, 1000, 1)),
+        optimizer_settings(described.optim),
+        margin_from_config(described.head.margin),
+        embedding_size=8,
+        num_classes=CLASSES,
+    )
+    tables = head.row_state()
+    allocated = sum(tables[name].nbytes for name in tables.keys() & {"weight", "expectation"})
+    found = [forecast(staged, CLASSES, 1, run=described) for _, staged, _ in stage_configs(described)]
+    assert [each.centers for each in found] == [allocated, allocated]
+    needed, largest = forecast_stages(described, CLASSES, 1)
+    assert needed == found[0] and largest.train.batch_size == 16
+
+
+def test_the_centers_of_a_teacher_have_no_expectations(monkeypatch):
+    cost = type("Cost", (), {"embedding_size": 8})()
+    monkeypatch.setattr("facetrain.plan.forecast.teacher_cost", lambda *_: cost)
+    described = config(
+        head={"expectations": "moving"}, distill={"teacher": "t.safetensors", "loss": "adaptive_centers"}
+    )
+    shape = teacher_head_shape(described, CLASSES, 1, 4)
+    assert not shape.expectations and not shape.keeps_expectations
