@@ -89,9 +89,10 @@ def _dataset_size(config: Config) -> tuple[int | None, int | None]:
 def _report(
     config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
 ) -> dict[str, Any]:
+    from facetrain.plan.changes import cheapest_change
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import runs_fused
-    from facetrain.plan.limits import MemoryBudget, cheapest_change
+    from facetrain.plan.limits import MemoryBudget
     from facetrain.plan.stages import forecast_stages
     from facetrain.plan.teacher_cost import teacher_cost
     from facetrain.run.build_backbone import check_stage_sizes

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from facetrain.plan import device
+from facetrain.plan.changes import cheapest_change
 from facetrain.plan.forecast import forecast
-from facetrain.plan.limits import MemoryBudget, cheapest_change
+from facetrain.plan.limits import MemoryBudget
 from tests.support import published_speeds
 from tests.support.published_speeds import ALL, RUNS, TENTH
 

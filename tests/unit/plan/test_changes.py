@@ -1,0 +1,46 @@
+"""Changes that make a run fit."""
+
+import pytest
+
+from facetrain.config.loading import build_config
+from facetrain.plan.changes import cheapest_change
+from facetrain.plan.limits import USABLE, MemoryBudget
+from facetrain.plan.stages import forecast_stages
+
+GIB = 1 << 30
+
+
+def config(**sections):
+    values = {
+        "data": {"train": "none", "image_size": 32},
+        "model": {"backbone": "iresnet", "layers": [1] * 4, "widths": [16] * 4, "embedding_size": 32},
+        "eval": {"targets": []},
+    }
+    return build_config(values | sections, "test")
+
+
+def slightly_less_than_needed(described):
+    needed = forecast_stages(described, 1000, 1).needed
+    return MemoryBudget(1, int((needed.total - needed.activations // 4) / USABLE))
+
+
+def test_a_change_that_contradicts_the_config_is_not_proposed():
+    # Expectations need placement device, which the last change would leave.
+    described = config(head={"expectations": "moving"})
+    assert cheapest_change(described, 100_000_000, MemoryBudget(1, 2 * GIB)) is None
+    # A rounded network has no checkpointed activations.
+    described = config(
+        model={"backbone": "r18", "init_from": "r18.safetensors", "quantize": "int8"},
+        train={"precision": "fp32"},
+    )
+    change = cheapest_change(described, 1000, slightly_less_than_needed(described))
+    assert change is not None and change.keys == {"train.batch_size": 64, "optim.accumulate": 2}
+
+
+@pytest.mark.parametrize("key", ["cuda_graphs", "fused"])
+def test_checkpointed_activations_are_proposed_without_what_excludes_them(key):
+    described = config(model={"backbone": "r18"}, train={"precision": "fp32", key: "on"})
+    change = cheapest_change(described, 1000, slightly_less_than_needed(described))
+    assert change is not None
+    assert change.keys == {"model.checkpoint_activations": True, f"train.{key}": "auto"}
+    assert f"without train.{key}" in change.price
