@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from facetrain.config.loading import build_config, override_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.plan.limits import MemoryBudget
-from facetrain.run.step_schedule import local_batch_size
+from facetrain.run.step_schedule import local_batch_size, stage_configs
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class Change:
 
     def overrides(self) -> str:
         """Return the change as options of the command line."""
-        return " ".join(f"--set {key}={json.dumps(value)}" for key, value in self.keys.items())
+        values = {
+            key: value if isinstance(value, str) else json.dumps(value) for key, value in self.keys.items()
+        }
+        return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
 
 
 def cheapest_change(config: Config, num_classes: int, budget: MemoryBudget) -> Change | None:
@@ -59,6 +63,9 @@ def cheapest_change(config: Config, num_classes: int, budget: MemoryBudget) -> C
             return Change(keys, "together: " + "; ".join(prices))
     return None
 
+
+_HIGHEST_RATE = 0.1
+"""Fraction of the classes that a step can copy to a GPU and back without taking much longer."""
 
 _Proposal = Callable[[Config, MemoryBudget], Change | None]
 
@@ -94,10 +101,12 @@ def _checkpoint_activations(config: Config, budget: MemoryBudget) -> Change | No
 
 def _halve_batch(config: Config, budget: MemoryBudget) -> Change | None:
     batch = local_batch_size(config, budget.gpus)
-    if batch < 4 or batch % 2:
+    of_stages = [local_batch_size(staged, budget.gpus) for _, staged, _ in stage_configs(config)]
+    if any(size < 4 or size % 2 for size in (batch, *of_stages)):
         return None
-    keys = {} if config.train.global_batch_size else {"train.batch_size": batch // 2}
-    keys["optim.accumulate"] = 2 * config.optim.accumulate
+    keys: dict[str, Any] = {"optim.accumulate": 2 * config.optim.accumulate}
+    if not config.train.global_batch_size:
+        keys |= {"train.batch_size": batch // 2} | _in_stages(config, "batch_size", lambda size: size // 2)
     price = "the same global batch in twice as many micro-batches; batch norm sees half as many images"
     return Change(keys, price)
 
@@ -117,9 +126,17 @@ def _quarter_momentum(config: Config, budget: MemoryBudget) -> Change | None:
 def _move_centers(config: Config, budget: MemoryBudget) -> Change | None:
     if config.head.placement != "device" or not budget.cuda:
         return None
-    sampling = {"head.sample_rate": 0.1} if config.head.sample_rate > 0.1 else {}
+    sampling = {"head.sample_rate": _HIGHEST_RATE} if config.head.sample_rate > _HIGHEST_RATE else {}
+    sampling |= _in_stages(config, "sample_rate", lambda rate: min(rate, _HIGHEST_RATE))
     price = "the sampled centers are copied to the GPU and back in each step"
     return Change({"head.placement": "host"} | sampling, price)
+
+
+def _in_stages(config: Config, key: str, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return `train.stages` with changed values in the stages that have the key; nothing if they stay as they are."""
+    stages = [stage.model_dump(exclude_none=True) for stage in config.train.stages]
+    changed = [stage | {key: change(stage[key])} if key in stage else stage for stage in stages]
+    return {"train.stages": changed} if changed != stages else {}
 
 
 _PROPOSALS: tuple[_Proposal, ...] = (

@@ -1,5 +1,7 @@
 """Changes that make a run fit."""
 
+import shlex
+
 import pytest
 
 from facetrain.config.loading import build_config
@@ -44,3 +46,27 @@ def test_checkpointed_activations_are_proposed_without_what_excludes_them(key):
     assert change is not None
     assert change.keys == {"model.checkpoint_activations": True, f"train.{key}": "auto"}
     assert f"without train.{key}" in change.price
+
+
+def test_a_change_is_made_in_the_stages_that_have_the_key():
+    stages = [{"until_epoch": 5, "batch_size": 512, "sample_rate": 0.5}, {"until_epoch": 9, "image_size": 24}]
+    values = {
+        "data": {"train": "none", "image_size": 32},
+        "model": {"backbone": "mbf_small", "checkpoint_activations": True, "embedding_size": 32},
+        "head": {"momentum_dtype": "bfloat16"},
+        "train": {"batch_size": 128, "stages": stages},
+        "eval": {"targets": []},
+    }
+    described = build_config(values, "test")
+    budget = slightly_less_than_needed(described)
+    change = cheapest_change(described, 1000, budget)
+    halved = [{"until_epoch": 5, "batch_size": 256, "sample_rate": 0.5}, stages[1]]
+    assert change is not None
+    assert change.keys == {"optim.accumulate": 2, "train.batch_size": 64, "train.stages": halved}
+    # As a shell passes them to the command.
+    words = [word for word in shlex.split(change.overrides()) if word != "--set"]
+    assert budget.fits(build_config(values, "test", words), 1000)
+    moved = cheapest_change(described, 20_000_000, MemoryBudget(1, 3 * GIB))
+    assert moved is not None
+    sampled = [{"until_epoch": 5, "batch_size": 512, "sample_rate": 0.1}, stages[1]]
+    assert moved.keys == {"head.placement": "host", "head.sample_rate": 0.1, "train.stages": sampled}
