@@ -42,12 +42,18 @@ _WITHOUT_EQUIVALENT = {
     "momentum": "arcface_torch ignores it and uses 0.9",
     "num_workers": "data.workers is set to auto",
     "dali": "facetrain's reader is used",
-    "dali_aug": "converted to data.augment",
     "output": "run.dir and run.name give the run folder",
     "wandb_key": "`wandb login` stores the key",
     "wandb_resume": "`facetrain resume` continues the same run of Weights & Biases",
 }
-_TRANSLATED = DEFAULTS.keys() | {"rec", "num_classes", "num_image", "using_wandb", "wandb_project"}
+_TRANSLATED = DEFAULTS.keys() | {
+    "rec",
+    "dali_aug",
+    "num_classes",
+    "num_image",
+    "using_wandb",
+    "wandb_project",
+}
 _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
 _SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
@@ -171,9 +177,10 @@ def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
 
 def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     m1, m2, m3 = (float(value) for value in values["margin_list"])
-    kind = "combined"
-    if m1 == 1 and 0 in (m2, m3):
-        kind = "arcface" if m3 == 0 else "cosface"
+    kind = "arcface" if m1 == 1 and m3 == 0 else "combined"
+    if m3 > 0:
+        # arcface_torch subtracts m3 alone then.
+        kind, m1, m2 = "cosface", 1.0, 0.0
     described: dict[str, Any] = {
         "recipe": "head",
         "seed": values["seed"],
@@ -203,17 +210,22 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
             "epochs": values["num_epoch"],
             "precision": "fp16" if values["fp16"] else "fp32",
         },
-        "eval": {"targets": list(values["val_targets"]), "every_steps": values["verbose"]},
-        "log": {"every_steps": values["frequent"]},
+        "eval": {"targets": list(values["val_targets"]), "every_steps": _steps("verbose", values)},
+        "log": {"every_steps": _steps("frequent", values)},
     }
     described["data"] |= {
         ours: values[theirs] for theirs, ours in _SIZES.items() if isinstance(values.get(theirs), int)
     }
     if values.get("using_wandb") and isinstance(values.get("wandb_project"), str):
         described["log"]["wandb"] = values["wandb_project"]
-    if values.get("dali_aug"):
+    if values.get("dali") and values.get("dali_aug"):
         described["data"]["augment"] = {"low_resolution": 0.1, "blur": 0.2, "color": 0.2, "gray": 0.1}
     return described
+
+
+def _steps(name: str, values: dict[str, Any]) -> int:
+    """Return an interval in steps: arcface_torch counts micro-batches."""
+    return max(values[name] // max(values["gradient_acc"], 1), 1)
 
 
 def _backbone(network: str) -> str:
@@ -225,6 +237,17 @@ def _backbone(network: str) -> str:
 def _notes_on_values(values: dict[str, Any]) -> list[str]:
     """Return comment lines about values that the YAML text does not express, although their setting has a key."""
     notes = []
+    m1, m2, m3 = (float(value) for value in values["margin_list"])
+    if m3 > 0 and (m1, m2) != (1, 0):
+        notes.append(
+            "# margin_list: m1 and m2 are left out, because arcface_torch ignores them where m3 is above 0"
+        )
+    if "dali_aug" in values:
+        used = values.get("dali") or not values["dali_aug"]
+        why = "converted to data.augment" if used else "is left out, because it has no effect without dali"
+        notes.append(f"# dali_aug: {why}")
+    if values["gradient_acc"] > 1:
+        notes.append("# verbose, frequent: divided by gradient_acc, because facetrain counts whole steps")
     variant = _VIT_VARIANT.fullmatch(values["network"])
     if variant and variant[2] not in ("dp005_mask0", "dp005_mask_0"):
         notes.append(f"# network: `{variant[2]}` is left out; {_MASKED}")

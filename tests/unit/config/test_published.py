@@ -106,12 +106,34 @@ def test_a_converted_config_describes_the_same_run(tmp_path):
         ((1.0, 0.5, 0.0), "arcface"),
         ((1.0, 0.0, 0.4), "cosface"),
         ((1.35, 0.0, 0.0), "combined"),
-        ((1.0, 0.3, 0.2), "combined"),
     ],
 )
 def test_every_margin_of_arcface_torch_is_converted(tmp_path, margins, kind):
     margin = converted(tmp_path, f"{PEER}config.margin_list = {margins}\n").head.margin
     assert margin.type == kind and (margin.m1, margin.m2, margin.m3) == margins
+
+
+@pytest.mark.parametrize("margins", [(1.0, 0.5, 0.2), (1.35, 0.0, 0.2)])
+def test_a_margin_with_m3_is_converted_without_what_arcface_torch_ignores(tmp_path, margins):
+    margin = converted(tmp_path, f"{PEER}config.margin_list = {margins}\n").head.margin
+    assert (margin.type, margin.m1, margin.m2, margin.m3) == ("cosface", 1, 0, 0.2)
+    assert "# margin_list: m1 and m2 are left out" in (tmp_path / "wf42m.yaml").read_text()
+
+
+def test_the_augmentation_of_dali_is_converted_only_if_dali_is_in_use(tmp_path):
+    on = converted(tmp_path, PEER + "config.dali = True\nconfig.dali_aug = True\n").data.augment
+    assert (on.low_resolution, on.blur, on.color, on.gray) == (0.1, 0.2, 0.2, 0.1)
+    assert "# dali_aug: converted to data.augment" in (tmp_path / "wf42m.yaml").read_text()
+    off = converted(tmp_path, PEER + "config.dali = False\nconfig.dali_aug = True\n").data.augment
+    assert (off.low_resolution, off.blur, off.color, off.gray) == (0, 0, 0, 0)
+    assert "# dali_aug: is left out" in (tmp_path / "wf42m.yaml").read_text()
+
+
+def test_intervals_in_micro_batches_are_converted_to_steps(tmp_path):
+    intervals = "config.gradient_acc = 4\nconfig.verbose = 2000\nconfig.frequent = 3\n"
+    config = converted(tmp_path, PEER + intervals)
+    assert (config.optim.accumulate, config.eval.every_steps, config.log.every_steps) == (4, 500, 1)
+    assert "# verbose, frequent: divided by gradient_acc" in (tmp_path / "wf42m.yaml").read_text()
 
 
 WITHOUT_MARGIN = PEER.replace("config.margin_list = (1.0, 0.0, 0.4)\n", "")
