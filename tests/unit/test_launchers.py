@@ -74,6 +74,13 @@ def test_two_containers_are_two_nodes_of_one_job(path):
         assert (ROOT / "docker" / service["build"]["dockerfile"].split("/")[1]).exists()
 
 
+def test_each_container_has_as_many_gpus_as_processes():
+    (found,) = documents(ROOT / "docker" / "compose.yaml")
+    for service in found["services"].values():
+        (gpus,) = find(service, "device_ids")
+        assert f"--nproc-per-node={len(gpus)}" in service["command"]
+
+
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
 def test_docker_compose_accepts_the_file(path):
     if shutil.which("docker-compose"):
