@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed.process_setup import keep_freed_memory
-from facetrain.errors import RunError
+from facetrain.errors import RunError, UsageError
 from facetrain.spawn import HelperContext
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.execution import Execution, ExecutionSettings
@@ -89,8 +90,10 @@ def measure_backbone_steps(
     Each variant takes `steps` steps in each of `rounds` rounds.
 
     Raises:
+        UsageError: a variant is not possible with this network or device.
         RunError: the process of a variant ended early, for example because memory ran out.
     """
+    _check_variants(workload, variants)
     speeds: dict[str, list[float]] = {name: [] for name in variants}
     with _variant_processes(workload, variants) as processes:
         # Separate, because it includes compilation and the first allocation of all memory.
@@ -116,6 +119,17 @@ def measure_backbone_steps(
             for name, median in medians.items()
         },
     }
+
+
+def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None:
+    for name in variants:
+        variant = VARIANTS[name]
+        if workload.device == "cpu" and (variant.fused or variant.cuda_graphs):
+            raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
+        if variant.fused and workload.backbone not in LAYERS:
+            raise UsageError(
+                f"--variant {name}: {workload.backbone} has no fused kernels; use --backbone {', '.join(LAYERS)}"
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ seconds that a core needs for a step, and the bytes per second at which gradient
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -91,9 +92,26 @@ def _saved_results(path: Path | None) -> list[dict[str, Any]]:
         return []
     try:
         with os_errors_as(UsageError, path):
-            return [json.loads(line) for line in path.read_text().splitlines()]
-    except ValueError as error:
+            found = [json.loads(line) for line in path.read_text().splitlines()]
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}; it must be a file that `bench scaling` wrote") from error
+    for number, once in enumerate(found, start=1):
+        if not _is_result(once):
+            raise UsageError(
+                f"{path}, line {number}: is not a result; it must be a file that `bench scaling` wrote"
+            )
+    return found
+
+
+def _is_result(once: Any) -> bool:
+    """Return whether a value has the numbers that a report takes from a result."""
+    try:
+        numbers = once["processes"], once["images_per_s"], once["share_of_time"]["collectives"]
+    except (TypeError, KeyError, IndexError):
+        return False
+    return (
+        all(type(number) in (int, float) and math.isfinite(number) for number in numbers) and numbers[1] > 0
+    )
 
 
 def _measure_once(processes: int, settings: ScalingSettings) -> dict[str, Any]:

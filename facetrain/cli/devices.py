@@ -27,9 +27,17 @@ Device = Annotated[
 
 
 def resolve_device(name: str) -> str:
-    """Return `cpu` or `cuda` for the value of `--device`; `auto` gives `cuda` if a GPU is available."""
-    if name != "auto":
+    """Return `cpu` or `cuda` for the value of `--device`; `auto` gives `cuda` if a GPU is available.
+
+    Raises:
+        UsageError: `cuda` is given, and there is no GPU.
+    """
+    if name == "cpu":
         return name
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
+        raise UsageError("--device cuda: this machine has no GPU; use --device cpu, or a machine with a GPU")
+    return "cpu"

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from facetrain.cli.bench.training import format_training
 from tests.support.command import facetrain, refusal
@@ -65,6 +66,27 @@ def test_a_name_that_does_not_exist_is_a_usage_error(arguments, message):
     assert error.exit_code == 2 and message in str(error)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("backbone", "--device", "cuda"), "--device cuda: this machine has no GPU; use --device cpu"),
+        (("head", "--device", "cuda"), "--device cuda: this machine has no GPU; use --device cpu"),
+        (("backbone", "--variant", "facetrain_graphs"), "--variant facetrain_graphs: needs a GPU"),
+        (("backbone", "--variant", "facetrain_fused"), "--variant facetrain_fused: needs a GPU"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_without_one(arguments, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    error = refusal("bench", *arguments)
+    assert error.exit_code == 2 and message in str(error)
+
+
+def test_fused_kernels_are_not_measured_with_a_network_that_has_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    error = refusal("bench", "backbone", "--backbone", "mbf", "--variant", "facetrain_fused")
+    assert error.exit_code == 2 and "mbf has no fused kernels; use --backbone r18, " in str(error)
+
+
 SMALL_HEAD = ("head", "--batch-size", 4, "--embedding-size", 8, "--steps", 1, "--device", "cpu")
 SMALL_SEARCH = ("search", "--entries", 500, "--size", 8, "--probes", 4, "--nprobe", 3, "--method", "ivf")
 
@@ -82,6 +104,7 @@ SMALL_SEARCH = ("search", "--entries", 500, "--size", 8, "--probes", 4, "--nprob
         ),
         ((*SMALL_HEAD, "--identities", "inf"), "--identities inf: use a whole number of at most"),
         ((*SMALL_HEAD, "--identities", 40.5), "--identities 40.5: use a whole number"),
+        (("checkpoint", "--gigabytes", "inf"), "--gigabytes inf: use a number of at most 10,000"),
         ((*SMALL_SEARCH, "--nlist", 1000), "--nlist 1,000: more lists than --entries 500; choose a smaller"),
     ],
 )

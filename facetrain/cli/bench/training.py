@@ -13,11 +13,15 @@ from facetrain.cli.bench.options import Data, Json, Rounds, Steps, Variants, pri
 from facetrain.cli.devices import Device, resolve_device
 from facetrain.cli.train import Processes, Set
 from facetrain.cpu_cores import usable_cores
+from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
 
 _DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
+
+
+_MOST_GIGABYTES = 10_000
 
 
 def _require_backbone(name: str) -> None:
@@ -213,5 +217,7 @@ def checkpoint(
     """Measure how long asynchronous and synchronous saves stop training."""
     from facetrain.bench.checkpoint import measure_checkpoints
 
+    if gigabytes > _MOST_GIGABYTES:
+        raise UsageError(f"--gigabytes {gigabytes:g}: use a number of at most {_MOST_GIGABYTES:,}")
     report = measure_checkpoints(folder, gigabytes=gigabytes, saves=saves, device=resolve_device(device))
     print_report(report, as_json=as_json)

@@ -12,6 +12,14 @@ def settings(results=None):
     )
 
 
+def result_of(processes):
+    return {
+        "processes": processes,
+        "images_per_s": 7.0 * processes,
+        "share_of_time": {"collectives": 0.1},
+    }
+
+
 def test_the_model_recovers_the_numbers_that_its_steps_were_made_from():
     size = gradient_bytes("mbf_small")
     made = {n: 0.5 * max(n / 2, 1) + 2 * (n - 1) / n * size / 1e9 for n in (1, 2, 4)}
@@ -22,13 +30,24 @@ def test_the_model_recovers_the_numbers_that_its_steps_were_made_from():
 
 def test_results_in_the_file_are_not_measured_again(tmp_path):
     path = tmp_path / "results.jsonl"
-    results = [{"processes": n, "images_per_s": 7.0 * n} for n in (1, 2, 1, 2)]
+    results = [result_of(n) for n in (1, 2, 1, 2)]
     path.write_text("".join(json.dumps(result) + "\n" for result in results))
     found = measure_all(settings(path))
     assert [result["images_per_s"] for result in found[2]] == [14.0, 14.0] and len(found[1]) == 2
 
 
-def test_a_file_of_results_that_is_none_is_refused(tmp_path):
-    (tmp_path / "results").write_text("not JSON")
-    with pytest.raises(UsageError, match="results: .*bench scaling"):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not JSON",
+        '{"foo": 1}',
+        "[1]",
+        '{"processes": 1, "images_per_s": 7.0}',
+        json.dumps(result_of(1) | {"images_per_s": 0}),
+        json.dumps(result_of(1) | {"share_of_time": [1]}),
+    ],
+)
+def test_a_file_of_results_that_is_none_is_refused(tmp_path, line):
+    (tmp_path / "results").write_text(line)
+    with pytest.raises(UsageError, match="results.*: .*bench scaling"):
         measure_all(settings(tmp_path / "results"))
