@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,14 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
         output: .safetensors file.
 
     Raises:
-        ModelError: a model cannot be read or has another network, or the weights are not one per model with a sum
-            above 0.
+        ModelError: a model cannot be read or has another network, or the weights are not one per model with a finite
+            sum above 0.
         RunError: the file cannot be written.
     """
-    if len(weights) != len(models) or min(weights) < 0 or not sum(weights) > 0:
+    if len(weights) != len(models) or min(weights) < 0 or not 0 < sum(weights) < math.inf:
         raise ModelError(
-            f"{len(models)} models cannot be averaged with the weights {list(weights)}; give one number of at least 0 "
-            "for each model, not all of them 0"
+            f"{len(models)} models cannot be averaged with the weights {list(weights)}; give one finite number of "
+            "at least 0 for each model, not all of them 0"
         )
     first = open_model(models[0], torch.device("cpu"))
     if not isinstance(first.network, Backbone):

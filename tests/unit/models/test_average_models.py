@@ -1,5 +1,7 @@
 """Weighted averages of models."""
 
+import math
+
 import pytest
 import torch
 
@@ -66,8 +68,9 @@ def test_other_networks_and_wrong_weights_are_refused(tmp_path):
     save_model(other, build_backbone("iresnet", **wide).state_dict(), describe_backbone("iresnet", **wide))
     with pytest.raises(ModelError, match="does not fit the network"):
         average_models([first, other], [1, 1], tmp_path / "out.safetensors")
-    with pytest.raises(ModelError, match="one number of at least 0"):
-        average_models([first, first], [1, -1], tmp_path / "out.safetensors")
+    for weights in ([1, -1], [math.inf, 1], [math.nan, 1], [0, 0]):
+        with pytest.raises(ModelError, match="one finite number of at least 0"):
+            average_models([first, first], weights, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
     out = ["--output", tmp_path / "out.safetensors"]
     assert "needs at least two models" in str(refusal("average", first, *out))
