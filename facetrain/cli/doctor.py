@@ -48,8 +48,9 @@ def doctor(
 
     if run_dir and not run_dir.is_dir():
         raise UsageError(f"{run_dir}: no such folder; name the folder of a run")
-    if gpus and not config and not (run_dir and (run_dir / "config.yaml").is_file()):
-        raise UsageError("--gpus needs a config to check; give one with --config")
+    if (gpus or set_) and not config and not (run_dir and (run_dir / "config.yaml").is_file()):
+        option = "--gpus" if gpus else "--set"
+        raise UsageError(f"{option} needs a config to check; give one with --config")
     if run_dir and not config and (run_dir / "config.yaml").is_file():
         config = run_dir / "config.yaml"
     described = load_config(config, set_ or ()) if config else None

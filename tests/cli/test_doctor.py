@@ -142,3 +142,9 @@ def test_under_torchrun_the_network_between_the_ranks_is_measured(tmp_path):
     assert done.returncode == 0, done.stderr
     network = next(r for r in json.loads(done.stdout)["results"] if r["check"] == "network")
     assert "2 ranks on 1 host: gloo all-reduce at" in network["message"]
+
+
+@pytest.mark.parametrize("option", [("--gpus", "2"), ("--set", "no.such.key=1")])
+def test_an_option_for_a_config_is_refused_without_one(option, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, *option)
+    assert code == 2 and err == f"error: {option[0]} needs a config to check; give one with --config\n"
