@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from facetrain.plan.device import Device
 
 
+_MOST_GIB = 1_000_000
+
+
 def plan(
     config: Annotated[Path, typer.Option(help="Run description, YAML.")],
     gpus: Annotated[
@@ -55,6 +58,8 @@ def plan(
         raise UsageError(f"--gpu {gpu}: unknown; use one of {', '.join(DEVICES)}, cpu")
     if gpu == "cpu" and memory is None:
         raise UsageError("--gpu cpu: also give --memory, the GiB that each process may use")
+    if memory and memory > _MOST_GIB:
+        raise UsageError(f"--memory {memory:g}: use a number of at most {_MOST_GIB:,}")
     described = load_config(config, set_ or ())
     known_classes, num_images = _dataset_size(described)
     num_classes = identities or known_classes
@@ -161,12 +166,12 @@ def _images_of_stages(
     """Return the images that each stage of the run trains on; None if the size of the dataset is not known."""
     from facetrain.run.step_schedule import schedule_steps
 
-    if config.train.stages:
-        stages = schedule_steps(config, num_images, gpus).stages if num_images else ()
-        return [(stage.stop_step - stage.first_step) * stage.global_batch_size for stage in stages] or None
-    if config.train.max_steps:
+    if num_images:
+        stages = schedule_steps(config, num_images, gpus).stages
+        return [(stage.stop_step - stage.first_step) * stage.global_batch_size for stage in stages]
+    if config.train.max_steps and not config.train.stages:
         return [config.train.max_steps * global_batch]
-    return [num_images * config.train.epochs] if num_images else None
+    return None
 
 
 def _format(report: dict[str, Any]) -> str:

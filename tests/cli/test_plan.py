@@ -64,7 +64,7 @@ def test_a_learning_rate_factor_of_no_parameter_is_refused_before_the_run():
 
 def test_the_numbers_of_identities_and_images_are_read_from_the_dataset(tmp_path):
     write_records(tmp_path / "data", [n // 4 for n in range(40)])
-    (tmp_path / "own.yaml").write_text(f"data: {{train: {tmp_path}/data}}\n{TINY}")
+    (tmp_path / "own.yaml").write_text(f"data: {{train: {tmp_path}/data}}\ntrain: {{batch_size: 8}}\n{TINY}")
     report = json.loads(plan("--config", tmp_path / "own.yaml", "--gpus", 1, "--json")[1])
     assert report["identities"] == 10
     assert report["days"] * 86_400 * report["images_per_second"] == pytest.approx(40 * 20, rel=0.01)
@@ -92,6 +92,19 @@ def test_a_global_batch_that_cannot_be_divided_is_refused_as_in_training():
     sets = ("--set", "train.batch_size=null", "--set", "train.global_batch_size=1024")
     error = refusal("plan", "--config", CONFIG, "--gpus", 3, *sets)
     assert error.exit_code == 2 and "cannot be divided among 3 ranks" in str(error)
+
+
+@pytest.mark.parametrize("stages", ["[]", "[{until_epoch: 1, sample_rate: 0.5}]"])
+def test_fewer_images_than_a_global_batch_are_refused_as_in_training(stages):
+    sets = ("--set", "data.num_images=1000", "--set", f"train.stages={stages}", *AS_TINY)
+    error = refusal("plan", "--config", CONFIG, "--gpus", 8, *sets)
+    assert error.exit_code == 2 and "has 1,000 images, fewer than one global batch of 1,024" in str(error)
+
+
+@pytest.mark.parametrize("memory", ["inf", "1e300"])
+def test_a_memory_that_no_gpu_has_is_refused(memory):
+    error = refusal("plan", "--config", CONFIG, "--memory", memory)
+    assert error.exit_code == 2 and ": use a number of at most 1,000,000" in str(error)
 
 
 def test_an_unknown_gpu_is_a_usage_error_of_one_line():
