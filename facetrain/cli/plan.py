@@ -52,7 +52,7 @@ def plan(
     from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
     from facetrain.plan.device import DEVICES
-    from facetrain.plan.forecast import on_device
+    from facetrain.plan.execution import on_device
 
     if gpu not in (*DEVICES, "cpu"):
         raise UsageError(f"--gpu {gpu}: unknown; use one of {', '.join(DEVICES)}, cpu")
@@ -96,7 +96,7 @@ def _report(
 ) -> dict[str, Any]:
     from facetrain.plan.changes import cheapest_change
     from facetrain.plan.device import DEVICES, GIB
-    from facetrain.plan.forecast import runs_fused
+    from facetrain.plan.execution import runs_fused
     from facetrain.plan.limits import MemoryBudget
     from facetrain.plan.stages import forecast_stages
     from facetrain.plan.teacher_cost import teacher_cost

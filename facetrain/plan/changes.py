@@ -11,6 +11,7 @@ from typing import Any
 from facetrain.config.loading import build_config, override_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
+from facetrain.plan.execution import replays_graphs
 from facetrain.plan.limits import MemoryBudget
 from facetrain.run.step_schedule import local_batch_size, stage_configs
 
@@ -81,6 +82,12 @@ def _possible(propose: _Proposal, config: Config, budget: MemoryBudget) -> tuple
         return None
 
 
+def _launch_kernels(config: Config, budget: MemoryBudget) -> Change | None:
+    if not budget.cuda or not replays_graphs(config, budget.gpus):
+        return None
+    return Change({"train.cuda_graphs": "off"}, "the host launches each kernel of the backbone")
+
+
 def _halve_momentum(config: Config, budget: MemoryBudget) -> Change | None:
     if config.head.momentum_dtype != "float32":
         return None
@@ -140,6 +147,7 @@ def _in_stages(config: Config, key: str, change: Callable[[Any], Any]) -> dict[s
 
 
 _PROPOSALS: tuple[_Proposal, ...] = (
+    _launch_kernels,
     _halve_momentum,
     _checkpoint_activations,
     _halve_batch,

@@ -6,17 +6,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from facetrain.backbone.iresnet import LAYERS
 from facetrain.config.schema import Config
 from facetrain.plan.backbone_cost import (
     BackboneCost,
     TrainedParts,
-    can_count_fused,
     forward_bytes,
-    freezes_batch_norm,
     measure_backbone,
 )
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES, Device
+from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
+from facetrain.plan.execution import backbone_options, replays_graphs, runs_fused, trained_parts
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build_head import optimizer_settings
@@ -54,9 +52,10 @@ class Forecast:
     activations: int
     """Bytes that the forward pass keeps for the backward pass."""
     work: int
-    """Peak beside all this: a chunk of logits with its rows, or the backward pass."""
+    """Peak beside all this: a chunk of logits with its rows, or the backward pass; both with CUDA graphs."""
     verification: int
-    """Bytes that verification needs beyond a step, whose images, activations and work no longer exist then."""
+    """Bytes that verification needs beyond a step, whose images, activations and work no longer exist then; with CUDA
+    graphs all of its bytes, because the graphs keep theirs."""
     saving: int
     """Copy from which a checkpoint is written in the background; beside a GPU it is in the host's memory."""
     runtime: int
@@ -79,32 +78,6 @@ def moments_of(config: Config) -> int:
     return _MOMENTS[config.optim.name]
 
 
-def on_device(config: Config, device: Device) -> Config:
-    """Return the config with `train.fused` off if the device cannot run the fused kernels."""
-    if device.has_bf16:  # Both need compute capability 8.0.
-        return config
-    return config.model_copy(update={"train": config.train.model_copy(update={"fused": "off"})})
-
-
-def runs_fused(config: Config, *, cuda: bool = True) -> bool:
-    """Return whether the backbone runs on fused kernels on a GPU of compute capability 8.0 or higher.
-
-    Follows `training.fused_trunk.choose_trunk`. False without Triton on this machine: then they cannot be counted.
-    """
-    train, model = config.train, config.model
-    return (
-        cuda
-        and train.fused != "off"
-        and (model.backbone in LAYERS or model.backbone == "iresnet")
-        and train.precision in ("bf16", "fp16")
-        and train.channels_last
-        and train.compile != "on"
-        and not model.checkpoint_activations
-        and not _freezes_batch_norm(_backbone_options(config), trained_parts(config))
-        and can_count_fused()
-    )
-
-
 def backbone_cost(
     config: Config, gpus: int, *, cuda: bool = True, image_size: int | None = None
 ) -> BackboneCost:
@@ -120,7 +93,7 @@ def backbone_cost(
         ConfigError: the global batch cannot be divided among the GPUs.
     """
     return _cached_backbone_cost(
-        _backbone_options(config),
+        backbone_options(config),
         config.train.precision,
         local_batch_size(config, gpus),
         config.model.checkpoint_activations,
@@ -129,28 +102,6 @@ def backbone_cost(
         fused=runs_fused(config, cuda=cuda),
         image_size=image_size or config.data.image_size,
     )
-
-
-def trained_parts(config: Config) -> TrainedParts:
-    """Return the parts of the backbone that the config trains."""
-    model = config.model
-    return TrainedParts(model.freeze, model.train_batch_norm, model.lora, tuple(model.lr_factors))
-
-
-def _backbone_options(config: Config) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of `build_backbone`, hashable for the cache."""
-    options: dict[str, Any] = {
-        "name": config.model.backbone,
-        "embedding_size": config.model.embedding_size,
-        "image_size": config.data.image_size,
-        "dropout": config.model.dropout,
-    }
-    return tuple((options | config.model.shape).items())
-
-
-@lru_cache(maxsize=32)
-def _freezes_batch_norm(options: tuple[tuple[str, Any], ...], trained: TrainedParts) -> bool:
-    return trained != TrainedParts() and freezes_batch_norm(dict(options), trained)
 
 
 @lru_cache(maxsize=32)
@@ -261,6 +212,7 @@ def forecast(
         ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
     image_size = image_size or config.data.image_size
+    graphs = cuda and replays_graphs(run or config, gpus, batch=batch)
     batch = batch or local_batch_size(config, gpus)
     cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, run=run, cuda=cuda))
@@ -270,7 +222,14 @@ def forecast(
     teacher, teacher_work = teacher_bytes(config, batch, moments_of(config))
     shape = teacher_head_shape(config, num_classes, gpus, batch, cuda=cuda)
     taught = HeadBytes(0, 0, 0, 0, 0, 0) if shape is None else head_bytes(shape)
-    work = max(_work_bytes(cost, head, batch), teacher_work, taught.work)
+    verification = _verification_bytes(config)
+    if graphs:
+        # The memory of the recorded passes is theirs alone, between the steps too.
+        backward = cost.peak(batch) - cost.kept(batch)
+        work = backward + max(head.work, head.update, teacher_work, taught.work)
+    else:
+        work = max(_work_bytes(cost, head, batch), teacher_work, taught.work)
+        verification = max(verification - images - cost.kept(batch) - work, 0)
     saved = cost.state_bytes + moments + head.centers + head.moments + average
     if config.distill is not None and config.distill.loss == "adaptive_centers":
         saved += taught.centers
@@ -285,7 +244,7 @@ def forecast(
         images=images,
         activations=cost.kept(batch),
         work=work,
-        verification=max(_verification_bytes(config) - images - cost.kept(batch) - work, 0),
+        verification=verification,
         saving=0 if cuda or not config.checkpoint.asynchronous else saved,
         runtime=_runtime_bytes(gpus, cuda=cuda),
         elsewhere=head.elsewhere + taught.elsewhere,
@@ -307,7 +266,7 @@ def _verification_bytes(config: Config) -> int:
         return 0
     batch = config.eval.batch_size
     images = batch * config.data.image_size**2 * _BYTES_PER_VERIFIED_PIXEL
-    return images + _cached_forward_bytes(_backbone_options(config), _VERIFICATION_PRECISION, batch)
+    return images + _cached_forward_bytes(backbone_options(config), _VERIFICATION_PRECISION, batch)
 
 
 def _work_bytes(cost: BackboneCost, head: HeadBytes, batch: int) -> int:

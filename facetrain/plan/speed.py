@@ -17,12 +17,12 @@ from facetrain.plan.device import (
     PRODUCTS_REACHED,
     Device,
 )
-from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, on_device, teacher_head_shape
+from facetrain.plan.execution import on_device, replays_graphs
+from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, teacher_head_shape
 from facetrain.plan.head_cost import HeadShape, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.teacher_cost import teacher_cost
 from facetrain.run.step_schedule import local_batch_size
-from facetrain.training.execution import MOST_GRAPHED_IMAGES
 
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
 _PRODUCTS = 4
@@ -102,24 +102,11 @@ def step_time(
     overlap = seconds / micro_batches / 3
     return StepTime(
         device=seconds,
-        host=0.0 if replays_graphs(config, batch) else micro_batches * cost.launches * LAUNCH_SECONDS,
+        host=0.0 if replays_graphs(config, gpus) else micro_batches * cost.launches * LAUNCH_SECONDS,
         head=micro_batches * sum(head_seconds(each, device) for each in shapes),
         teacher=micro_batches * _teacher_seconds(config, batch, device),
         network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),
         images=batch * gpus * micro_batches,
-    )
-
-
-def replays_graphs(config: Config, batch: int) -> bool:
-    """Return whether CUDA graphs may launch the backbone's kernels for `batch` images per rank.
-
-    With `train.cuda_graphs: auto` a run uses them only where they are faster, so their time is an upper limit of its
-    speed there.
-    """
-    if config.model.checkpoint_activations or config.train.compile == "on":
-        return False
-    return config.train.cuda_graphs == "on" or (
-        config.train.cuda_graphs == "auto" and batch <= MOST_GRAPHED_IMAGES
     )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from facetrain.config.loading import load_config
 from facetrain.config.schema import Config
 from facetrain.plan import device
-from facetrain.plan.forecast import backbone_cost, moments_of, on_device
+from facetrain.plan.execution import on_device
+from facetrain.plan.forecast import backbone_cost, moments_of
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.speed import StepTime, step_time
 from facetrain.run.step_schedule import local_batch_size

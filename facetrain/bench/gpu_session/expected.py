@@ -9,7 +9,8 @@ import torch
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
 from facetrain.plan.device import DEVICES, Device
-from facetrain.plan.forecast import forecast, head_shape, on_device
+from facetrain.plan.execution import on_device
+from facetrain.plan.forecast import forecast, head_shape
 from facetrain.plan.head_cost import head_bytes
 from facetrain.plan.speed import StepTime, head_seconds, step_time
 

@@ -12,7 +12,8 @@ from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.weight_average import WeightAverage
 from facetrain.plan.backbone_cost import TrainedParts, measure_backbone
 from facetrain.plan.device import DEVICES
-from facetrain.plan.forecast import forecast, runs_fused
+from facetrain.plan.execution import runs_fused
+from facetrain.plan.forecast import forecast
 from facetrain.plan.head_cost import HeadShape, head_bytes
 from facetrain.plan.speed import step_time
 from facetrain.run.build_head import optimizer_settings
