@@ -31,7 +31,7 @@ from facetrain.models.weight_files import read_weights
 from facetrain.run.lock import LOCK_FILE, RunLock
 from facetrain.run.run_state import read_state
 from facetrain.telemetry.jsonl import read_jsonl
-from facetrain.verify.calibration import METADATA_KEY, stored_thresholds
+from facetrain.verify.calibration import stored_thresholds
 from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 from facetrain.verify.ijb import open_ijb
 from facetrain.verify.score_files import read_scores, score_pair_list
@@ -282,7 +282,7 @@ def _read_thresholds(path: Path) -> None:
         metadata = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return
-    stored_thresholds({METADATA_KEY: metadata}, path)
+    stored_thresholds({model_file.THRESHOLDS_KEY: metadata}, path)
 
 
 def _record_names(folder: Path, data: bytes) -> str:
@@ -387,7 +387,7 @@ def _safetensors_seed(folder: Path) -> bytes:
 
     options = {"layers": [1, 1, 1, 1], "widths": [2, 2, 2, 2], "embedding_size": 4, "image_size": 32}
     network = build_backbone("iresnet", **options)
-    described = {"backbone": {"name": "iresnet"} | options, METADATA_KEY: [_THRESHOLD]}
+    described = {"backbone": {"name": "iresnet"} | options, model_file.THRESHOLDS_KEY: [_THRESHOLD]}
     save_file(
         network.state_dict(), folder / "seed.safetensors", metadata={"facetrain": json.dumps(described)}
     )
