@@ -5,8 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TORCH_VERSION ?=
-# Most tests use one thread, or ranks that wait for each other, so two workers of one thread each do not compete for cores.
-WORKERS ?= 2
+# Most tests use one thread, and many wait for processes or for a time limit: three workers keep two cores busy.
+WORKERS ?= 3
 SECONDS ?= 60
 MINUTES ?= 60
 REAL ?= ../shared/real

@@ -27,7 +27,7 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
             training.train(load_config(config), folder)
         wait_for_checkpoint(folder)
         loaded = load_config(folder / "config.yaml", ["train.max_steps=40", "data.workers=0"])
-        with pytest.raises(UsageError, match=f"process {process.pid} on .* writes this run"):
+        with pytest.raises(UsageError, match=f"process {process.pid} on .* has been writing this run"):
             training.resume(loaded, folder)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)

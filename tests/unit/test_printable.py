@@ -31,6 +31,8 @@ def test_control_characters_are_escaped_and_letters_are_kept(text, shown):
 
 def test_names_of_images_and_identities_are_printable_from_every_dataset():
     class Dataset:
+        num_classes = 1
+
         def name(self, index):
             return ESCAPE
 

@@ -70,7 +70,8 @@ def test_the_workers_end_with_a_killed_parent(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", _RENDER], cwd=tmp_path)
     deadline = time.monotonic() + 60
     while (
-        not any(path.stat().st_size for path in tmp_path.glob("*/train.rec")) and time.monotonic() < deadline
+        not any(path.stat().st_size for path in tmp_path.glob("*/.train.rec.*"))
+        and time.monotonic() < deadline
     ):
         time.sleep(0.1)
     workers = descendants(parent.pid)
