@@ -131,7 +131,8 @@ def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np
             raise DataError(
                 f"{place}: the label of row {not_whole[0]:,} is {labels[not_whole[0]]}; expected whole numbers or texts"
             )
-        if len(labels) and (labels.min() < 0 or labels.max() >= _MAX_LABEL):
+        # As float: the limit is beyond the largest number of 16 bits.
+        if len(labels) and not 0 <= float(labels.min()) <= float(labels.max()) < _MAX_LABEL:
             raise DataError(
                 f"{place}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"
             )

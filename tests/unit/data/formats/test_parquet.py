@@ -2,6 +2,7 @@ import json
 import pickle
 import resource
 
+import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name, skipped_files
@@ -169,15 +170,16 @@ def test_whole_numbers_stored_as_floats_are_labels(tmp_path):
     assert open_dataset(tmp_path).labels.tolist() == [10, 9, 10, 9, 10, 1]
 
 
+@pytest.mark.parametrize("kind", ["float16", "float64"])
 @pytest.mark.parametrize(
     ("label", "reason"),
     [(float("nan"), "row 1 is nan; expected whole"), (0.5, "row 1 is 0.5; expected whole"),
      (float("inf"), "range from 1.0 to inf"), (-1.0, "range from -1.0 to 1.0")],
 )  # fmt: skip
-def test_other_floats_are_no_labels(tmp_path, label, reason):
+def test_other_floats_are_no_labels(tmp_path, label, reason, kind):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     images = [encoded_image(n) for n in range(2)]
-    pq.write_table(pa.table({"image": images, "label": [1.0, label]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"image": images, "label": np.array([1, label], kind)}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=reason):
         open_dataset(tmp_path)
 
