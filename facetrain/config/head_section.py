@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -51,10 +50,10 @@ class MarginConfig(Section):
     """Weight of the regularizer that rewards large norms; only for type magface."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """Gradient of the margin. exact: the derivative of the formula. straight_through: as in arcface_torch's present
-    code, which does not differentiate the margin; only for types arcface, cosface and combined."""
+    code, which does not differentiate the margin. Only for types arcface, cosface and combined."""
     beyond_pi: Literal["none", "linear"] = "linear"
     """Target logit where θ + m2 > π. none: cos(θ + m2), which grows again. linear: cos θ − m2·sin m2, as in the code
-    of the ArcFace paper; only for types arcface, cosface and combined, with m1 = 1. curricularface is always linear."""
+    of the ArcFace paper. Only for types arcface, cosface and combined, with m1 = 1; curricularface is always linear."""
     filter_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Cosine above which a negative class counts as label noise; its logit is set to 0. 0: no filter."""
 
@@ -73,20 +72,6 @@ class MarginConfig(Section):
         if self.norms[0] >= self.norms[1]:
             raise ValueError("norms must be in increasing order")
         return self
-
-    def find_unused(self, defaults: Mapping[str, object]) -> str | None:
-        """Describe a value of `gradient` or `beyond_pi` that has no effect and is not in `defaults`; None: all have."""
-        for key in ("gradient", "beyond_pi"):
-            value = getattr(self, key)
-            if value != defaults[key] and self.type not in _COMBINED_TYPES:
-                return f"{key}: {value} is only for the types {', '.join(_COMBINED_TYPES)}, not {self.type}; remove it"
-        if self.m1 != 1 and self.beyond_pi == "linear" and defaults["beyond_pi"] != "linear":
-            return f"beyond_pi: linear is only for m1 = 1, not {self.m1:g}; remove it"
-        return None
-
-
-_COMBINED_TYPES = ("arcface", "cosface", "combined")
-"""Types whose formula is cos(m1·θ + m2) − m3."""
 
 
 class HeadConfig(Section):

@@ -150,16 +150,13 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
     margins = []
     for number, head in enumerate(heads, start=1):
         try:
-            margin = MarginConfig.model_validate(config.head.margin.model_dump() | head.margin)
+            margins.append(MarginConfig.model_validate(config.head.margin.model_dump() | head.margin))
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))
             raise ConfigError(
                 f"{config.data.train}: margin of dataset {number}: {f'{place}: ' if place else ''}"
                 f"{error.errors()[0]['msg']}; correct it in the mixture"
             ) from error
-        if fault := margin.find_unused(config.head.margin.model_dump()):
-            raise ConfigError(f"{config.data.train}: margin of dataset {number}: {fault}")
-        margins.append(margin)
     return margins
 
 

@@ -105,19 +105,8 @@ def test_the_heads_of_datasets_start_from_the_centers_of_another_run(describe, m
     torch.testing.assert_close(Checkpoint.open(tmp_path / "second").rows("weight", 0, 34), centers)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "message"),
-    [
-        ("m3: 0.2", "m3: 0.0", r"2: .*m3 must be greater than 0"),
-        (
-            "adaface",
-            "adaface, beyond_pi: none",
-            r"3: beyond_pi: none is only for the types arcface, .*; remove it",
-        ),
-    ],
-)
-def test_a_wrong_margin_of_a_dataset_names_the_mixture(right, wrong, message, describe, mixture, tmp_path):
-    mixture.write_text(MIXTURE.replace(right, wrong))
+def test_a_wrong_margin_of_a_dataset_names_the_mixture(describe, mixture, tmp_path):
+    mixture.write_text(MIXTURE.replace("m3: 0.2", "m3: 0.0"))
     described = load_config(describe(steps=2), settings_of(mixture))
-    with pytest.raises(ConfigError, match=rf"mixture.yaml: margin of dataset {message}"):
+    with pytest.raises(ConfigError, match=r"mixture.yaml: margin of dataset 2: .*m3 must be greater than 0"):
         training.train(described, Path(tmp_path, "run"))

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from facetrain.config.head_section import MarginConfig
-from facetrain.config.loading import build_config
-from facetrain.config.schema import RECIPES
 from facetrain.errors import ConfigError
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.margins import MARGINS as MARGIN_REGISTRY
@@ -62,31 +60,6 @@ def test_a_margin_ignores_settings_that_its_formula_does_not_have():
 def test_the_config_names_every_margin_of_the_registry_and_every_setting():
     assert list(get_args(MarginConfig.model_fields["type"].annotation)) == list(MARGIN_REGISTRY)
     assert set(MarginConfig.model_fields) == {field.name for field in fields(MarginSettings)}
-
-
-def margin_of(margin, recipe="arcface2022"):
-    values = {"recipe": recipe, "data": {"train": "unused"}, "head": {"margin": margin}}
-    return build_config(values, "run.yaml").head.margin
-
-
-@pytest.mark.parametrize("kind", ["adaface", "magface", "curricularface", "elastic_arcface", "softmax"])
-def test_a_gradient_or_a_part_beyond_pi_that_a_margin_does_not_have_is_refused(kind):
-    only = f"only for the types arcface, cosface, combined, not {kind}; remove it"
-    with pytest.raises(ConfigError, match=f"run.yaml: head.margin.gradient: straight_through is {only}"):
-        margin_of({"type": kind, "gradient": "straight_through"})
-    with pytest.raises(ConfigError, match=f"head.margin.beyond_pi: none is {only}"):
-        margin_of({"type": kind, "beyond_pi": "none"})
-    with pytest.raises(ConfigError, match="beyond_pi: linear is only for m1 = 1, not 1.3; remove it"):
-        margin_of({"type": "combined", "m1": 1.3, "beyond_pi": "linear"}, "head")
-    for name in ("arcface", "cosface", "combined"):
-        given = {"gradient": "straight_through", "beyond_pi": "none"}
-        assert margin_of({"type": name, **given}).gradient == "straight_through"
-
-
-@pytest.mark.parametrize("recipe", list(RECIPES))
-@pytest.mark.parametrize("kind", list(MARGIN_REGISTRY))
-def test_the_values_of_a_recipe_are_accepted_with_every_margin(kind, recipe):
-    assert margin_of(margin_of({"type": kind}, recipe).model_dump(), recipe).type == kind
 
 
 @pytest.mark.parametrize(("num_classes", "world_size"), [(10, 3), (3, 3), (2, 3), (1, 1), (2_059_906, 8)])
