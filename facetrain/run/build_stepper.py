@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from facetrain.backbone.base import Backbone
 from facetrain.config.schema import Config
 from facetrain.config.training_section import OptimConfig
+from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head
 from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
@@ -52,17 +53,23 @@ def build_stepper(
 def build_optimizers(
     optim: OptimConfig, groups: list[ParameterGroup], hidden: set[Tensor]
 ) -> list[Optimizer]:
-    """Build the optimizers of parameter groups: one for all, or Muon for the `hidden` weights and one for the rest."""
+    """Build the optimizers of parameter groups: one for all, or Muon for the `hidden` weights and one for the rest.
+
+    Raises:
+        ConfigError: no hidden weight is trained, which Muon could update.
+    """
     optimizers: list[Optimizer] = []
     if optim.muon:
         by_muon, groups = split_groups(groups, hidden)
-        if by_muon:
-            # The schedule gives the rate of the other optimizer.
-            ratio = optim.muon.lr / optim.lr
-            by_muon = [group | {"lr_factor": ratio * group["lr_factor"]} for group in by_muon]
-            optimizers.append(
-                Muon(by_muon, momentum=optim.muon.momentum, weight_decay=optim.muon.weight_decay)
+        if not by_muon:
+            raise ConfigError(
+                "optim.muon: no weight that it could update is trained: it updates neither adapters (model.lora) nor "
+                "frozen weights (model.freeze); remove it, or set it to null"
             )
+        # The schedule gives the rate of the other optimizer.
+        ratio = optim.muon.lr / optim.lr
+        by_muon = [group | {"lr_factor": ratio * group["lr_factor"]} for group in by_muon]
+        optimizers.append(Muon(by_muon, momentum=optim.muon.momentum, weight_decay=optim.muon.weight_decay))
     if groups or not optimizers:
         optimizers.append(
             build_optimizer(

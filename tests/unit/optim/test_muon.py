@@ -4,6 +4,7 @@ from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.training_section import OptimConfig
+from facetrain.errors import ConfigError
 from facetrain.optim.muon import Muon, hidden_weights, orthogonalize, split_groups
 from facetrain.optim.optimizer import fused_step
 from facetrain.run.build_stepper import build_optimizers
@@ -141,5 +142,6 @@ def test_muon_and_the_other_optimizer_share_all_parameters_and_the_schedule():
     ]
     assert [(group["params"], group["lr_factor"]) for group in sgd.param_groups] == [([norm], 1.0)]
     assert len(build_optimizers(OptimConfig(), groups, {first})) == 1
-    assert len(build_optimizers(optim, groups, set())) == 1
+    with pytest.raises(ConfigError, match=r"optim\.muon: no weight that it could update is trained"):
+        build_optimizers(optim, groups, set())
     assert split_groups(groups, {first, second, norm})[1] == []
