@@ -223,9 +223,12 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     return described
 
 
-def _steps(name: str, values: dict[str, Any]) -> int:
-    """Return an interval in steps: arcface_torch counts micro-batches."""
-    return max(values[name] // max(values["gradient_acc"], 1), 1)
+def _steps(name: str, values: dict[str, Any]) -> Any:
+    """Return an interval in steps: arcface_torch counts micro-batches. The schema refuses one that is no number."""
+    interval, micro_batches = values[name], values["gradient_acc"]
+    if type(interval) is not int or type(micro_batches) is not int or interval < 1 or micro_batches < 2:
+        return interval
+    return max(interval // micro_batches, 1)
 
 
 def _backbone(network: str) -> str:
