@@ -107,9 +107,7 @@ def publish(scratch: Path, target: Path) -> None:
     try:
         _write_latest(target)
     except OSError as error:  # the checkpoint is complete, and found without the file
-        warn(
-            f"{target.parent / LATEST}: {error_reason(error)}; it names an older checkpoint than {target.name}"
-        )
+        warn(f"{target.parent / LATEST}: {error_reason(error)}; it was not updated to {target.name}")
 
 
 def remove_replaced(target: Path) -> None:

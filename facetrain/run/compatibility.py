@@ -138,8 +138,8 @@ def describe_batch_change(checkpoint: Checkpoint, schedule: StepSchedule) -> str
     epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
     return (
         f"the global batch was {before:,} images and is {now:,} now: step {checkpoint.step:,} is in epoch "
-        f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, set "
-        f"train.global_batch_size={before}"
+        f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, resume it with "
+        f"--set train.batch_size=null --set train.global_batch_size={before}"
     )
 
 
