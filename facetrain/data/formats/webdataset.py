@@ -1,8 +1,8 @@
 """WebDataset: tar shards of images.
 
 The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder. A
-hard link counts as the file before it that it is a link to; `tar` writes them for files with several names.
-Shards compressed with gzip are decompressed once.
+`.json` file of more than 1 MiB is no label. A hard link counts as the file before it that it is a link to; `tar` writes
+them for files with several names. Shards compressed with gzip are decompressed once.
 """
 
 from __future__ import annotations
@@ -193,28 +193,30 @@ def _images(
                     names[key] = name
                     header_bytes = member.offset_data - member.offset
                     images[key] = member.offset, header_bytes, content.offset_data, content.size
-                elif suffix in (".cls", ".json"):
+                elif suffix == ".cls" or (suffix == ".json" and content.size <= _MAX_LABEL_FILE_BYTES):
                     data, location = _label_bytes(archive, content), f"{path}: {printable(name)}"
                     if suffix == ".cls":
                         identities[key] = _identity(data, suffix, location)
                     else:
                         json_identity[key] = _identity_or_error(data, suffix, location)
-                else:
+                elif suffix != ".json":
                     others.append((key, name))
     except _TAR_ERRORS as error:
         raise DataError(
             f"{path}: not a tar archive ({error_reason(error)}); a compressed one must be named .tar.gz"
         ) from error
     for key, name in others:
+        if key in images:
+            continue
         suffix = os.path.splitext(name)[1]
         if suffix.lower() in IMAGE_SUFFIXES:
             skip(
                 name, "suffix", f"the key of an image ends at the first dot; rename it to have {suffix} there"
             )
-        elif key not in images:
+        else:
             skip(name, "suffix", f"{suffix or 'no suffix'}: not a format that OpenCV reads")
     for key, found in json_identity.items():
-        if key not in identities:
+        if key in images and key not in identities:
             if isinstance(found, DataError):
                 raise found
             identities[key] = found
@@ -222,8 +224,8 @@ def _images(
         folder = key.rpartition("/")[0].rpartition("/")[2]
         if key not in identities and not folder:
             raise DataError(
-                f"{path}: image {printable(key[1:])} has neither a .cls or .json file nor a folder that names its "
-                "identity"
+                f"{path}: image {printable(key[1:])} has neither a .cls or .json file (up to "
+                f"{_MAX_LABEL_FILE_BYTES:,} bytes) nor a folder that names its identity"
             )
         yield *place, folder, identities.get(key, folder)
 
@@ -251,7 +253,7 @@ def _why_special(member: tarfile.TarInfo) -> str:
         return f"a symbolic link to {member.linkname}; write the shard with `tar --dereference`"
     if member.islnk():
         return f"a hard link to {member.linkname}, which is no file before it in the shard"
-    return "a sparse file, or none; write the shard without `tar --sparse`"
+    return "a sparse file, a device or a pipe; write the shard without `tar --sparse`"
 
 
 def _label_bytes(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

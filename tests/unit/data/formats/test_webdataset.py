@@ -212,10 +212,13 @@ def test_two_images_with_one_key_are_refused(tmp_path, other):
 
 
 def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
-    names = ["bob/photo.2019.jpg", "bob/1.jpg", "bob/1.txt", "bob/2.npy", "bob/._1.jpg", "bob/1.mask.png"]
+    names = ["bob/photo.2019.jpg", "bob/1.jpg", "bob/1.txt", "bob/2.npy", "bob/._1.jpg"]
+    names += ["bob/1.mask.png", "bob/1.large.jpg"]  # beside an image with their key
     write_tar(tmp_path / "a.tar", {name: encoded_image(0) for name in names})
     with tarfile.open(tmp_path / "a.tar", "a") as archive:
-        for name, kind in (("ann/2.jpg", tarfile.SYMTYPE), ("ann/3.jpg", tarfile.LNKTYPE)):
+        for name, kind in (
+            ("ann/2.jpg", tarfile.SYMTYPE), ("ann/3.jpg", tarfile.LNKTYPE), ("ann/4", tarfile.FIFOTYPE)
+        ):  # fmt: skip
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "ann/none.jpg"
             archive.addfile(info)
@@ -223,9 +226,9 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
         dataset = open_dataset(tmp_path)
         assert images_of(dataset) == [(0, encoded_image(0))]
         assert sorted((one.name, one.kind) for one in skipped_files(dataset)) == [
-            ("a.tar/ann/2.jpg", "special"), ("a.tar/ann/3.jpg", "special"), ("a.tar/bob/._1.jpg", "hidden"),
-            ("a.tar/bob/1.mask.png", "suffix"), ("a.tar/bob/2.npy", "suffix"),
-            ("a.tar/bob/photo.2019.jpg", "suffix"),
+            ("a.tar/ann/2.jpg", "special"), ("a.tar/ann/3.jpg", "special"), ("a.tar/ann/4", "special"),
+            ("a.tar/bob/._1.jpg", "hidden"),
+            ("a.tar/bob/2.npy", "suffix"), ("a.tar/bob/photo.2019.jpg", "suffix"),
         ]  # fmt: skip
 
 
@@ -266,14 +269,31 @@ def test_a_folder_that_was_packed_as_a_dot_names_no_identity(tmp_path):
     assert [identity_name(dataset, n) for n in range(2)] == ["ann", "bob"]
     assert [original_name(dataset, n) for n in range(2)] == ["ann/1.png", "bob/1.png"]
     write_tar(tmp_path / "a.tar", {"./1.png": encoded_image(0)})
-    with pytest.raises(DataError, match="image 1 has neither a .cls or .json file nor a folder"):
+    with pytest.raises(DataError, match=r"image 1 has neither a .cls or .json file .* nor a folder"):
         open_dataset(tmp_path)
 
 
 def test_a_label_file_that_is_too_long_is_refused(tmp_path):
-    write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0), "ann/1.json": b" " * (1 << 20) + b"{}"})
-    with pytest.raises(DataError, match=r"ann/1\.json: more than 1,048,576 bytes"):
+    write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0), "ann/1.cls": b"1" * ((1 << 20) + 1)})
+    with pytest.raises(DataError, match=r"ann/1\.cls: more than 1,048,576 bytes"):
         open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("meta.json", b"{}"),
+        ("index.json", b'{"label": null}'),
+        ("ann/1.json", b" " * (1 << 20) + b'{"label": 3}'),
+    ],
+)
+def test_json_files_that_are_not_labels_of_images_are_ignored(tmp_path, name, content):
+    write_tar(
+        tmp_path / "a.tar", {"ann/1.jpg": encoded_image(0), name: content, "bob/1.jpg": encoded_image(1)}
+    )
+    dataset = open_dataset(tmp_path)
+    assert [identity_name(dataset, label) for label in dataset.labels.tolist()] == ["ann", "bob"]
+    assert not skipped_files(dataset)
 
 
 def test_a_catalog_of_an_earlier_version_is_not_used(tmp_path):
