@@ -11,8 +11,8 @@ from facetrain.files import listed
 
 STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
 _SPLIT = "train"
-_SHARD = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}.*")
-"""Name of a file of a split on Hugging Face's hub."""
+_SHARD = re.compile(r"(train|test|validation|valid|val|dev|eval)(?:\.\w+)*-\d{5}-of-\d{5}.*")
+"""Name of a file of a split on Hugging Face's hub, also of a part of one, such as train.clean."""
 
 
 def train_folder(path: Path) -> Path:
@@ -32,7 +32,9 @@ def train_folder(path: Path) -> Path:
 
 
 def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """Return the files of the split to train on, all if there is only one split, and those that are left out.
+    """Return the files of the dataset to train on, and those that are left out: other splits, if there are several.
+
+    A file without the name of a split, such as part1-00000-of-00001.parquet, belongs to the dataset.
 
     Raises:
         DataError: their names are those of several splits, and none is called train.
@@ -47,5 +49,7 @@ def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
             "split into a folder of their own"
         )
     reason = f"not a file of the split {_SPLIT!r}"
-    others = [SkippedFile(path.name, "split", reason) for path in paths if split_of.get(path) != _SPLIT]
-    return [path for path in paths if split_of.get(path) == _SPLIT], others
+    others = [
+        SkippedFile(path.name, "split", reason) for path in paths if split_of.get(path, _SPLIT) != _SPLIT
+    ]
+    return [path for path in paths if split_of.get(path, _SPLIT) == _SPLIT], others
