@@ -29,9 +29,10 @@ _MAX_LABEL = 2**31
 _LINE_BYTES = 4096
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
-_FILE = re.compile(r"/|\\|\.\w{1,5}$")
-"""Part of a field that names a file and no column."""
-_ZEROS = re.compile(r"\.0*$")
+_SUFFIX = re.compile(r"[a-z][a-z0-9]{1,4}", re.IGNORECASE | re.ASCII)
+_WHOLE_NUMBER = re.compile(r"\d+(\.0*)?", re.ASCII)
+_USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
+"""Number as programs write it, without leading zeros."""
 
 
 class ListDataset:
@@ -131,8 +132,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1:
             yield start + line.index(fields[column].encode()), fields[column], _identity(fields, column)
-        # The first line may contain the names of columns.
-        elif text and (number > 1 or any(map(_FILE.search, fields))):
+        elif text and (number > 1 or not _is_header(text, fields)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
                 f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity"
@@ -149,6 +149,21 @@ def _fields(text: str) -> list[str]:
         if separator in text:
             return [field.strip() for field in text.split(separator)]
     return text.rsplit(maxsplit=1)  # a path may contain spaces
+
+
+def _is_header(text: str, fields: list[str]) -> bool:
+    """Return whether the first line, which names no image, is a comment or has the names of columns.
+
+    It is no header if a field has a suffix and before it a slash or a digit, or a slash and a whole number beside it.
+    """
+    has_path = any("/" in field or "\\" in field for field in fields)
+    is_entry = has_path and any(map(_WHOLE_NUMBER.fullmatch, fields))
+    return text.startswith("#") or not (is_entry or any(map(_is_file, fields)))
+
+
+def _is_file(field: str) -> bool:
+    stem, _, suffix = field.rpartition(".")
+    return _SUFFIX.fullmatch(suffix) is not None and re.search(r"[/\\\d]", stem) is not None
 
 
 def _is_image_path(field: str) -> bool:
@@ -174,8 +189,8 @@ def number_identities(identities: list[str], place: str) -> np.ndarray:
     im2rec writes whole numbers as 3.000000.
 
     Raises:
-        DataError: a number is negative, too large or not whole, or two texts are one number: 7 and 007 may be two
-            people. The message begins with `place`.
+        DataError: a number is negative, too large or not whole, or is also written in an unusual way: 7 and 007 may
+            be two people. The message begins with `place`.
     """
     try:
         number = np.array(identities, dtype=np.float64)
@@ -191,7 +206,7 @@ def number_identities(identities: list[str], place: str) -> np.ndarray:
     text_of = dict[int, str]()
     for label, text in zip(number.astype(np.int32).tolist(), identities, strict=True):
         other = text_of.setdefault(label, text)
-        if _ZEROS.sub("", other) != _ZEROS.sub("", text):
+        if other != text and not (_USUAL_NUMBER.fullmatch(other) and _USUAL_NUMBER.fullmatch(text)):
             raise DataError(
                 f"{place}: the identities {other} and {text} are different texts of one number; write an identity in "
                 "one way, or give all of them names that are not numbers"

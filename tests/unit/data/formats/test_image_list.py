@@ -77,14 +77,15 @@ def test_the_name_of_an_identity_is_found_without_a_search_of_all_labels(tmp_pat
         (b"a/1.png 0\na/2.png\n", "line 2"),
         (b"a/1.heic\tann\na/2.png\tann\n", "line 1: 'a/1.heic.*' does not name an image"),
         (b"ann,1.heic\nann,a/2.png\n", "line 1: 'ann,1.heic' does not name an image"),
-        (b"a/1\tann\na/2.png\tann\n", "line 1: 'a/1.*' does not name an image"),
+        (b"a\\b.HEIC,ann\nann,a/2.png\n", "line 1: .* does not name an image"),
+        (b"a/one\t0.000000\na/2.png\t0\n", "line 1: 'a/one.*' does not name an image"),
         (b"a/1.png\na/2.png 0\n", "line 1: 'a/1.png' does not name an image"),
         (b"", "contains no images"),
         (b"a/1.png -1\n", "the identity -1 is not a whole number"),
         (b"a/1.png 0.5\n", "the identity 0.5"),
         (b"a/1.png nan\n", "the identity nan"),
         (b"a/1.png 007\na/2.png 7\n", "the identities 007 and 7 are different texts of one number"),
-        (b"a/1.png 10\na/2.png 10.0\na/3.png 1e1\n", "the identities 10 and 1e1 are"),
+        (b"a/1.png 10\na/2.png 10.0\na/3.png 010\n", "the identities 10 and 010 are"),
         (b"\xff\xfe a/1.png 0\n", "line 1: the text is not UTF-8"),
         (b"a/1.png 0\na/\0.png 0\n", "line 2: contains a zero byte"),
     ],
@@ -93,3 +94,18 @@ def test_an_invalid_list_is_refused(images, text, message):
     (images / "a.txt").write_bytes(text)
     with pytest.raises(DataError, match=message):
         open_dataset(images / "a.txt")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["image/path\tidentity", "# made by tool.py", "image.path,image.label", "file (relative to /data),label",
+     "# a/1.heic\t0"],
+)  # fmt: skip
+def test_the_first_line_may_be_a_comment_or_name_columns(images, header):
+    (images / "a.txt").write_text(f"{header}\na/1.png\t0\na/2.png\t1\n")
+    assert open_dataset(images / "a.txt").labels.tolist() == [0, 1]
+
+
+def test_a_number_may_be_written_with_a_fraction_or_an_exponent(images):
+    (images / "a.txt").write_text("a/1.png 10\na/2.png 1.000000e+01\nb/my face.png 10.0\n")
+    assert open_dataset(images / "a.txt").labels.tolist() == [10, 10, 10]
