@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.clean import write_cleaned
@@ -120,6 +121,23 @@ def test_images_keep_their_names_if_the_first_one_has_none(photos, tmp_path):
     write_records(tmp_path / "other", [0, 1], size=112)
     merge([tmp_path / "plain", tmp_path / "other"], tmp_path / "nameless")
     assert not list((tmp_path / "nameless").glob("*s.csv"))
+
+
+@pytest.mark.parametrize("named", [None, 2, 999, 12_500, 99_999])
+def test_the_names_of_a_sample_of_images_decide_whether_a_table_is_written(tmp_path, named):
+    asked = []
+
+    def image_name(number):
+        asked.append(number)
+        return "a.jpg" if named is not None and number >= named else None
+
+    write_name_tables(tmp_path, np.arange(100_000)[::-1], image_name, [0], str)
+    assert (tmp_path / "names.csv").exists() == (named is not None)
+    probed = asked[: -100_000 if named is not None else None]
+    assert len(probed) <= 2000 and probed == sorted(set(probed))
+    # Also fewer images than are asked for.
+    write_name_tables(tmp_path, np.array([5, 3]), lambda number: "b.jpg" if number == 5 else None, [0], str)
+    assert (tmp_path / "names.csv").read_text() == "key,name\n1,b.jpg\n2,3\n"
 
 
 def test_a_table_of_another_dataset_is_refused_and_none_is_needed(photos, tmp_path):
