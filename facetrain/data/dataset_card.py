@@ -1,6 +1,7 @@
 """Dataset cards: name, origin, license and consent of a dataset, in a YAML file beside it.
 
-FOLDER/dataset_card.yaml, or FILE.card.yaml for a dataset that is one file:
+FOLDER/dataset_card.yaml, or FILE.card.yaml for a dataset that is one file. FOLDER/train.rec has the card of its folder;
+without one, train.rec.card.yaml is read:
 
     name: HSFace10k
     origin: https://github.com/HaiyuWu/Vec2Face
@@ -89,6 +90,8 @@ def read_card(dataset: Path) -> DatasetCard:
 def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
     path = card_path(dataset)
+    if dataset.name == "train.rec" and not path.exists():
+        path = dataset.with_name(dataset.name + CARD_SUFFIX)
     if not path.exists():
         return [DatasetCard(printable(dataset.name))]
     try:
