@@ -128,7 +128,7 @@ _FOLDER_FORMATS: list[tuple[Callable[[str], bool], Callable[[Path], FaceDataset]
 def _require_no_photos(folder: Path, part: str) -> None:
     """Check that a folder with a part of another dataset is not one of photos: a single backup would hide them all.
 
-    One subfolder with images, such as the pictures of a description, is none of identities.
+    One subfolder with images, such as the pictures of a description, is not a folder of identities.
 
     Raises:
         DataError: two subfolders have images.
@@ -137,7 +137,7 @@ def _require_no_photos(folder: Path, part: str) -> None:
     if len(identities) == 2:
         raise DataError(
             f"{folder}: has {printable(part)}, and images in folders such as {listed(sorted(identities))}; only one of "
-            "both can be the dataset: move the other one out of the folder"
+            "the two can be the dataset: move the other one out of the folder"
         )
 
 
