@@ -49,11 +49,15 @@ def open_dataset(
     """
     path = Path(path)
     if path.suffix in MIXTURE_SUFFIXES and path.is_file():
-        return open_mixture(
-            path,
-            partial(open_dataset, with_landmarks=with_landmarks),
-            lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
-        )
+        try:
+            return open_mixture(
+                path,
+                partial(open_dataset, with_landmarks=with_landmarks),
+                lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
+            )
+        except DataError as error:
+            # The paths in the file come from other people, and are in the messages of all formats.
+            raise type(error)(printable(str(error))) from error
     dataset: FaceDataset
     if path.suffix == ".rec" and path.is_file():
         dataset = RecordDataset(path.parent, name=path.name)
@@ -99,9 +103,9 @@ def _open_folder(folder: Path) -> FaceDataset:
     if not folder.is_dir():
         problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
-            f"{folder}: {problem}; data.train must be a folder with train.rec, with one subfolder per identity, with "
-            "data.mdb, or with .tar, .tar.gz, .parquet or .tfrecord shards; a .zip, .lmdb, .tar, .tar.gz or list file; "
-            "or a YAML file that mixes datasets"
+            f"{printable(str(folder))}: {problem}; data.train must be a folder with train.rec, with one subfolder per "
+            "identity, with data.mdb, or with .tar, .tar.gz, .parquet or .tfrecord shards; a .zip, .lmdb, .tar, "
+            ".tar.gz or list file; or a YAML file that mixes datasets"
         )
     with os_errors_as(DataError, folder):
         names = os.listdir(folder)  # once: a folder of identities has up to a million of them

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -134,6 +136,25 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     (tmp_path / "words.txt").write_text("ann\n")
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"path": "no\nsuch\x1b[2J"},
+        {"path": "bad\n.zip"},
+        {"path": "bad\n.yaml"},
+        {"path": "one", "mask": "no\nsuch.npy"},
+        {"path": "one", "without": "no\nsuch.txt"},
+        {"path": "one\n/../one", "weight": -1},
+    ],
+)
+def test_a_path_in_a_mixture_cannot_break_the_line_of_a_message(tmp_path, entry):
+    path = mixture(tmp_path, json.dumps({"datasets": [entry]}))
+    (tmp_path / "bad\n.zip").write_bytes(b"nonsense")
+    with pytest.raises(DataError) as caught:
+        open_dataset(path)
+    assert str(caught.value).isprintable() and "\\n" in str(caught.value)
 
 
 def test_a_mixture_has_a_head_per_dataset_on_request(tmp_path):
