@@ -99,6 +99,8 @@ OPERATORS: dict[str, Operator] = {
 }
 """By `NodeProto.op_type`; an operator that is missing has no layer (https://onnx.ai/onnx/operators/)."""
 _UNKNOWN = Operator()
+_OF_SHAPE = frozenset({"Shape", "Size"})
+"""Operators that take no number of the image."""
 
 
 def read_onnx_layers(path: Path) -> LayerGraph:
@@ -191,7 +193,8 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     """Return whether a graph with a float input takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
 
     The arithmetic of its first nodes shows it: it subtracts about half of 255, or divides by 255. If its numbers
-    differ by channel or by place, their mean counts.
+    differ by channel or by place, their mean counts. Factors and summands that differ may also be weights of a first
+    layer, which suit neither input: such a graph takes (pixels − 127.5) / 127.5.
 
     Args:
         onnx: the package.
@@ -203,6 +206,7 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     """
     constants: dict[str, Any] = {found.name: found for found in model.graph.initializer}
     image_values = {graph_inputs(model.graph)[0].name: Affine()}
+    weighted: set[str] = set()
     for node in model.graph.node:
         operator = OPERATORS.get(node.op_type, _UNKNOWN)
         given = [constants[name] for name in node.input if name in constants]
@@ -213,14 +217,24 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
             if given and operator.is_identity:
                 constants[node.output[0]] = given[0]
         elif operator.arithmetic and given:
-            number = _mean(onnx, given[0], path)
+            numbers = _numbers(onnx, given[0], path)
+            mean = float(np.mean(numbers, dtype=np.float64))
             image_values[node.output[0]] = _after(
-                image_values[source], operator.arithmetic, number, number_first=source != node.input[0]
+                image_values[source], operator.arithmetic, mean, number_first=source != node.input[0]
             )
-        elif operator.is_identity:
+            differ = len(np.unique(numbers)) > 1
+            if source in weighted or (differ and operator.arithmetic in ("mul", "add")):
+                weighted.add(node.output[0])
+        elif operator.is_identity or node.op_type == "Transpose":
             image_values[node.output[0]] = image_values[source]
-        elif _is_of_pixels(image_values[source], path):
-            return True
+            if source in weighted:
+                weighted.add(node.output[0])
+        elif node.op_type not in _OF_SHAPE:
+            is_of_pixels = _is_of_pixels(image_values[source])
+            if is_of_pixels is None and source not in weighted:
+                raise _unknown_input(image_values[source], path)
+            if is_of_pixels:
+                return True
     return False
 
 
@@ -231,28 +245,26 @@ def _after(affine: Affine, operation: str, number: float, *, number_first: bool)
     return affine.then("mul", -1.0).then("add", number) if operation == "sub" else Affine(float("nan"))
 
 
-def _mean(onnx: Any, constant: Any, path: Path) -> float:
+def _numbers(onnx: Any, constant: Any, path: Path) -> np.ndarray:
     if isinstance(constant, onnx.TensorProto):
-        return float(np.mean(onnx.numpy_helper.to_array(constant, str(path.parent)), dtype=np.float64))
-    return float(np.mean(constant))
+        constant = onnx.numpy_helper.to_array(constant, str(path.parent))
+    return np.asarray(constant)
 
 
-def _is_of_pixels(affine: Affine, path: Path) -> bool:
-    """Return whether a function normalizes pixels from 0 to 255, and not numbers from −1 to 1.
-
-    Raises:
-        ModelError: it does neither.
-    """
+def _is_of_pixels(affine: Affine) -> bool | None:
+    """Return whether a function normalizes pixels from 0 to 255, and not numbers from −1 to 1; None for neither."""
     factor = affine.factor
     zero = -affine.offset / factor if factor else float("nan")
     if 64 <= zero <= 192 or (zero == 0 and abs(255 * factor - 1) < 0.01):
         return True
     # With -1, it maps −1…1 to 0…1; with the mean color of photos after that, zero is between -0.3 and 0.1.
-    if -1.1 <= zero <= 0.2 and abs(factor) >= 1 / 16:
-        return False
-    raise ModelError(
-        f"{path}: its first nodes compute x · {factor:g} + {affine.offset:g} for a number x of the image, which suits "
-        "neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with one of these inputs"
+    return False if -1.1 <= zero <= 0.2 and abs(factor) >= 1 / 16 else None
+
+
+def _unknown_input(affine: Affine, path: Path) -> ModelError:
+    return ModelError(
+        f"{path}: its first nodes compute x · {affine.factor:g} + {affine.offset:g} for a number x of the image, which "
+        "suits neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with one of these inputs"
     )
 
 

@@ -6,10 +6,12 @@ import torch
 
 from facetrain.errors import ModelError
 from facetrain.models.model_file import open_model
+from facetrain.models.onnx_layers import read_onnx_layers
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 CPU = torch.device("cpu")
+WEIGHTS = (0.05, 0.04, 0.06)
 COLOR, SPREAD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 MEAN, STD = (torch.tensor(numbers).view(1, 3, 1, 1) for numbers in (COLOR, SPREAD))
 
@@ -22,18 +24,21 @@ LAST = (("Relu", ("x",)), ("Flatten", ("x",)))
 
 
 def write_graph(path, nodes, *, inputs, last=LAST, shape=None):
-    """Write a graph of nodes (operator, inputs), with constants as arrays; `shape` is that of its output."""
+    """Write a graph of nodes (operator, inputs), with constants as arrays; `shape` is that of its output.
+
+    A transpose has the order of the axes as a third element.
+    """
     from onnx import helper, numpy_helper
 
     written, weights, value = [], [], "image"
-    for number, (operator, taken) in enumerate([*nodes, *last]):
+    for number, (operator, taken, *order) in enumerate([*nodes, *last]):
         names = []
         for position, one in enumerate(taken):
             names.append(value if isinstance(one, str) else f"c{number}_{position}")
             if not isinstance(one, str):
                 weights.append(numpy_helper.from_array(one, names[-1]))
         value = f"v{number}"
-        written.append(helper.make_node(operator, names, [value]))
+        written.append(helper.make_node(operator, names, [value], **({"perm": order[0]} if order else {})))
     image = helper.make_tensor_value_info("image", *inputs)
     output = helper.make_tensor_value_info(value, inputs[0], shape)
     graph = helper.make_graph(written, "g", [image], [output], weights)
@@ -52,6 +57,8 @@ def embedded(path):
 
 
 FLOAT_IMAGE = (1, ["batch", 3, 4, 4])
+TO_LAST, TO_FIRST = ("Transpose", ("x",), [0, 2, 3, 1]), ("Transpose", ("x",), [0, 3, 1, 2])
+CENTER = [("Sub", ("x", constant(127.5))), ("Div", ("x", constant(128)))]
 THROUGH_UNIT = [("Div", ("x", constant(255))), ("Sub", ("x", constant(np.array(COLOR) / 255)))]
 
 
@@ -64,11 +71,45 @@ THROUGH_UNIT = [("Div", ("x", constant(255))), ("Sub", ("x", constant(np.array(C
         ([("Div", ("x", constant(255)))], lambda x: x / 255),
         ([("Mul", (constant(1 / 127.5), "x")), ("Add", (constant([-1] * 3), "x"))], lambda x: x / 127.5 - 1),
         ([("Sub", (constant(127.5), "x"))], lambda x: 127.5 - x),
+        ([TO_LAST, *CENTER, TO_FIRST], lambda x: (x - 127.5) / 128),
     ],
 )  # fmt: skip
 def test_a_graph_whose_first_nodes_normalize_gets_pixels(tmp_path, nodes, expected):
     found, x = embedded(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE))
     torch.testing.assert_close(found, expected(x).relu().flatten(1))
+
+
+def test_a_graph_that_normalizes_behind_a_transpose_of_its_input_gets_pixels(tmp_path):
+    inputs = (1, ["batch", 4, 4, 3])
+    found, x = embedded(
+        write_graph(tmp_path / "m.onnx", [TO_FIRST, *CENTER], inputs=inputs, shape=["batch", 48])
+    )
+    torch.testing.assert_close(found, ((x - 127.5) / 128).relu().flatten(1))
+
+
+def test_a_shape_of_half_normalized_pixels_is_no_layer(tmp_path):
+    from onnx import helper
+
+    nodes = [("Mul", ("x", constant(1 / 127.5))), ("Reshape", ("x", "x")), ("Sub", ("x", constant(1)))]
+    path = write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE)
+    model = onnx.load(path)
+    model.graph.node[1].input[1] = "shape"
+    model.graph.node.insert(1, helper.make_node("Shape", ["v0"], ["shape"]))
+    onnx.save(model, path)
+    found, x = embedded(path)
+    torch.testing.assert_close(found, (x / 127.5 - 1).relu().flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs"),
+    [([TO_LAST, *CENTER, TO_FIRST], FLOAT_IMAGE), ([TO_FIRST, *CENTER], (1, ["batch", 4, 4, 3]))],
+)
+def test_layers_behind_a_transpose_take_normalized_pixels(tmp_path, nodes, inputs):
+    last = [("Conv", ("x", np.ones((8, 3, 4, 4), np.float32))), ("Flatten", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", nodes, inputs=inputs, last=last)
+    graph = read_onnx_layers(path)
+    assert [layer.kind for layer in graph.layers.values()] == ["conv"]
+    assert graph.input_scale == pytest.approx(127.5 / 128)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +118,12 @@ def test_a_graph_whose_first_nodes_normalize_gets_pixels(tmp_path, nodes, expect
         ([], lambda x: x),
         ([("Mul", ("x", constant(64)))], lambda x: x * 64),
         ([("Add", ("x", constant(1))), ("Mul", ("x", constant(0.5)))], lambda x: (x + 1) / 2),
+        (
+            [("Mul", ("x", constant(WEIGHTS))), ("Add", ("x", constant([0.1, 0.2, 0.1])))],
+            lambda x: (
+                x * torch.tensor(WEIGHTS).view(1, 3, 1, 1) + torch.tensor([0.1, 0.2, 0.1]).view(1, 3, 1, 1)
+            ),
+        ),
     ],
 )
 def test_a_graph_without_such_nodes_gets_normalized_pixels(tmp_path, nodes, expected):
