@@ -70,7 +70,7 @@ def search_exactly(
         probe_QD = unit_rows(probes.rows(first, first + _PROBES_PER_PASS))
         chosen = slice(first, first + len(probe_QD))
         for start, entry_gD in gallery.blocks():
-            add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen], scan or scan_with_torch)
+            _add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen], scan or scan_with_torch)
             compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
             progress(compared, probes.count * gallery.count)
     return Found(row_QK, cosine_QK)
@@ -107,6 +107,15 @@ def rescore(
     return cosine_C
 
 
+def float32_error(size: int) -> float:
+    """Return the largest rounding error of the cosine of two embeddings of a size in float32.
+
+    That of a dot product of unit vectors is at most (D + 2) ε, and the normalization of both factors adds to it
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).
+    """
+    return (size + 8) * 2.0**-24
+
+
 def best_of_each(
     probe_C: np.ndarray, row_C: np.ndarray, cosine_C: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +130,7 @@ def best_of_each(
     return order[best], position[best]
 
 
-def add_block(
+def _add_block(
     probe_QD: np.ndarray,
     entry_gD: np.ndarray,
     start: int,
@@ -129,20 +138,8 @@ def add_block(
     cosine_QK: np.ndarray,
     scan: Scan,
 ) -> None:
-    """Replace results, in place, by better entries of a block of the gallery whose first row is `start`.
-
-    Args:
-        probe_QD: unit embeddings of the probes, float64.
-        entry_gD: embeddings of the block, float32.
-        start: row of the gallery that the block begins with.
-        row_QK: rows of the best entries so far; −1 where there are fewer.
-        cosine_QK: their cosines, float64; −inf where there are fewer.
-        scan: finds the candidates of the block.
-    """
-    kept, size = row_QK.shape[1], entry_gD.shape[1]
-    # Rounding of a dot product of unit vectors: at most (D + 2) ε, and that of the normalization of both factors
-    # (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).
-    error = (size + 8) * 2.0**-24
+    """Replace results, in place, by better entries of a block of the gallery whose first row is `start`."""
+    kept, error = row_QK.shape[1], float32_error(entry_gD.shape[1])
     entry = torch.from_numpy(entry_gD)
     length = torch.linalg.vector_norm(entry, dim=1, dtype=torch.float64, keepdim=True).clamp_min_(1e-12)
     unit = (entry / length).float() if length.max() > 1e18 else entry / length.float()

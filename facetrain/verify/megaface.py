@@ -3,8 +3,9 @@
 Kemelmacher-Shlizerman et al., "The MegaFace benchmark: 1 million faces for recognition at scale", 2016.
 """
 
-# Q probes   N distractors   n distractors of one block   D embedding   M ordered pairs of a probe and its mate
-# Z gallery sizes   K kept distractors   S subjects   H hit rates   R draws of subjects
+# Q probes   q probes of one block   N distractors   n distractors of one block   D embedding   Z gallery sizes
+# M ordered pairs of a probe and its mate   m pairs of one block   C candidates   S subjects   H hit rates
+# R draws of subjects
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain.verify import bootstrap
-from facetrain.verify.exact_search import add_block, rescore, scan_with_torch, unit_rows
+from facetrain.verify.exact_search import float32_error, rescore, unit_rows
 from facetrain.verify.normalization import is_rejected
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import REPLICATES, add_replicates
@@ -22,6 +23,8 @@ RANKS = (1, 10)
 """Ranks that MegaFace reports."""
 _BLOCK = 1 << 14
 """Distractors that are searched at a time: 32 MiB of embeddings of size 512."""
+_PROBES_PER_BLOCK = 1024
+_PAIRS_PER_BLOCK = 256
 
 
 def distractor_counts(distractors: int) -> list[int]:
@@ -98,29 +101,83 @@ def count_closer_distractors(
 ) -> np.ndarray:
     """Return how many of the first `size` distractors are at least as similar as the mate: int (Z, M).
 
-    Counts stop at the largest of `RANKS`: only that many best distractors of each probe are kept, so the
-    memory does not grow with the number of distractors. The similarities that are compared are computed in float64
-    and one by one, so that equal embeddings have equal ones.
+    Counts stop at the largest of `RANKS`. Similarities that differ from the mate's by more than rounding are compared
+    in float32; the others are computed in float64 and one by one, so that equal embeddings have equal ones.
     """
     probe_M, mate_M = mates
     unit_QD = unit_rows(probe_QD)
     similarity_M = rescore(unit_QD, probe_QD, probe_M, mate_M)
     rejected_Q = is_rejected(probe_QD)
     rejected_M = rejected_Q[probe_M] | rejected_Q[mate_M]
-    row_QK = np.full((len(probe_QD), max(RANKS)), -1, np.int64)
-    best_QK = np.full(row_QK.shape, -np.inf)
+    closer_M = np.zeros(len(probe_M), np.int64)
     counts = []
     for start, end in _distractor_ranges(sizes):
         # A copy: the distractors may be mapped from a file, read-only. Rejected ones are below every mate.
         block_nD = np.array(distractor_ND[start:end], np.float32)
-        block_nD = block_nD[~is_rejected(block_nD)]
-        if len(block_nD):
-            add_block(unit_QD, block_nD, start, row_QK, best_QK, scan_with_torch)
+        _add_closer(closer_M, similarity_M, probe_M, unit_QD, block_nD[~is_rejected(block_nD)])
+        # A rejected probe or mate is below every distractor.
+        closer_M[rejected_M] = min(end, max(RANKS))
         if end in sizes:
-            closer_M = np.count_nonzero(best_QK[probe_M] >= similarity_M[:, None], axis=1)
-            # A rejected probe or mate is below every distractor.
-            counts.append(np.where(rejected_M, min(end, max(RANKS)), closer_M))
+            counts.append(np.minimum(closer_M, max(RANKS)))
     return np.stack(counts)
+
+
+def _add_closer(
+    closer_M: np.ndarray,
+    similarity_M: np.ndarray,
+    probe_M: np.ndarray,
+    unit_QD: np.ndarray,
+    block_nD: np.ndarray,
+) -> None:
+    """Add, in place, the number of distractors of a block that are at least as similar as the mate of each pair.
+
+    Pairs that have reached the largest of `RANKS` are left as they are.
+    """
+    if not len(block_nD):
+        return
+    error = float32_error(block_nD.shape[1])
+    unit_nD = unit_rows(block_nD).astype(np.float32)
+    for first in range(0, len(unit_QD), _PROBES_PER_BLOCK):
+        cosine_qn = unit_QD[first : first + _PROBES_PER_BLOCK].astype(np.float32) @ unit_nD.T
+        is_open_M = (closer_M < max(RANKS)) & (probe_M >= first) & (probe_M < first + len(cosine_qn))
+        pair = np.flatnonzero(is_open_M)
+        # Most mates are more similar than the whole block.
+        pair = pair[cosine_qn.max(1)[probe_M[pair] - first] >= similarity_M[pair] - error]
+        for at in range(0, len(pair), _PAIRS_PER_BLOCK):
+            pair_m = pair[at : at + _PAIRS_PER_BLOCK]
+            excess_mn = cosine_qn[probe_M[pair_m] - first]
+            excess_mn -= similarity_M[pair_m, None].astype(np.float32)
+            closer_M[pair_m] += np.count_nonzero(excess_mn > error, axis=1)
+            is_near_mn = np.abs(excess_mn, out=excess_mn) <= error
+            is_near_mn[closer_M[pair_m] >= max(RANKS)] = False
+            position, distractor = np.nonzero(is_near_mn)
+            _add_near(closer_M, similarity_M, probe_M, unit_QD, block_nD, pair_m[position], distractor)
+
+
+def _add_near(
+    closer_M: np.ndarray,
+    similarity_M: np.ndarray,
+    probe_M: np.ndarray,
+    unit_QD: np.ndarray,
+    block_nD: np.ndarray,
+    pair_C: np.ndarray,
+    distractor_C: np.ndarray,
+) -> None:
+    """Add, in place, the candidates that are at least as similar as the mate in float64; `pair_C` is sorted.
+
+    If all embeddings are alike, every distractor is a candidate of every pair. They are compared a few at a time, and
+    only until the pair has reached the largest of `RANKS`.
+    """
+    number_C = np.arange(len(pair_C)) - np.searchsorted(pair_C, pair_C)
+    end = max(RANKS)
+    while len(pair_C):
+        now_C = number_C < end
+        pair, distractor = pair_C[now_C], distractor_C[now_C]
+        is_closer = rescore(unit_QD, block_nD, probe_M[pair], distractor) >= similarity_M[pair]
+        np.add.at(closer_M, pair[is_closer], 1)
+        later_C = ~now_C & (closer_M[pair_C] < max(RANKS))
+        pair_C, distractor_C, number_C = pair_C[later_C], distractor_C[later_C], number_C[later_C]
+        end *= 2
 
 
 def _distractor_ranges(sizes: list[int]) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
+from facetrain.verify import exact_search
 from facetrain.verify.evaluation_sets import open_evaluation_set, open_evaluation_sets
 from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
 from facetrain.verify.normalization import l2_normalize
@@ -283,6 +284,9 @@ def test_probes_and_distractors_of_zeros_match_nobody_in_megaface():
     found = count_closer_distractors(unit, nothing, mate_pairs(np.zeros(3, int)), [5])
     # The mates of the first two searches are images 1 and 2, of the next two 0 and 2, of the last two 0 and 1.
     assert found.tolist() == [[0, 5, 0, 5, 5, 5]]
+    opposite = np.tile(np.float32([0, -1]), (5, 1))
+    found = count_closer_distractors(unit, opposite, mate_pairs(np.zeros(3, int)), [3, 5])
+    assert found.tolist() == [[3, 3, 0, 3, 3, 3], [5, 5, 0, 5, 5, 5]]
     assert megaface_result(unit, np.zeros(3, int), nothing, replicates=0).rejected == 6
 
 
@@ -325,6 +329,34 @@ def test_counts_of_closer_distractors_equal_full_comparisons(block, monkeypatch)
             np.count_nonzero(similarity[i] >= probes[i] @ probes[j]) for i, j in zip(*pairs, strict=True)
         ]
         np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
+
+
+@pytest.mark.parametrize("spread", [0, 1e-7, 1e-4, 3e-3, 0.1])
+def test_distractors_that_are_nearly_the_mate_are_compared_in_float64_until_ten_are_closer(
+    spread, monkeypatch
+):
+    random = np.random.default_rng(0)
+    probes, distractors = (
+        l2_normalize(np.float32(1 + spread * random.normal(size=(count, 64)))) for count in (24, 700)
+    )
+    distractors[::7], distractors[3] = 0, probes[1]
+    pairs = mate_pairs(np.arange(24) // 3)
+    unit = [exact_search.unit_rows(probes), distractors]
+    cosine = np.stack([exact_search.rescore(*unit, np.full(700, i), np.arange(700)) for i in range(24)])
+    cosine[:, ::7] = -np.inf
+    mate = exact_search.rescore(unit[0], probes, *pairs)
+    compared = []
+
+    def rescore(*arguments):
+        compared.append(len(arguments[2]))
+        return exact_search.rescore(*arguments)
+
+    monkeypatch.setattr("facetrain.verify.megaface.rescore", rescore)
+    found = count_closer_distractors(probes, distractors, pairs, [10, 700])
+    for row, size in enumerate((10, 700)):
+        expected = np.count_nonzero(cosine[pairs[0], :size] >= mate[:, None], axis=1)
+        np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
+    assert sum(compared) < 200 * len(mate)
 
 
 @pytest.mark.parametrize("size", [127, 128, 512])
