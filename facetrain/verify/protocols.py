@@ -32,7 +32,7 @@ from facetrain.verify.scored_pairs import (
 from facetrain.verify.search_sets import DistractorSet, SearchSet
 from facetrain.verify.slice_table import SliceTable
 from facetrain.verify.slices import slice_groups
-from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
+from facetrain.verify.subjects import connected_subjects, dense_ids, items_of_pairs, subjects_of_items
 from facetrain.verify.templates import pool_templates, score_pairs
 from facetrain.verify.verification import verification_result
 
@@ -229,7 +229,7 @@ def _template_subjects(
         seconds.append(listed[order][1:][same_subject])
     one_side, other_side = np.concatenate(firsts), np.concatenate(seconds)
     subject = connected_subjects(one_side, other_side, np.ones(len(one_side), bool), len(template))
-    return subjects_of_items(subject, np.union1d(first, second))
+    return subjects_of_items(subject, items_of_pairs(first, second, len(template)))
 
 
 def _search_galleries(

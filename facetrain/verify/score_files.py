@@ -44,7 +44,7 @@ from facetrain.verify.pair_columns import (
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.score_scale import COSINE, range_scale, scale_of
 from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.subjects import connected_subjects, dense_ids, subjects_of_items
+from facetrain.verify.subjects import connected_subjects, dense_ids, items_of_pairs, subjects_of_items
 from facetrain.verify.verification import inferred_subjects
 
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
@@ -114,13 +114,16 @@ def score_pair_list(loaded: Embeddings, embeddings: Path, pair_list: Path) -> Sc
         DataError: as `read_scored_pairs`.
     """
     texts = unify_columns(pair_list, read_columns(pair_list), score=None, need_score=False)
-    sides = [_rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")]
-    table = _score_table(pair_list, texts, _cosines(loaded.embedding, *sides))
-    rejected = int(is_rejected(loaded.embedding)[np.union1d(*sides)].sum())
+    first_P, second_P = (
+        _rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")
+    )
+    table = _score_table(pair_list, texts, _cosines(loaded.embedding, first_P, second_P))
+    used_N = items_of_pairs(first_P, second_P, len(loaded.embedding))
+    rejected = int(is_rejected(loaded.embedding)[used_N].sum())
     scored = replace(table.scored, rejected=rejected)
     if not set(SUBJECTS) <= texts.keys():
-        subject_N = _subjects_of_images(loaded, scored.same_P, *sides)
-        scored = replace(scored, first_P=sides[0], second_P=sides[1], subject_N=subject_N)
+        subject_N = _subjects_of_images(loaded, scored.same_P, first_P, second_P, used_N)
+        scored = replace(scored, first_P=first_P, second_P=second_P, subject_N=subject_N)
     return replace(table, path=embeddings, scored=scored)
 
 
@@ -205,15 +208,14 @@ def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np
 
 
 def _subjects_of_images(
-    loaded: Embeddings, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray
+    loaded: Embeddings, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, used_N: np.ndarray
 ) -> np.ndarray:
     """Return the subject id of each image, int (N,): its label, or what genuine pairs connect if one has no label."""
     label_N = np.asarray(loaded.label)
-    used = np.union1d(first_P, second_P)
     agree = ((label_N[first_P] == label_N[second_P]) == same_P).all()
-    if (label_N[used] < 0).any() or not agree:
+    if (label_N[used_N] < 0).any() or not agree:
         label_N = connected_subjects(first_P, second_P, same_P, len(label_N))
-    return subjects_of_items(label_N, used)
+    return subjects_of_items(label_N, used_N)
 
 
 def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:

@@ -31,13 +31,20 @@ def connected_subjects(
     return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
 
 
-def subjects_of_items(subject_N: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Return new ids from 0 without gaps for the subjects of the items `used`, and −1 for all other items: int64 (N,).
+def items_of_pairs(first_P: np.ndarray, second_P: np.ndarray, count: int) -> np.ndarray:
+    """Return which of `count` items are in a pair: bool (N,)."""
+    used_N = np.zeros(count, bool)
+    used_N[first_P] = used_N[second_P] = True
+    return used_N
+
+
+def subjects_of_items(subject_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
+    """Return new ids from 0 without gaps for the subjects of the items in use, bool (N,); −1 for others: int64 (N,).
 
     The bootstrap draws as many subjects as there are ids: people who are in no comparison would narrow its intervals.
     """
     dense_N = np.full(len(subject_N), -1)
-    dense_N[used] = np.unique(subject_N[used], return_inverse=True)[1]
+    dense_N[used_N] = np.unique(subject_N[used_N], return_inverse=True)[1]
     return dense_N
 
 
