@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.verify import bootstrap
-from facetrain.verify.normalization import cosines
+from facetrain.verify.normalization import cosines, is_rejected
 from facetrain.verify.result import Result
 from facetrain.verify.roc import Roc, roc, tar_at_far
 from facetrain.verify.scored_pairs import REPLICATES, add_replicates
@@ -93,9 +93,10 @@ def _rank_mates(
 def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield slices of the probes with their similarities to the whole gallery, float (q, G)."""
     step = max(1, _MAX_SIMILARITIES // max(len(gallery_GD), 1))
+    rejected_Q, rejected_G = is_rejected(probe_QD), is_rejected(gallery_GD)
     for start in range(0, len(probe_QD), step):
         block = slice(start, start + step)
-        yield block, cosines(probe_QD[block], gallery_GD)
+        yield block, cosines(probe_QD[block], gallery_GD, rejected_Q[block], rejected_G)
 
 
 def identification_result(

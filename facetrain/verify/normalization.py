@@ -27,9 +27,16 @@ def is_rejected(embedding_ND: np.ndarray) -> np.ndarray:
     return ~np.any(embedding_ND, axis=1)
 
 
-def cosines(unit_QD: np.ndarray, unit_GD: np.ndarray) -> np.ndarray:
-    """Return the cosine of each unit embedding of one array with each of another: float (Q, G)."""
+def cosines(
+    unit_QD: np.ndarray, unit_GD: np.ndarray, rejected_Q: np.ndarray, rejected_G: np.ndarray
+) -> np.ndarray:
+    """Return the cosine of each unit embedding of one array with each of another: float (Q, G).
+
+    The last two arguments are `is_rejected` of the first two.
+    """
     cosine_QG = unit_QD @ unit_GD.T
-    cosine_QG[is_rejected(unit_QD)] = REJECTED
-    cosine_QG[:, is_rejected(unit_GD)] = REJECTED
+    if rejected_Q.any():
+        cosine_QG[rejected_Q] = REJECTED
+    if rejected_G.any():
+        cosine_QG[:, rejected_G] = REJECTED
     return cosine_QG

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.verify.identification import identification_result, search
-from facetrain.verify.normalization import is_rejected
+from facetrain.verify.normalization import REJECTED, is_rejected, l2_normalize
 
 
 def small_set(seed, *, probes=40, entries=25, people=12):
@@ -46,6 +46,18 @@ def test_every_point_of_the_open_set_curve_equals_counting(seed, at_once, monkey
     np.testing.assert_array_equal(curve.threshold[1:], thresholds)
     np.testing.assert_allclose(curve.far[1:], [np.mean(alarms >= t) for t in thresholds])
     np.testing.assert_allclose(curve.tar[1:], [np.mean(mates >= t) for t in thresholds])
+
+
+def test_rejected_probes_and_entries_match_nobody_in_blocks_of_any_size(monkeypatch):
+    probe, sought, entry, owner = small_set(0)
+    probe, entry = l2_normalize(probe), l2_normalize(entry)
+    probe[[3, 20]] = entry[[0, 7]] = 0
+    expected = probe @ entry.T
+    expected[[3, 20]] = expected[:, [0, 7]] = REJECTED
+    expected[sought[:, None] == owner] = -np.inf
+    for at_once in (7, 100, 1 << 24):
+        monkeypatch.setattr("facetrain.verify.identification._MAX_SIMILARITIES", at_once)
+        np.testing.assert_allclose(search(probe, sought, entry, owner).other_Q, expected.max(1))
 
 
 @pytest.mark.parametrize("seed", range(6))
