@@ -26,6 +26,7 @@ from facetrain.verify.scored_pairs import (
     REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
+    add_need_of_slices,
     pair_result,
     slice_threshold,
 )
@@ -176,6 +177,7 @@ def add_discard_curve(
         return
     threshold = slice_threshold(result, options.slice_fmr)
     if threshold is None:
+        add_need_of_slices(result, options.slice_fmr)
         return
     curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="quality")
     if curve:
@@ -184,8 +186,12 @@ def add_discard_curve(
 
 def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> None:
     """Add the error rates of every value of every column, str (P,), and their spread."""
-    threshold = slice_threshold(result, options.slice_fmr) if columns else None
-    if threshold is not None:
+    if not columns:
+        return
+    threshold = slice_threshold(result, options.slice_fmr)
+    if threshold is None:
+        add_need_of_slices(result, options.slice_fmr)
+    else:
         result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.bootstrap)
 
 

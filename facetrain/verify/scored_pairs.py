@@ -163,18 +163,21 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
 
 
 def slice_threshold(result: Result, fmr: float | None) -> float | None:
-    """Return the score that is the threshold of all slices: that of an FMR, or the mean threshold of the folds.
+    """Return the threshold of all slices and discard curves: that of an FMR, or the mean threshold of the folds.
 
-    Return None if the set has too few impostor pairs for the FMR; the result then says so.
+    Return None if the set has too few impostor pairs for the FMR.
     """
     if fmr is None or result.curve is None:
         return result.threshold["accuracy"]
-    if tar_at_far(result.curve, fmr) is None:
-        name = f"slices@{fmr:g}"
-        result.metrics[name] = None
-        result.needs[name] = _needed_impostors(result.curve, fmr)
-        return None
-    return threshold_at(result.curve, fmr)
+    return None if tar_at_far(result.curve, fmr) is None else threshold_at(result.curve, fmr)
+
+
+def add_need_of_slices(result: Result, fmr: float | None) -> None:
+    """Add why there are no slices and discard curves, where `slice_threshold` returns None."""
+    assert fmr is not None and result.curve is not None, "only an FMR can be out of reach"
+    name = f"slices@{fmr:.0e}"
+    result.metrics[name] = None
+    result.needs[name] = _needed_impostors(result.curve, fmr)
 
 
 def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:

@@ -18,6 +18,7 @@ from facetrain.verify.scored_pairs import (
     REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
+    add_need_of_slices,
     add_replicates,
     bootstrap_fold_accuracy,
     pair_result,
@@ -63,7 +64,9 @@ def verification_result(
     result.metrics["xnorm"] = float(norm_N.mean())
     quality_P = pair_quality(norm_N, scored.first_P, scored.second_P)
     threshold = slice_threshold(result, slice_fmr)
-    if threshold is not None:
+    if threshold is None:
+        add_need_of_slices(result, slice_fmr)
+    else:
         curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="embedding length")
         result.discards = [curve] if curve else []
     if replicates:

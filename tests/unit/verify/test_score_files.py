@@ -193,10 +193,15 @@ def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_p
     found = evaluate_scores(path, options=replace(FAST, slice_fmr=1e-9))
     result = found.results["system"]
     assert not result.groups and not result.discards and result.metrics["slices@1e-09"] is None
+    other = evaluate_scores(path, options=replace(FAST, slice_fmr=1e-4)).results["system"]
+    assert {"slices@1e-04", "tar@1e-04"} <= other.needs.keys()
     needs = f"  slices@1e-09     needs 1,000,000,000 impostor pairs; there are {impostors:,}"
     assert needs in format_evaluation(found)
     result = evaluate_scores(path, options=replace(FAST, slice_fmr=1 / impostors)).results["system"]
     assert len(result.groups) == 2 and len(result.discards) == 1
+    path = write(tmp_path / "plain.csv", columns_of(pairs))
+    result = evaluate_scores(path, options=replace(FAST, slice_fmr=1e-5)).results["plain"]
+    assert not {name for name in (*result.metrics, *result.needs) if name.startswith("slices@")}
 
 
 def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path):
