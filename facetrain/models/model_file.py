@@ -59,6 +59,9 @@ RAW_PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
 """Input of a network that normalizes the pixels itself."""
 _LAST_WEIGHTS = ("features.weight", "features.layers.3.weight", "feature.3.weight", "head.weight")
 """Names of the weight in a published network's last layer; its length is D."""
+_MXNET_SUFFIXES = (".params", ".json")
+GRAPH_SUFFIXES = (".onnx", *_MXNET_SUFFIXES)
+"""Suffixes of ONNX and MXNet files, whose networks are graphs and no backbones."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         return _build_model(weights, description, str(checkpoint.folder), device)
     if path.suffix == ".onnx":
         return _open_onnx(path)
-    if path.suffix in (".params", ".json"):
+    if path.suffix in _MXNET_SUFFIXES:
         return _open_mxnet(path, device)
     weights, metadata = read_weights(path)
     try:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.backbone.base import Backbone
 from facetrain.distributed.world import join
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
-from facetrain.models.model_file import METADATA_KEY, MODEL_FILE, THRESHOLDS_KEY, open_model, save_model
+from facetrain.models.model_file import (
+    GRAPH_SUFFIXES,
+    METADATA_KEY,
+    MODEL_FILE,
+    THRESHOLDS_KEY,
+    open_model,
+    save_model,
+)
 from facetrain.models.weight_files import read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
@@ -68,11 +74,6 @@ def calibrate_model(
         )
     with join(device) as world:
         opened = open_model(model, world.device)
-        if not isinstance(opened.network, Backbone):
-            raise ModelError(
-                f"{model}: is not a backbone of facetrain, which .safetensors could store; give a run or the file that "
-                "it was exported from"
-            )
         unit_ND = embed_images(opened, images, target, world, batch_size=batch_size, progress=progress)
     if not np.isfinite(unit_ND).all():
         raise ModelError(f"{model}: has embeddings that are not finite; the network has diverged")
@@ -111,6 +112,12 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
 def _writable_model(model: Path, output: Path | None) -> Path:
     """Return the .safetensors file that gets the thresholds, before anything is measured."""
     path = model / MODEL_FILE if (model / MODEL_FILE).is_file() else model
+    if not path.exists():
+        raise ModelError(f"{model}: no such file or folder")
+    if path.suffix in GRAPH_SUFFIXES:
+        raise ModelError(
+            f"thresholds can be stored only with facetrain's backbones; {model} is an ONNX or MXNet network"
+        )
     if output is not None:
         if output.suffix != ".safetensors":
             raise UsageError(f"{output}: the model is written as .safetensors; give a name with this suffix")
@@ -119,8 +126,6 @@ def _writable_model(model: Path, output: Path | None) -> Path:
         _, metadata = read_weights(path)
         if METADATA_KEY in metadata:
             return path
-    if not path.exists():
-        raise ModelError(f"{model}: no such file or folder")
     raise UsageError(
         f"{model}: its file cannot hold thresholds; give --output FILE.safetensors for a copy of the model that does"
     )
