@@ -209,12 +209,13 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     weighted: set[str] = set()
     for node in model.graph.node:
         operator = OPERATORS.get(node.op_type, _UNKNOWN)
+        keeps_numbers = operator.is_identity or node.op_type == "Transpose"
         given = [constants[name] for name in node.input if name in constants]
         source = next((name for name in node.input if name in image_values), None)
         if node.op_type == "Constant":
             constants[node.output[0]] = onnx.helper.get_attribute_value(node.attribute[0])
         elif source is None:
-            if given and operator.is_identity:
+            if given and keeps_numbers:
                 constants[node.output[0]] = given[0]
         elif operator.arithmetic and given:
             numbers = _numbers(onnx, given[0], path)
@@ -225,7 +226,7 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
             differ = len(np.unique(numbers)) > 1
             if source in weighted or (differ and operator.arithmetic in ("mul", "add")):
                 weighted.add(node.output[0])
-        elif operator.is_identity or node.op_type == "Transpose":
+        elif keeps_numbers:
             image_values[node.output[0]] = image_values[source]
             if source in weighted:
                 weighted.add(node.output[0])

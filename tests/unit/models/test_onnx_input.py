@@ -87,6 +87,19 @@ def test_a_graph_that_normalizes_behind_a_transpose_of_its_input_gets_pixels(tmp
     torch.testing.assert_close(found, ((x - 127.5) / 128).relu().flatten(1))
 
 
+def test_a_mean_color_may_be_transposed(tmp_path):
+    from onnx import helper
+
+    path = write_graph(tmp_path / "m.onnx", [("Sub", ("x", constant(COLOR)))], inputs=FLOAT_IMAGE)
+    model = onnx.load(path)
+    model.graph.initializer[0].dims[:] = [1, 1, 1, 3]
+    model.graph.node[0].input[1] = "mean"
+    model.graph.node.insert(0, helper.make_node("Transpose", ["c0_1"], ["mean"], perm=[0, 3, 1, 2]))
+    onnx.save(model, path)
+    found, x = embedded(path)
+    torch.testing.assert_close(found, (x - MEAN).relu().flatten(1))
+
+
 def test_a_shape_of_half_normalized_pixels_is_no_layer(tmp_path):
     from onnx import helper
 
