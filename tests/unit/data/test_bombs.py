@@ -20,9 +20,9 @@ from tests.support.bombs import (
     _constant_of_shape,
     _onnx,
     _progressive,
-    _tar,
 )
 from tests.support.command import environment
+from tests.unit.data.formats.test_webdataset import write_tar
 
 
 @pytest.mark.long
@@ -44,7 +44,8 @@ def test_no_reader_exceeds_the_limits_on_any_bomb():
 
 def test_a_nested_label_in_a_tar_is_an_error_of_the_dataset(tmp_path):
     with pytest.raises(DataError, match="contains no identity"):
-        open_dataset(_tar(tmp_path / "a", "a.json", b"[" * 1_000_000))
+        write_tar(tmp_path / "a.tar", {"a.jpg": b"x", "a.json": b"[" * 1_000_000})
+        open_dataset(tmp_path)
 
 
 def test_a_jpeg_of_more_than_a_hundred_scans_is_refused():
