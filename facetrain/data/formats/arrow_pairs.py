@@ -134,7 +134,10 @@ def _used_columns(names: list[str], path: Path) -> list[str]:
             f"{path}: columns {listed(names)}; a set of pairs has image1, image2 and {' or '.join(_LABELS)}, "
             "or image and is_same"
         )
-    return [*images, label, *(["index"] if "index" in names else [])]
+    used = [*images, label, *(["index"] if "index" in names else [])]
+    if repeated := [name for name in used if names.count(name) > 1]:
+        raise PairsError(f"{path}: has two columns {repeated[0]}; rename or remove one of them")
+    return used
 
 
 def _read_rows(path: Path, rows: list[dict[str, Any]]) -> tuple[list[bytes], np.ndarray]:

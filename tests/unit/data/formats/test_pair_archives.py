@@ -159,7 +159,7 @@ def write_arrow(folder, columns, files=1):
     """Write a folder as `Dataset.save_to_disk` of Hugging Face's datasets does."""
     pyarrow = pytest.importorskip("pyarrow")
     folder.mkdir()
-    table = pyarrow.table(columns)
+    table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
     names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
     size = -(-len(table) // files)
     for number, name in enumerate(names):
@@ -248,6 +248,22 @@ def test_dates_that_python_does_not_have_are_refused(tmp_path, form, column, mes
     else:
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     with pytest.raises(PairsError, match=message):
+        load_pair_set("a", tmp_path)
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_two_columns_of_one_name_are_refused(tmp_path, form):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = [pyarrow.array([b"x", b"y"]), pyarrow.array([1, 1]), pyarrow.array([0, 0])]
+    table = pyarrow.table(columns, names=["image", "is_same", "is_same"])
+    if form == "arrow":
+        write_arrow(tmp_path / "a", table)
+    else:
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(PairsError, match="has two columns is_same; rename or remove one of them"):
         load_pair_set("a", tmp_path)
 
 
