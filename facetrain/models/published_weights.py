@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError
-from facetrain.files import error_reason, parse_json, parse_yaml
+from facetrain.files import error_reason, listed, parse_json, parse_yaml
 
 _CVLFACE_PREFIXES = ("model.net.", "net.")
 """Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""
@@ -157,7 +157,7 @@ def _read_color_order(path: Path) -> str:
             content = _read_settings(file)
             channels = (content.get("conf") or content).get("color_space")
             if channels not in ("RGB", "BGR"):
-                raise ModelError(f"{file}: color_space is {channels!r}; expected RGB or BGR")
+                raise ModelError(f"{file}: color_space is {listed([str(channels)])}; expected RGB or BGR")
             return str(channels)
     raise ModelError(
         f"{path}: does not state whether its network takes RGB or BGR images; download CVLface's model.yaml or "
@@ -178,8 +178,8 @@ def _require_half_normalization(path: Path) -> None:
         values = stated.get(name) or []
         if not isinstance(values, list) or any(value != 0.5 for value in values):
             raise ModelError(
-                f"{file}: pretrained_cfg.{name} is {stated[name]}; face networks of timm that facetrain reads take "
-                "(pixels − 127.5) / 127.5, that is 0.5 for each channel"
+                f"{file}: pretrained_cfg.{name} is {listed([str(values)])}; face networks of timm that facetrain reads "
+                "take (pixels − 127.5) / 127.5, that is 0.5 for each channel"
             )
 
 

@@ -277,6 +277,7 @@ def test_a_hugging_face_folder_of_timm_opens_and_initializes_a_run(tmp_path):
     for stated, message in (
         ('{"mean": [0.485, 0.456, 0.406]}', "takes? .pixels − 127.5"),
         ('{"mean": 0.5}', "takes? .pixels − 127.5"),
+        ('{"mean": "a\\nb"}', r"pretrained_cfg\.mean is a\\nb; face networks"),
         ("[0.5]", "pretrained_cfg is not a list of settings"),
     ):
         (tmp_path / "config.json").write_text(f'{{"pretrained_cfg": {stated}}}')
