@@ -11,10 +11,12 @@ import typer
 from facetrain.cli.devices import Device
 from facetrain.cli.evaluation_options import BatchSize, Bf16, Model
 from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 
 def embed(
+    context: typer.Context,
     model: Model,
     input: Annotated[
         Path, typer.Argument(help="Images: one image, a folder of images, a dataset, a .rec or a .bin file.")
@@ -52,6 +54,7 @@ def embed(
     from facetrain.verify.partial_embeddings import remove_partial_files
 
     if output.suffix == SUFFIX:
+        refuse_given(context, "dtype", when=f"on {SUFFIX} files")
         require_writable(output)
         with collect_native_messages(), progress_bar("embedding") as progress:
             count, size = write_teacher_embeddings(

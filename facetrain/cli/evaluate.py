@@ -32,14 +32,18 @@ from facetrain.cli.evaluation_options import (
     Targets,
 )
 from facetrain.cli.outputs import echo_line, require_distinct, require_writable, write_text
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.verify.formatting import format_evaluation
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluate import Evaluation
 
+_OPTIONS_OF_MODELS = ("data_dir", "flip", "detector_score", "device", "batch_size", "bf16")
+
 
 def evaluate(
+    context: typer.Context,
     model: OptionalModel = None,
     target: Targets = None,
     scores: Scores = None,
@@ -69,6 +73,8 @@ def evaluate(
 
     targets = target or []
     system = pick_system(model, scores, embeddings, pairs, targets, checkpoint, slices or [])
+    if system.run is None:
+        refuse_given(context, *_OPTIONS_OF_MODELS, when=f"on {system.path}, which is not a MODEL")
     if against is not None and not bootstrap:
         raise UsageError(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"

@@ -30,6 +30,7 @@ from facetrain.cli.export_options import (
     Unit,
 )
 from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 
@@ -51,6 +52,7 @@ _NUM_COMPARED = 100
 
 
 def export(
+    context: typer.Context,
     model: Model,
     format: Format,
     output: Output,
@@ -76,6 +78,10 @@ def export(
 
     given: dict[str, Any] = {"from_pixels": from_pixels, "unit": unit, "opset": opset, "batch": batch}
     _check_options(format, given | {"int8": int8, "calibration": calibrate, "faces": compare})
+    if calibrate is None:
+        refuse_given(context, "calibrate_images", when="without --calibrate")
+    if not target:
+        refuse_given(context, "data_dir", when="without --target")
     row = FORMATS[format]
     _check_output(format, row, output)
     require_writable(*row.files(output), model_card)

@@ -11,6 +11,7 @@ import typer
 
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import echo_line, require_distinct, require_writable
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _RECALL_PROBES = 1000
 
 
 def search(
+    context: typer.Context,
     gallery: Annotated[Path, typer.Argument(help=f"Faces to search among: {_INPUT}.")],
     probe: Annotated[Path, typer.Argument(help=f"Faces to search for: {_INPUT}.")],
     model: Annotated[
@@ -89,12 +91,15 @@ def search(
 
     Files of embeddings are read in blocks: a gallery may be larger than the memory.
     """
+    from facetrain.verify.embedding_files import SUFFIXES
     from facetrain.verify.search_results import SearchResults
 
     if fmr is not None and threshold is not None:
         raise UsageError("--fmr and --threshold both give the smallest cosine similarity; remove one of them")
-    if nlist is not None and index != "ivf":
-        raise UsageError(f"--nlist {nlist}: is for an index with lists; add --index ivf or remove --nlist")
+    if index != "ivf":
+        refuse_given(context, "nlist", "nprobe", "index_folder", "recall", when="without --index ivf")
+    if fmr is None and gallery.suffix in SUFFIXES and probe.suffix in SUFFIXES:
+        refuse_given(context, "model", "device", when="on files of embeddings without --fmr")
     folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
     require_distinct(output, folder)
     require_writable(output)

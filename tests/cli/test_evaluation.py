@@ -304,7 +304,6 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     index = ["--index", "ivf", "--index-folder", tmp_path / "index"]
     for options, message in (
         (["--fmr", 0.01, "--threshold", 0.5], "--fmr and --threshold both give the smallest cosine"),
-        (["--nlist", 4], "--nlist 4: is for an index with lists; add --index ivf"),
         ([*index, "--output", tmp_path / "index"], "is given for two outputs"),
     ):
         refused = refusal("search", *files, *options)

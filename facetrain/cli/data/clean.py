@@ -19,6 +19,7 @@ from facetrain.cli.outputs import (
     require_writable,
     write_text,
 )
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _MAX_CUT, _SMALL_CUT = 0.05, 2
 
 
 def clean(
+    context: typer.Context,
     model: Annotated[
         Path,
         typer.Argument(
@@ -95,6 +97,10 @@ def clean(
     from facetrain.data.tools.label_faults import apply_faults
 
     folder = _dataset_argument(model, dataset, apply, report, merge)
+    if apply is not None:
+        refuse_given(context, "precision", "device", "batch_size", when="with --apply")
+    if output is None:
+        refuse_given(context, "yes", "workers", when="without --output")
     require_absent(output)
     require_distinct(output, report, sheet)
     require_writable(report)

@@ -10,6 +10,7 @@ import typer
 
 from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
 from facetrain.cli.outputs import echo_line, require_absent
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
 
@@ -81,6 +82,7 @@ def synth(
 
 
 def pack(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
@@ -113,9 +115,12 @@ def pack(
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
     from facetrain.cli.progress import progress_bar
+    from facetrain.data.formats.image_list import LIST_SUFFIXES
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
 
+    if source.suffix.lower() not in LIST_SUFFIXES:
+        refuse_given(context, "images", when=f"on {source}, which is not a list file")
     finder = _landmark_finder(landmarks, detector)
     with progress_bar("packing") as progress:
         packed = tool.pack(
@@ -146,6 +151,7 @@ def pack(
 
 
 def pairs(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
@@ -200,6 +206,10 @@ def pairs(
         raise UsageError(
             "--reduce-to needs a set of pairs; write it first without --reduce-to, then reduce the .bin"
         )
+    if not listed:
+        refuse_given(context, "image_size", when=f"on {source}: only a pair list is aligned")
+    if listed or is_pair_archive(source):
+        refuse_given(context, "count", "seed", when=f"on {source}, which has its own pairs")
     require_absent(output)
     with progress_bar("reading images") as progress:
         if listed:

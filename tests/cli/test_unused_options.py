@@ -1,0 +1,51 @@
+"""Options that have no effect together with the others of a command line are refused, and not ignored."""
+
+import pytest
+
+from facetrain.errors import UsageError
+from tests.support.command import refusal
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("eval --scores a.csv --device cpu", "--device has no effect on a.csv, which is not a MODEL; remove it"),
+        ("eval --scores a.csv --no-flip", "--no-flip has no effect on a.csv, which is not a MODEL; remove it"),
+        ("eval --scores a.csv --flip", "--flip has no effect on a.csv, which is not a MODEL; remove it"),
+        ("eval --scores a.csv --batch-size 256", "--batch-size has no effect on a.csv, which is not"),
+        ("eval --embeddings a.npz --pairs b.csv --data-dir c", "--data-dir has no effect on a.npz, which is"),
+        ("search a.npz b.npz --nlist 4", "--nlist has no effect without --index ivf; remove it"),
+        ("search a.npz b.npz --index flat --recall", "--recall has no effect without --index ivf; remove it"),
+        ("search a.npz b.parquet --model m", "--model has no effect on files of embeddings without --fmr"),
+        ("embed m photos --output a.safetensors --dtype float16", "--dtype has no effect on .safetensors files"),
+        ("export m --format onnx --output a.onnx --data-dir c", "--data-dir has no effect without --target"),
+        ("export m --format onnx --output a.onnx --calibrate-images 9", "--calibrate-images has no effect without"),
+        ("data clean faces --apply a.json --device cpu", "--device has no effect with --apply; remove it"),
+        ("data clean m faces --yes", "--yes has no effect without --output; remove it"),
+        ("data pack faces --output a --images b", "--images has no effect on faces, which is not a list file"),
+        ("data pairs list.txt --images a --output b.bin --count 600", "--count has no effect on list.txt, which"),
+        ("data pairs faces --output b.bin --image-size 96", "--image-size has no effect on faces: only a pair list"),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_is_refused(command, message):
+    error = refusal(*command.split())
+    assert isinstance(error, UsageError) and str(error).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval --scores a.csv --seed 1",
+        "search a.npz b.npz --index ivf --nprobe 4",
+        "search photos b.npz --model m --device cpu",
+        "export m --format onnx --output a.onnx --int8 static --calibrate b --calibrate-images 9",
+        "data clean faces --apply a.json --workers 1 --output out",
+        "data pack list.txt --output a --images b",
+        "data pairs faces --output b.bin --count 20 --seed 1",
+    ],
+)
+def test_an_option_with_an_effect_is_taken(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "has no effect" not in str(refusal(*command.split())), (
+        "it is refused because the files are missing"
+    )
