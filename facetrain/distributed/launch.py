@@ -10,11 +10,9 @@ from types import FrameType
 from typing import NoReturn
 
 from facetrain.cpu_cores import usable_cores
+from facetrain.distributed.grace_period import set_default_grace_period
 from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.distributed.topology import Topology
-
-GRACE_S = 300
-"""Seconds from a signal to the end of the process by force: enough to write a checkpoint of several GiB."""
 
 
 def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
@@ -25,9 +23,10 @@ def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
 
     Raises:
         LaunchError: the ranks could not be started, or one of them was killed.
+        UsageError: the grace period in the environment is not a whole number.
     """
     silence_torch_logs()
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    set_default_grace_period()
     if where.is_single_process:
         return _run_in_process(train)
     from facetrain.distributed.elastic_agent import launch_ranks  # needs torch, which takes seconds to import

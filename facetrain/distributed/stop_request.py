@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import re
 import signal
 import sys
 import time
@@ -14,25 +13,10 @@ from typing import Any, Self
 import torch
 
 from facetrain.distributed import collectives
+from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import launched_by_torchrun
-from facetrain.errors import UsageError
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-_GRACE_VARIABLE, _TORCHRUN_GRACE_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"
-
-
-def grace_s() -> int:
-    """Return the number of seconds after the first signal when a process that still runs is ended by force.
-
-    Raises:
-        UsageError: the environment variable that sets it is not a whole number.
-    """
-    seconds = os.environ.get(_GRACE_VARIABLE, _TORCHRUN_GRACE_S)
-    if not re.fullmatch("[0-9]{1,9}", seconds):
-        raise UsageError(
-            f"{_GRACE_VARIABLE}: {seconds!r} is not a whole number of seconds; use for example 240"
-        )
-    return int(seconds)
 
 
 class Stopped(Exception):

@@ -98,6 +98,13 @@ def test_a_process_that_hangs_is_ended_when_the_grace_period_is_over(started):
     assert process.returncode == 143 and stderr.endswith("error: still running 1 s after SIGTERM\n"), stderr
 
 
+def test_a_grace_period_that_is_no_number_is_refused_before_there_is_a_run_folder(started):
+    process, folder = started(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="5m")
+    _, stderr = process.communicate(timeout=60)
+    assert stderr.startswith("error: TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '5m' is not a whole number of seconds")
+    assert process.returncode == 2 and not folder.exists()
+
+
 def test_a_second_ctrl_c_ends_even_a_process_that_hangs_at_once(started):
     process, folder = started()
     wait_for_step(folder, 2, process)

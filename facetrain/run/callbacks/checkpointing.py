@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
-from facetrain.distributed.stop_request import PendingAnswer, StopRequest, grace_s
+from facetrain.distributed.grace_period import grace_s
+from facetrain.distributed.stop_request import PendingAnswer, StopRequest
 from facetrain.errors import CheckpointError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
