@@ -12,6 +12,7 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -50,6 +51,10 @@ THRESHOLDS_KEY = "thresholds"
 """Key of the description: what `facetrain calibrate` measured on the embeddings of this file."""
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 DEFAULT_IMAGE_SIZE = 112
+_OPTIONS = frozenset(
+    {"layers", "widths", "embedding_size", "image_size", "dropout", "checkpoint_activations"}
+)
+"""Options of a network that a description may have."""
 _WEIGHTS_PER_BLOCK = 4
 """A block of every network has more; to build one takes time, also without memory."""
 DEFAULT_EMBEDDING_SIZE = 512
@@ -209,9 +214,7 @@ def _build_model(
     try:
         options = dict(description["backbone"])
         name = options.pop("name")
-        blocks = sum(map(abs, options.get("layers") or ()))  # abs: negative numbers would hide large ones
-        if _WEIGHTS_PER_BLOCK * blocks > len(weights):
-            raise ValueError(f"{len(weights)} weights for {blocks:,} blocks")
+        _check_options(options, len(weights))
         # On the meta device first, without memory: a crafted file may describe a network of any size.
         described = build_on_meta(name, **options)
     except Exception as error:  # torch's layers raise many types for impossible sizes, without a common base
@@ -231,6 +234,21 @@ def _build_model(
         f"{name}, {parameters:,} parameters" + (f" ({origin_program})" if origin_program else ""),
         description,
     )
+
+
+def _check_options(options: dict[str, Any], num_weights: int) -> None:
+    """Refuse a network that would take long to build, also without memory.
+
+    Raises:
+        ValueError: the description of the network has other options, or more blocks than the weights are for.
+        TypeError: a number of blocks is not a whole number.
+    """
+    for name in options.keys() - _OPTIONS:
+        raise ValueError(f"unknown option {name}")
+    # abs: negative numbers would hide large ones, as NaN would without `index`
+    blocks = sum(abs(operator.index(number)) for number in options.get("layers") or ())
+    if _WEIGHTS_PER_BLOCK * blocks > num_weights:
+        raise ValueError(f"{num_weights} weights for {blocks:,} blocks")
 
 
 def _open_onnx(path: Path) -> EmbeddingModel:

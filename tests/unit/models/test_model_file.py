@@ -77,9 +77,21 @@ def test_a_file_that_describes_a_huge_network_is_refused_before_memory_is_alloca
     save_model(tmp_path / "wide.safetensors", weights, wide)
     with pytest.raises(ModelError, match="of another shape"):
         open_model(tmp_path / "wide.safetensors", CPU)
-    deep = describe_backbone("iresnet", **(SMALL | {"layers": (1 << 40, 1, 1, 1)}))
-    save_model(tmp_path / "deep.safetensors", weights, deep)
-    with pytest.raises(ModelError, match="blocks"):
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (describe_backbone("iresnet", **(SMALL | {"layers": (1 << 40, 1, 1, 1)})), "weights for 1,099,511"),
+        (describe_backbone("iresnet", **(SMALL | {"layers": (1, 1 << 40, float("nan"), 1)})), "integer"),
+        (describe_backbone("mbf", depths=(1 << 40, 1, 1, 1)), "unknown option depths"),
+    ],
+)
+def test_a_file_that_describes_a_network_of_many_blocks_is_refused_before_it_is_built(
+    tmp_path, description, message
+):
+    save_model(tmp_path / "deep.safetensors", build_backbone("iresnet", **SMALL).state_dict(), description)
+    with pytest.raises(ModelError, match=f"has no valid description of its network .*{message}"):
         open_model(tmp_path / "deep.safetensors", CPU)
 
 
