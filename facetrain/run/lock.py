@@ -5,7 +5,8 @@ seconds with a higher count. `flock` is not used: on several network file system
 file is created by a hard link, which is atomic on NFS too.
 
 A lock is stale if its process has ended. On the same host the process table shows that at once. From another host the
-count is watched: if it does not rise for `SILENCE_S`, the host is gone. No clocks of different hosts are compared.
+count is watched: if it does not rise for `SILENCE_S`, the host is gone. No clocks of different hosts are compared, and
+an outage of the file system, in which no host can rewrite the file, does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +33,30 @@ BEAT_S = 5.0
 SILENCE_S = 30.0
 """Seconds without a rewrite after which the lock of another host is stale: several times `BEAT_S`, because network
 file systems delay writes."""
+OUTAGE_S = 10.0
+"""Seconds between two looks at the file after which the file system was silent, and maybe not the process: the watch
+begins again, so that the process has time to rewrite the file."""
 _POLL_S = 0.5
+
+
+class _Watch:
+    """Time for which nothing has changed, as far as this process could see it."""
+
+    def __init__(self, limit_s: float, outage_s: float) -> None:
+        self._limit_s, self._outage_s = limit_s, outage_s
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the next look."""
+        self._since = self._last = float("-inf")
+
+    def is_over(self) -> bool:
+        """Look: return whether the time is over."""
+        now = time.monotonic()
+        if now - self._last > self._outage_s:
+            self._since = now
+        self._last = now
+        return now - self._since >= self._limit_s
 
 
 class RunLock:
@@ -45,6 +69,7 @@ class RunLock:
         *,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
+        outage_s: float = OUTAGE_S,
     ) -> None:
         """Prepare to lock a folder. `launchers` are the ids of the elastic agents that started this job."""
         self._folder = folder
@@ -52,8 +77,7 @@ class RunLock:
         self._me = Holder.of_this_process(launchers)
         self._file = LockFile(folder / LOCK_FILE, self._me.token)
         self._watched: tuple[bytes, int] | None = None
-        self._watched_since = 0.0
-        self._claim_seen_at: float | None = None
+        self._silence, self._claim = _Watch(silence_s, outage_s), _Watch(silence_s, outage_s)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -123,14 +147,14 @@ class RunLock:
 
     def _watch(self, content: tuple[bytes, int], fact: str) -> str | None:
         """Wait for the next rewrite of a lock whose process cannot be seen from this host."""
-        now = time.monotonic()
+        is_silent = self._silence.is_over()
         if self._watched is None:
-            self._watched, self._watched_since = content, now
+            self._watched = content
         elif content != self._watched:
             raise UsageError(
                 f"{self._folder}: {fact}, and it is alive: it rewrites {LOCK_FILE}; wait until it ends, or end it"
             )
-        elif now - self._watched_since >= self._silence_s:
+        elif is_silent:
             warn(
                 f"{self._folder}: {fact}, but has not rewritten {LOCK_FILE} for {self._silence_s:.0f} s: it is gone"
             )
@@ -152,17 +176,16 @@ class RunLock:
             # While the claim is held, so that no other process finds the same stale lock again.
             return None if self._begin() else ""
         finally:
-            self._watched = self._claim_seen_at = None
+            self._watched = None
+            self._silence.restart()
+            self._claim.restart()
             claim.unlink(missing_ok=True)
 
     def _wait_for_claim(self, claim: Path) -> str:
         """Wait until another process has taken a stale lock over; remove the claim of one that has ended meanwhile."""
-        now = time.monotonic()
-        if self._claim_seen_at is None:
-            self._claim_seen_at = now
-        elif now - self._claim_seen_at >= self._silence_s:
+        if self._claim.is_over():
             claim.unlink(missing_ok=True)
-            self._claim_seen_at = None
+            self._claim.restart()
         return ""
 
     def _begin(self) -> bool:

@@ -108,6 +108,16 @@ def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, cap
     lock.release()
 
 
+def test_an_outage_of_the_file_system_does_not_make_the_lock_of_another_host_stale(tmp_path):
+    lock_of(tmp_path, host="node7", machine="node7 boot 1", pid=123)
+    lock = RunLock(tmp_path, silence_s=0.5, outage_s=0.2)
+    assert "watching" in lock.try_acquire()
+    time.sleep(0.6)  # the server answers no read, and takes no rewrite
+    assert "watching" in lock.try_acquire()
+    wait_for(lock)
+    lock.release()
+
+
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.run.lock_holder.this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
