@@ -3,7 +3,7 @@
 With atheris installed (`--atheris`), coverage guides the mutations, and atheris keeps its inputs in build/fuzz.
 Without it, the outcomes guide them: an input with a new outcome is mutated further, and saved in `--corpus`, where
 the next run starts. Memory is limited to 1 GiB above that of the process at the start, so that a huge allocation
-fails the run.
+fails the run. So does an input that takes more than `MOST_SECONDS` of CPU time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ from __future__ import annotations
 import argparse
 import random
 import resource
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from tests.fuzz import corpus as corpora
 from tests.fuzz.mutation import mutate
 
+MOST_SECONDS = 60
 _MOST_KEPT = 500
+
+
+class TooSlow(BaseException):
+    """The time for an input is over. No `Exception`, because readers make their own errors of those."""
 
 
 def fuzz(
@@ -32,24 +39,45 @@ def fuzz(
     executions: int | None = None,
     seconds: float | None = None,
 ) -> int:
-    """Run mutations of a growing corpus and return their number; an input that breaks the target is saved."""
+    """Run mutations of a growing corpus and return their number; an input that breaks the target is saved.
+
+    Raises:
+        TooSlow: an input takes more than `MOST_SECONDS` of CPU time.
+    """
     rng, since, seen, count = random.Random(seed), time.monotonic(), {target(data) for data in corpus}, 0
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", DeprecationWarning)  # Python does not show them
     warnings.filterwarnings("ignore", "Reading `.npy`")  # a file of Python 2
-    while count != executions and (seconds is None or time.monotonic() - since < seconds):
-        data = mutate(corpus[int(rng.random() * len(corpus))], rng)
-        try:
-            outcome = target(data)
-        except BaseException:
-            Path("fuzz-crash").write_bytes(data)
-            print("kept the input as fuzz-crash", file=sys.stderr)
-            raise
-        count += 1
-        if outcome not in seen and len(seen) < _MOST_KEPT:
-            seen.add(outcome)
-            corpus.append(data)
+    with _limited_time():
+        while count != executions and (seconds is None or time.monotonic() - since < seconds):
+            data = mutate(corpus[int(rng.random() * len(corpus))], rng)
+            signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+            try:
+                outcome = target(data)
+            except BaseException:
+                Path("fuzz-crash").write_bytes(data)
+                print("kept the input as fuzz-crash", file=sys.stderr)
+                raise
+            count += 1
+            if outcome not in seen and len(seen) < _MOST_KEPT:
+                seen.add(outcome)
+                corpus.append(data)
     return count
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """End the block by `TooSlow` when the timer ITIMER_PROF expires, which the block starts."""
+    previous = signal.signal(signal.SIGPROF, _stop)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise TooSlow(f"the input takes more than {MOST_SECONDS} s")
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """A short run of every fuzz target; long ones are `make fuzz`."""
 
+import itertools
+
 import pytest
 
 from tests.fuzz import corpus as corpora
-from tests.fuzz.run import fuzz
+from tests.fuzz.run import TooSlow, fuzz
 from tests.fuzz.targets import TARGETS, seeds
 
 SLOW = {"config": 150, "peer_config": 300, "mixture": 200, "mxnet_network": 100}
@@ -13,3 +15,20 @@ SLOW = {"config": 150, "peer_config": 300, "mixture": 200, "mxnet_network": 100}
 def test_mutated_input_raises_nothing_but_the_documented_error(name):
     corpus = seeds()[name] + corpora.load(name)
     fuzz(TARGETS[name], corpus, executions=SLOW.get(name, 1500), seed=1)
+
+
+def test_an_input_that_takes_too_long_is_a_failure(tmp_path, monkeypatch):
+    def read(data):
+        if data != b"seed":
+            try:
+                for _ in itertools.count():
+                    pass
+            except Exception:  # as readers do
+                pass
+        return ""
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tests.fuzz.run.MOST_SECONDS", 0.2)
+    with pytest.raises(TooSlow, match=r"more than 0\.2 s"):
+        fuzz(read, [b"seed"], executions=10, seed=1)
+    assert (tmp_path / "fuzz-crash").exists()
