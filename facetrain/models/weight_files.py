@@ -154,9 +154,14 @@ def load_weights_into(module: nn.Module, weights: dict[str, Tensor], origin: str
     """Load weights into a module; `origin` is their file, for messages.
 
     Raises:
-        ModelError: as `require_same_shapes`.
+        ModelError: as `require_same_shapes`, or weights are not real numbers, such as those of a quantized network.
     """
     require_same_shapes(module, weights, origin)
+    for name, tensor in module.state_dict().items():
+        given = weights[name]
+        if given.is_complex() or (tensor.is_floating_point() and not given.is_floating_point()):
+            kind = str(given.dtype).removeprefix("torch.")
+            raise ModelError(f"{origin}: weights {name} are {kind}, and not floating-point numbers")
     module.load_state_dict(weights)
 
 

@@ -71,6 +71,19 @@ def test_a_file_without_named_weights_is_refused(tmp_path, value):
         read_weights(tmp_path / "none.pt")
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("fc.weight", torch.int8), ("fc.weight", torch.complex64), ("bn1.num_batches_tracked", torch.complex64)],
+)
+def test_weights_that_are_not_real_numbers_are_refused(tmp_path, name, dtype):
+    weights = build_backbone("iresnet", **SMALL).state_dict()
+    weights[name] = weights[name].to(dtype)
+    save_model(tmp_path / "m.safetensors", weights, describe_backbone("iresnet", **SMALL))
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(ModelError, match=f"m.safetensors: weights {name} are {kind}, and not floating-point"):
+        open_model(tmp_path / "m.safetensors", CPU)
+
+
 def test_a_file_that_describes_a_huge_network_is_refused_before_memory_is_allocated(tmp_path):
     weights = build_backbone("iresnet", **SMALL).state_dict()
     wide = describe_backbone("iresnet", **(SMALL | {"embedding_size": 1 << 40}))
