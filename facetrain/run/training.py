@@ -12,6 +12,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
 from facetrain.config.schema import Config
+from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures, only_leader_reports
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.stop_request import StopRequest
@@ -62,11 +63,16 @@ def train(
 ) -> int:
     """Train a new run on this rank; return the exit code. Collective.
 
-    If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint. `profile`
-    records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
+    If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
+    another rank resumes it. `profile` records a few steps in the run folder. `set_keys` are the config keys that the
+    command line sets.
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
+        if collectives.any_rank(
+            False
+        ):  # a host that replaces a lost one may have begun with `facetrain resume`
+            return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
         is_new = run_dir is None or not run_dir.exists()
         folder, restarted = create_run_folder(world, given=run_dir, default=default)
         try:
@@ -95,7 +101,23 @@ def resume(
     `adopt` accepts a checkpoint of another run, or one that was renamed, as one of this run. The other options are
     those of `train`.
     """
-    with _joined_world(config) as world, locked(world, run_dir, launchers_of(world)) as lock:
+    with _joined_world(config) as world:
+        collectives.any_rank(True)  # for the ranks that `train` has started
+        return _resume(config, world, run_dir, step, profile=profile, set_keys=set_keys, adopt=adopt)
+
+
+def _resume(
+    config: Config,
+    world: World,
+    run_dir: Path,
+    step: CheckpointChoice = None,
+    *,
+    profile: bool,
+    set_keys: Set[str],
+    adopt: bool = False,
+) -> int:
+    """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
+    with locked(world, run_dir, launchers_of(world)) as lock:
         prepare_checkpoints(world, run_dir, is_new_run=False)
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
