@@ -54,10 +54,10 @@ def show(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of the config, with a description of every key."""
-    from facetrain.config.schema import Config
+    """Print the JSON schema of a config file, with a description of every key."""
+    from facetrain.config.schema import file_schema
 
-    typer.echo(json.dumps(Config.model_json_schema(), indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(file_schema(), indent=1, ensure_ascii=False))
 
 
 @app.command()

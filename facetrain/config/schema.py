@@ -6,7 +6,7 @@ The docstrings of the keys become the descriptions of `facetrain config schema` 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -192,6 +192,23 @@ _DATASET_FILES = (
     ".tsv",
 )
 """Ends of names of datasets that are one file."""
+
+
+def file_schema() -> dict[str, Any]:
+    """Return the JSON schema of a config file, for editors.
+
+    No key of a section is required: the file that `extends` names, or --set, can give it.
+    """
+    schema = Config.model_json_schema()
+    for section in (schema, *(schema["$defs"][kind.__name__] for kind in (DataConfig, DistillConfig))):
+        del section["required"]
+    extends = {
+        "type": "string",
+        "description": "File whose values this file overrides, relative to this file.",
+    }
+    schema["properties"] = {"extends": extends, **schema["properties"]}
+    return schema
+
 
 RECIPES: dict[str, dict[str, object]] = {
     "arcface2022": {

@@ -1,7 +1,10 @@
 import json
 
+import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
+from facetrain.config.schema import file_schema
 from tests.support.command import ROOT, facetrain
 
 
@@ -33,6 +36,20 @@ def test_the_schema_describes_the_keys():
     assert (
         "Fraction of the classes" in schema["$defs"]["HeadConfig"]["properties"]["sample_rate"]["description"]
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("extends: other.yaml\ndistill: {weight: 2}", []),
+        ("optim: {lr: 0.2}", []),  # data.train by --set
+        ("optim: {rate: 0.2}", ["Additional properties are not allowed ('rate' was unexpected)"]),
+        ("train: {stages: [{batch_size: 8}]}", ["'until_epoch' is a required property"]),
+    ],
+)
+def test_the_schema_accepts_files_that_are_part_of_a_config(text, faults):
+    found = Draft202012Validator(file_schema()).iter_errors(yaml.safe_load(text))
+    assert [fault.message for fault in found] == faults
 
 
 def test_a_file_that_cannot_be_converted_gives_one_line_and_exit_code_2(tmp_path):
