@@ -1,5 +1,7 @@
 """Launch scripts, Kubernetes manifests and container files, checked without a cluster."""
 
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -48,6 +50,39 @@ def test_a_kubernetes_manifest_trains_resumes_and_mounts_shared_memory(path):
     assert {"nvidia.com/gpu": 8} in list(find(found, "limits"))
     mounts = [mount["mountPath"] for mounts in find(found, "volumeMounts") for mount in mounts]
     assert sorted(mounts) == ["/data", "/dev/shm", "/runs"]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_the_user_of_the_image_may_write_to_the_volume(path):
+    (user,) = re.findall(r"useradd .*--uid (\d+)", (ROOT / "docker" / "Dockerfile").read_text())
+    assert list(find(documents(path), "fsGroup")) == [int(user)]
+
+
+SRUN = """#!/bin/bash
+echo "$@" >> {folder}/srun
+trap 'exit 138' USR1
+sleep 0.2
+kill -USR1 $PPID
+while :; do sleep 0.1; done
+"""
+
+
+def test_the_slurm_job_gives_its_cpus_to_srun_passes_the_signal_on_and_is_requeued(tmp_path):
+    programs = {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> {folder}/scontrol\necho node0\n'}
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+    done = subprocess.run(
+        ["bash", ROOT / "recipes" / "launch" / "slurm.sbatch", "--set", "optim.lr=0.2"],
+        env=job | {"SLURM_CPUS_PER_TASK": "64", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        timeout=60,
+    )
+    assert done.returncode == 138
+    assert (tmp_path / "scontrol").read_text().splitlines()[1:] == ["requeue 7"]
+    words = (tmp_path / "srun").read_text().split()
+    assert words[words.index("--cpus-per-task") + 1] == "64" and "--set optim.lr=0.2" in " ".join(words)
 
 
 def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
