@@ -19,6 +19,7 @@ def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
     done = facetrain("config", "list")
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
     assert rows["glint360k_r100"] == ["glint360k", "r100", "8", "1,024", "97.55", "%"]
+    assert rows["hsface10k_r50"] == ["hsface10k.lmdb", "r50", "1", "128"]
     assert rows["quickstart"] == ["quickstart", "iresnet", "any", "128"]
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
 

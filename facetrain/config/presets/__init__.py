@@ -11,7 +11,7 @@ from facetrain.errors import ConfigError
 
 # An installed wheel holds the files beside this module, a source tree holds them in configs/.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
-_GPUS = re.compile(r"on (\d+) GPUs?\b")
+_GPUS = re.compile(r"^# .*\b[Oo]n (\d+) GPUs?\b", re.MULTILINE)
 _PUBLISHED = re.compile(r"^# Published by \w+: ([\d.]+) % TAR at FAR 1e-4 on IJB-C", re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ class Preset(NamedTuple):
     name: str
     path: Path
     gpus: int | None
-    """Number of GPUs that the batch size is meant for, from the first comment; None if any number will do."""
+    """Number of GPUs that the batch size is meant for, from a comment; None if any number will do."""
     published_tar: float | None
     """Published TAR at FAR 1e-4 on IJB-C in percent, from a comment; None if none is published."""
 
@@ -56,6 +56,6 @@ def find_config(path: Path) -> Path:
 
 def _preset(path: Path) -> Preset:
     text = path.read_text(encoding="utf-8")
-    gpus = _GPUS.search(text.partition("\n")[0])
+    gpus = _GPUS.search(text)
     published = _PUBLISHED.search(text)
     return Preset(path.stem, path, int(gpus[1]) if gpus else None, float(published[1]) if published else None)
