@@ -177,6 +177,6 @@ def check_counts(
             first = int(dataset.labels.min())
             labels = f" (its labels begin at {first}, not at 0)" if first and key == "num_classes" else ""
             raise DataError(
-                f"data.{key} is {expected:,}, but {folder} contains {found:,}{labels}; correct or remove the key, or "
-                "check that this is the right dataset"
+                f"data.{key} is {expected:,}, but {folder} contains {found:,}{labels}; correct the key, or set it "
+                "to null for another dataset"
             )
