@@ -25,7 +25,8 @@ def doctor(
         typer.Option(
             min=1,
             help="Number of GPUs of the run that the config is meant for: batch, learning rate and sizes are checked "
-            "for so many. The default is the number of processes of this command.",
+            "for so many. The default is the number of processes of `facetrain train` on this machine, or of this "
+            "command under torchrun.",
         ),
     ] = None,
     set_: Annotated[
@@ -42,6 +43,8 @@ def doctor(
     """
     from facetrain.config.loading import load_config
     from facetrain.distributed import collectives
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
+    from facetrain.distributed.topology import topology
     from facetrain.distributed.world import join
     from facetrain.doctor.examine import examine
     from facetrain.errors import UsageError
@@ -54,6 +57,8 @@ def doctor(
     if run_dir and not config and (run_dir / "config.yaml").is_file():
         config = run_dir / "config.yaml"
     described = load_config(config, set_ or ()) if config else None
+    if described and gpus is None and not launched_by_torchrun():
+        gpus = topology("auto", "1", None, 0, described.train.device).nproc_per_node
     with join(described.train.device if described else "auto") as world:
         local_results = [vars(result) for result in examine(world, described, run_dir, gpus=gpus)]
         results = _merge(collectives.gather_json(local_results))

@@ -47,7 +47,7 @@ def examine(
         world: this rank.
         config: run to check; None checks the machine only.
         run_dir: run folder whose checkpoints to verify.
-        gpus: number of ranks of the run that the config is meant for; None: as many as there are here.
+        gpus: number of ranks of the run that the config is meant for; None: those of this world.
     """
     results: list[CheckResult] = []
     if world.local_rank == 0:

@@ -77,6 +77,15 @@ def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp
     assert run(monkeypatch, capsys, "--gpus", 8)[0] == 2
 
 
+def test_without_a_launcher_the_run_is_checked_for_all_gpus_of_the_machine(tmp_path, monkeypatch, capsys):
+    write_records(tmp_path / "data", [n // 4 for n in range(64)])
+    monkeypatch.setattr("facetrain.distributed.topology.has_gpu_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config = ("--config", write_config(tmp_path))
+    assert "2 images × 1 rank × " in run(monkeypatch, capsys, *config)[1]
+    assert "2 images × 8 ranks × " in run(monkeypatch, capsys, *config, "--set", "train.device=auto")[1]
+
+
 def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1], size=48)
     config = write_config(tmp_path, image_size=48)
