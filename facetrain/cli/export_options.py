@@ -37,7 +37,7 @@ Output = Annotated[
     typer.Option(
         help="File to write."
         + "".join(
-            f" {name}: FILE{row.suffix}, and FILE{row.second_suffix} beside it."
+            f" {name}: {' and '.join(map(str, row.files(Path(f'FILE{row.suffix}'))))}."
             for name, row in FORMATS.items()
             if row.second_suffix
         )
@@ -62,7 +62,8 @@ Batch = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help=f"{_formats_with('batch')}: fixed number of images per call; by default any number.",
+        help=f"{_formats_with('batch')}: fixed number of images per call; by default any number, in tflite and "
+        "executorch 1.",
     ),
 ]
 Quantization = Annotated[
