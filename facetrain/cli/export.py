@@ -99,7 +99,7 @@ def export(
     report = _report(row.files(output), opened, exported)
     if int8 and THRESHOLDS_KEY in opened.metadata:
         report["left_out"] = [THRESHOLDS_KEY]
-    if results and exported.model is not None:
+    if results:
         model_results, results = results, _evaluate(exported.model, target, sets)
         report["accuracy"] = _compare_accuracy(model_results, results)
     if model_card:

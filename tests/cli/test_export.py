@@ -98,6 +98,15 @@ def test_a_torch_export_program_reports_its_difference_and_accuracy(model, tmp_p
     assert found["accuracy"]["faces"]["file"] == found["accuracy"]["faces"]["model"]
 
 
+def test_the_accuracy_of_safetensors_is_reported_too(model, tmp_path):
+    done = facetrain(
+        "export", model, "--format", "safetensors", "--output", tmp_path / "m.safetensors",
+        "--target", tmp_path / "faces.bin",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "faces: accuracy of the file " in done.stdout and "(+0.000%)" in done.stdout
+
+
 def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(model, tmp_path):
     process = facetrain(
         "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--batch", 2, "--from-pixels",

@@ -74,9 +74,8 @@ class Exported:
 
     comparison: Comparison | None
     """Embeddings and speed of the file beside the network's; None for a file that is not compared."""
-    model: Path | EmbeddingModel | None
-    """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy; None if the file
-    has the same weights as the network."""
+    model: Path | EmbeddingModel
+    """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy."""
     similarity: Similarity | None = None
     """For a file that must differ from the network, because it computes in int8."""
 

@@ -91,4 +91,4 @@ def export_safetensors(model: EmbeddingModel, path: Path, options: ExportOptions
             "use --format onnx or torch_export"
         )
     save_model(path, model.network.state_dict(), model.metadata)
-    return Exported(comparison=None, model=None)
+    return Exported(comparison=None, model=path)
