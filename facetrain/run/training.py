@@ -69,9 +69,8 @@ def train(
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
-        if collectives.any_rank(
-            False
-        ):  # a host that replaces a lost one may have begun with `facetrain resume`
+        # A host that replaces a lost one may have begun with `facetrain resume`.
+        if collectives.any_rank(False):
             return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
         is_new = run_dir is None or not run_dir.exists()
         folder, restarted = create_run_folder(world, given=run_dir, default=default)
