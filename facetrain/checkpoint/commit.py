@@ -139,6 +139,11 @@ def put_aside(path: Path) -> Path:
     return path.rename(target)
 
 
+def was_put_aside(folder: Path, step: int) -> bool:
+    """Return whether a folder has a checkpoint of a step that `put_aside` has renamed."""
+    return any(folder.glob(f"left_{step_folder(folder, step).name}*"))
+
+
 def remove_surplus(folder: Path, *, keep: int, best_metric: str | None) -> None:
     """Remove all checkpoints except the newest `keep` (1 or more) and the best one by a metric.
 

@@ -24,7 +24,7 @@ from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import MODEL_FILE, open_checkpoint
+from facetrain.models.model_file import newest_model_file, open_checkpoint
 from facetrain.models.mxnet_network import read_mxnet_layers
 from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
@@ -216,8 +216,9 @@ def read_backbone_weights(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_dir():
         return read_weights(path)[0]
-    if (path / MODEL_FILE).exists():
-        return read_weights(path / MODEL_FILE)[0]
+    model = newest_model_file(path)
+    if model is not None:
+        return read_weights(model)[0]
     return merge_adapters(open_checkpoint(path).replicated("backbone."), str(path))
 
 

@@ -4,7 +4,7 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
 
     {"backbone": {"name": "r50", "embedding_size": 512, "image_size": 112},
      "preprocessing": {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"},
-     "config": {…}}                                       the settings of the run, in files of a run
+     "config": {…}, "step": 2000}                         the settings and the last step of the run, in files of a run
 """
 
 # B images   H, W height and width   D embedding size
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone, build_on_meta
-from facetrain.checkpoint.commit import LATEST
+from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was_put_aside
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
@@ -47,6 +47,8 @@ MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "model_ema.safetensors"
 """Name of the file with the average of the weights, beside `MODEL_FILE`."""
 METADATA_KEY = "facetrain"
+STEP_KEY = "step"
+"""Key of the description: number of training steps of the weights in a file of a run."""
 THRESHOLDS_KEY = "thresholds"
 """Key of the description: what `facetrain calibrate` measured on the embeddings of this file."""
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
@@ -134,9 +136,8 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         raise ModelError(
             f"{path}: has one set of weights; give a run folder or a checkpoint for their average"
         )
-    name = AVERAGE_FILE if average else MODEL_FILE
-    if path.is_dir() and (path / name).exists():
-        path = path / name
+    if path.is_dir():
+        path = newest_model_file(path, AVERAGE_FILE if average else MODEL_FILE) or path
     if path.is_dir():
         checkpoint = open_checkpoint(path)
         weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
@@ -159,6 +160,31 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
             key: value for key, value in metadata.items() if key == ORIGIN_KEY
         }
     return _build_model(weights, description, str(path), device)
+
+
+def newest_model_file(folder: Path, name: str = MODEL_FILE) -> Path | None:
+    """Return the model file in a folder; None if there is none, or if its run has been continued since.
+
+    A continued run has newer weights in its checkpoints, or has gone back to older ones.
+    """
+    path, checkpoints = folder / name, folder / CHECKPOINTS
+    if not path.exists():
+        return None
+    step, steps = _read_step(path), complete_steps(checkpoints)
+    is_old = step is not None and (
+        max(steps, default=0) > step or (step not in steps and was_put_aside(checkpoints, step))
+    )
+    return None if is_old else path
+
+
+def _read_step(path: Path) -> int | None:
+    """Return the number of training steps in the description of a model file; None if it has no such number."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            step = parse_json((file.metadata() or {})[METADATA_KEY])[STEP_KEY]
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

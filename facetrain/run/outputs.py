@@ -17,7 +17,7 @@ from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.data.staged_loader import TrainLoader
 from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, write_atomically
-from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, save_model
+from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
 from facetrain.run.build_backbone import describe_model
 from facetrain.run.callbacks.logging import open_recorder
 from facetrain.run.curves import plot_curves
@@ -176,7 +176,7 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
     if not run.world.is_leader:
         return
     states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
-    metadata = described_model(run)
+    metadata = described_model(run) | {STEP_KEY: run.state.step}
     for name, state in states.items():
         path = run.folder / name
         save_model(path, merge_adapters(state, str(path)), metadata)

@@ -15,8 +15,8 @@ from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
     METADATA_KEY,
-    MODEL_FILE,
     THRESHOLDS_KEY,
+    newest_model_file,
     open_model,
     save_model,
 )
@@ -111,7 +111,7 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
 
 def _writable_model(model: Path, output: Path | None) -> Path:
     """Return the .safetensors file that gets the thresholds, before anything is measured."""
-    path = model / MODEL_FILE if (model / MODEL_FILE).is_file() else model
+    path = newest_model_file(model) or model
     if not path.exists():
         raise ModelError(f"{model}: no such file or folder")
     if path.suffix in GRAPH_SUFFIXES:

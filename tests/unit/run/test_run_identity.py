@@ -14,6 +14,7 @@ from facetrain.cli.app import app
 from facetrain.config.loading import load_config, override_keys
 from facetrain.doctor.run_checks import check_checkpoints
 from facetrain.errors import CheckpointError, ConfigError, DamagedCheckpointError, ForeignCheckpointError
+from facetrain.models.initialize_from import read_backbone_weights
 from facetrain.models.model_file import open_model
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
@@ -263,6 +264,23 @@ def test_eval_uses_the_checkpoint_that_the_command_line_names(run, dataset, capf
         app([str(each) for each in (*command, "--checkpoint", choice)], standalone_mode=False)
         assert f"{checkpoint(run, 2)}: " in capfd.readouterr().out
     assert "give the step of a checkpoint, or newest-sound" in str(refusal(*command, "--checkpoint", "x"))
+
+
+def first_layer(path):
+    return open_model(path, torch.device("cpu")).network.state_dict()["conv1.weight"]
+
+
+@pytest.mark.parametrize(("step", "last"), [(None, 6), (2, 3)])
+def test_a_run_that_was_continued_is_opened_with_its_newest_weights(run, step, last):
+    assert go_on(run, changes=["train.max_steps=5"]) == 0
+    model = run / "model.safetensors"
+    of_first_end = model.read_bytes()
+    assert torch.equal(first_layer(run), first_layer(model))
+    assert go_on(run, step, [f"train.max_steps={last}"]) == 0
+    model.write_bytes(of_first_end)  # as if the run had been stopped after its last checkpoint
+    expected = first_layer(checkpoint(run, last))
+    assert torch.equal(first_layer(run), expected) and not torch.equal(first_layer(model), expected)
+    assert torch.equal(read_backbone_weights(run)["conv1.weight"], expected)
 
 
 def test_a_best_metric_that_no_set_has_is_refused_before_a_checkpoint_is_removed(run):
