@@ -31,7 +31,7 @@ from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
 from facetrain.verify.image_embeddings import input_landmarks, read_input
-from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.normalization import l2_normalize, require_finite
 from facetrain.verify.protocols import Options
 
 Image = PathLike | np.ndarray
@@ -111,6 +111,7 @@ class Model:
 
         Raises:
             DataError: an image cannot be read, or is not a uint8 array (H, W, 3); or the landmarks are not (N, 5, 2).
+            ModelError: an embedding is not finite.
         """
         count, decode = _decoder(images)
         if not count:
@@ -134,7 +135,9 @@ class Model:
                 if flip:
                     embedding_BD = embedding_BD + self._network(*mirrored).float()
                 chunks.append(embedding_BD.cpu().numpy())
-        return l2_normalize(np.concatenate(chunks))
+        embedding_ND = np.concatenate(chunks)
+        require_finite(embedding_ND, str(self.path))
+        return l2_normalize(embedding_ND)
 
     def _landmarks(self, images: Any, count: int, given: np.ndarray | None) -> np.ndarray | None:
         """Return the landmarks of images, float32 (N, 5, 2), for a network that takes them."""
@@ -164,7 +167,7 @@ class Model:
             True
 
         Raises:
-            DataError: as `embed`.
+            DataError, ModelError: as `embed`.
             UsageError: both are given, or the model file has no threshold for `fmr`.
         """
         if threshold is not None and fmr is not None:

@@ -20,6 +20,7 @@ from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import CachedTeacher, new_cache
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.image_embeddings import embed_in_chunks, input_landmarks, read_input
+from facetrain.verify.normalization import require_finite
 
 _CHUNK = 1 << 14
 """Images that are embedded at a time: 64 MiB of embeddings with 512 numbers, two rows each."""
@@ -39,7 +40,7 @@ def write_teacher_embeddings(
     """Write the embeddings of a dataset, with `flip` also those of the mirror images; return their number and length.
 
     Raises:
-        ModelError: the model cannot be opened.
+        ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: the dataset cannot be read, or the file cannot be written.
     """
     digest = digest_labels(open_dataset(dataset))
@@ -47,9 +48,10 @@ def write_teacher_embeddings(
     count = len(images)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
-        return embedder.embed_rows(
-            images, name=str(dataset), mirrored=flip, indices=indices, landmarks=landmarks
-        )
+        name = str(dataset)
+        rows_NRD = embedder.embed_rows(images, name=name, mirrored=flip, indices=indices, landmarks=landmarks)
+        require_finite(rows_NRD.reshape(len(rows_NRD), -1), name, first=indices.start)
+        return rows_NRD
 
     with join(device) as world:
         opened = open_model(model, world.device)

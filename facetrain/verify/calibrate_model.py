@@ -59,7 +59,7 @@ def calibrate_model(
         progress: called with the number of embedded images and their total.
 
     Raises:
-        ModelError: the model cannot be opened, or its file cannot hold thresholds.
+        ModelError: the model cannot be opened, its file cannot hold thresholds, or an embedding is not finite.
         DataError: the data cannot be read, has no labels, or has too few impostor pairs for one of the rates.
     """
     path = _writable_model(model, output)
@@ -75,8 +75,6 @@ def calibrate_model(
     with join(device) as world:
         opened = open_model(model, world.device)
         unit_ND = embed_images(opened, images, target, world, batch_size=batch_size, progress=progress)
-    if not np.isfinite(unit_ND).all():
-        raise ModelError(f"{model}: has embeddings that are not finite; the network has diverged")
     thresholds = calibrate(unit_ND, labels, fmrs, data=Path(target).name, seed=seed)
     stored = {THRESHOLDS_KEY: [one.as_json() for one in thresholds]}
     if path.is_file() and output is None:

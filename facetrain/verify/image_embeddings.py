@@ -26,7 +26,7 @@ from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.embedding_files import Embeddings
-from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.normalization import l2_normalize, require_finite
 from facetrain.verify.partial_embeddings import PartialEmbeddings, embedding_key
 
 _CHUNK = 1 << 16
@@ -55,7 +55,7 @@ def embed_input(
     `remove_partial_files` removes them. `dtype` is the type of the numbers in these chunks.
 
     Raises:
-        ModelError: the model cannot be opened.
+        ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: the input cannot be read, or the disk has no space for the temporary file.
     """
     images, names, labels = read_input(input)
@@ -79,7 +79,7 @@ def embed_image_files(
     """Return the unit embeddings of a few image files, with flip, float32 (N, D), and the model's description.
 
     Raises:
-        ModelError: the model cannot be opened.
+        ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: an image cannot be read.
     """
     images = _read_image_files(paths)
@@ -106,12 +106,15 @@ def embed_images(
 
     `name` is the input, for messages. `landmarks` are those of the images, (N, 5, 2), see `ImageEmbedder`. `partial`
     replaces the temporary file: its rows are not embedded again, and the result has its type.
+
+    Raises:
+        ModelError: an embedding is not finite.
     """
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
-        return l2_normalize(
-            embedder.embed(images, name=name, flip=flip, indices=indices, landmarks=landmarks)
-        )
+        embedding_ND = embedder.embed(images, name=name, flip=flip, indices=indices, landmarks=landmarks)
+        require_finite(embedding_ND, name, first=indices.start)
+        return l2_normalize(embedding_ND)
 
     count = len(images)
     embedding_ND: np.ndarray | None = None

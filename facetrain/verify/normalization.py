@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from facetrain.errors import ModelError
+
 REJECTED = -1.0
 """Cosine of a rejected image with every other."""
 
@@ -20,6 +22,20 @@ def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
     The length is bounded below by 1e-12, so that a row of zeros stays zero instead of becoming NaN.
     """
     return embedding_ND / np.maximum(np.linalg.norm(embedding_ND, axis=1, keepdims=True), 1e-12)
+
+
+def require_finite(embedding_ND: np.ndarray, name: str, *, first: int = 0) -> None:
+    """Check the embeddings (N, D) that a network has computed; `first` is the number of the first image in `name`.
+
+    Raises:
+        ModelError: an embedding is not finite.
+    """
+    bad = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
+    if len(bad):
+        raise ModelError(
+            f"{name}: the embedding of image {first + bad[0]} is not finite; the network has diverged, "
+            "use an earlier checkpoint"
+        )
 
 
 def is_rejected(embedding_ND: np.ndarray) -> np.ndarray:

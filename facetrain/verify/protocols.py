@@ -11,7 +11,6 @@ from typing import TypedDict
 import numpy as np
 
 from facetrain.distributed import collectives
-from facetrain.errors import ModelError
 from facetrain.verify.discard import discard_curve
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.evaluation_sets import EvaluationSet
@@ -19,7 +18,7 @@ from facetrain.verify.fold_accuracy import fold_order
 from facetrain.verify.identification import Search, identification_result, search
 from facetrain.verify.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.megaface import megaface_result
-from facetrain.verify.normalization import is_rejected, l2_normalize
+from facetrain.verify.normalization import is_rejected, l2_normalize, require_finite
 from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
 from facetrain.verify.scored_pairs import (
@@ -79,12 +78,7 @@ def evaluate_set(target: EvaluationSet, embedder: ImageEmbedder, options: Option
     """
     embeddings = _embed(target, embedder, options)
     for embedding_ND in embeddings:
-        bad = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
-        if len(bad):
-            raise ModelError(
-                f"{target.name}: the embedding of image {bad[0]} is not finite; the network has diverged, "
-                "evaluate an earlier checkpoint"
-            )
+        require_finite(embedding_ND, target.name)
     return {} if collectives.rank() else results_from_embeddings(target, embeddings, options)
 
 

@@ -10,6 +10,7 @@ import pytest
 import facetrain
 from facetrain.backbone.zoo import build_backbone
 from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.run.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.image_embeddings import embed_image_files
 from tests.support.datasets import write_records
 
@@ -93,6 +94,27 @@ def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
 def test_unusable_images_are_named(model, image, message):
     with pytest.raises(facetrain.errors.DataError, match=message):
         model.embed(image)
+
+
+def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
+    state = build_backbone("iresnet", **SMALL).state_dict()
+    state["fc.bias"].fill_(float("nan"))
+    save_model(tmp_path / "m.safetensors", state, describe_backbone("iresnet", **SMALL))
+    model, files = (
+        facetrain.load_model(tmp_path / "m.safetensors", "cpu"),
+        sorted((folder / "images").iterdir()),
+    )
+    for use in (
+        lambda: model.embed(files[0]),
+        lambda: model.compare(*files[:2], threshold=0.3),
+        lambda: embed_image_files(model.path, files, device="cpu"),
+        lambda: write_teacher_embeddings(
+            model.path, folder / "faces", tmp_path / "t.safetensors", device="cpu"
+        ),
+    ):
+        with pytest.raises(facetrain.errors.ModelError, match="embedding of image 0 is not finite"):
+            use()
+    assert not (tmp_path / "t.safetensors").exists()
 
 
 def test_unusable_models_and_configs_are_errors_of_facetrain(tmp_path):
