@@ -112,7 +112,9 @@ class Model:
         Raises:
             DataError: an image cannot be read, or is not a uint8 array (H, W, 3); or the landmarks are not (N, 5, 2).
             ModelError: an embedding is not finite.
+            UsageError: the batch size is less than 1.
         """
+        _require_at_least(1, batch_size=batch_size)
         count, decode = _decoder(images)
         if not count:
             return np.empty((0, self.embedding_size), np.float32)
@@ -199,15 +201,14 @@ def load_model(path: PathLike, device: str = "auto") -> Model:
         CheckpointError: the checkpoint is damaged, or the folder has none.
         UsageError: there is no such device.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device {device!r}: unknown device; choose one of auto, cpu, cuda")
+    _require_device(device)
     chosen = pick_device(device, 0)
     return Model(Path(path), open_model(Path(path), chosen), chosen)
 
 
 def evaluate(
     model: Model | PathLike,
-    sets: str | Sequence[str],
+    sets: PathLike | Sequence[PathLike],
     data_dir: PathLike | None = None,
     *,
     device: str = "auto",
@@ -236,11 +237,15 @@ def evaluate(
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: a set cannot be read.
+        UsageError: there is no such device, or a number is too small.
     """
+    _require_device(device)
+    _require_at_least(1, batch_size=batch_size)
+    _require_at_least(0, bootstrap=bootstrap, seed=seed)
     path = model.path if isinstance(model, Model) else Path(model)
     evaluation = evaluate_model(
         model._opened if isinstance(model, Model) else path,
-        [sets] if isinstance(sets, str) else list(sets),
+        [os.fspath(one) for one in ([sets] if isinstance(sets, str | os.PathLike) else sets)],
         Path(data_dir) if data_dir is not None else eval_dir_of_run(path),
         options=Options(bootstrap, seed, flip),
         device=model.device.type if isinstance(model, Model) else device,
@@ -248,6 +253,17 @@ def evaluate(
     )
     results: dict[str, dict[str, Any]] = evaluation.as_json()["sets"]
     return results
+
+
+def _require_device(name: str) -> None:
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device {name!r}: unknown device; choose one of auto, cpu, cuda")
+
+
+def _require_at_least(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < least:
+            raise UsageError(f"{name} {number}: too small; give a number of at least {least}")
 
 
 def _decoder(images: Image | Dataset | Sequence[Image]) -> tuple[int, Callable[[int], np.ndarray]]:
@@ -258,7 +274,8 @@ def _decoder(images: Image | Dataset | Sequence[Image]) -> tuple[int, Callable[[
     if isinstance(images, str | os.PathLike):
         encoded, names, _ = read_input(Path(images))
         return len(encoded), lambda index: decode_rgb(encoded[index], location=names[index])
-    listed = [images] if isinstance(images, np.ndarray) and images.ndim == 3 else images
+    # A single image of a wrong shape too, for the message.
+    listed = [images] if isinstance(images, np.ndarray) and images.ndim <= 3 else images
     return len(listed), lambda index: _decode(listed[index], index)
 
 
@@ -267,10 +284,14 @@ def _decode(image: Any, index: int) -> np.ndarray:
         path = Path(image)
         with os_errors_as(DataError, path):
             return decode_rgb(path.read_bytes(), location=str(path))
-    pixels = np.asarray(image)
+    try:
+        pixels = np.asarray(image)
+        found = f"{pixels.dtype} {pixels.shape}"
+    except (TypeError, ValueError):  # an item of a Dataset, which also has a label
+        pixels, found = np.empty(0), f"a {type(image).__name__}"
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise DataError(
-            f"image {index}: {pixels.dtype} {pixels.shape} cannot be embedded; give a file name, or RGB pixels from "
-            "0 to 255 as uint8 (height, width, 3)"
+            f"image {index}: {found} cannot be embedded; give a file name, or RGB pixels from 0 to 255 as uint8 "
+            "(height, width, 3)"
         )
     return pixels

@@ -9,10 +9,11 @@ import pytest
 
 import facetrain
 from facetrain.backbone.zoo import build_backbone
+from facetrain.data.formats.bin import write_bin
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.run.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.image_embeddings import embed_image_files
-from tests.support.datasets import write_records
+from tests.support.datasets import encoded_image, write_records
 
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
@@ -87,6 +88,8 @@ def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
         (np.zeros((1, 32, 32, 3), np.float32), r"image 0: float32 \(32, 32, 3\).*uint8 \(height, width, 3\)"),
         (np.zeros((1, 3, 32, 32), np.uint8), r"uint8 \(3, 32, 32\)"),
         ([np.zeros((32, 32), np.uint8)], r"uint8 \(32, 32\)"),
+        (np.zeros((32, 40), np.uint8), r"image 0: uint8 \(32, 40\)"),
+        ([(np.zeros((32, 32, 3), np.uint8), 1)], "image 0: a tuple cannot be embedded"),
         (["nowhere.jpg"], "nowhere.jpg: No such file"),
         ("nowhere.jpg", "nowhere.jpg: No such file"),
     ],
@@ -115,6 +118,33 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
         with pytest.raises(facetrain.errors.ModelError, match="embedding of image 0 is not finite"):
             use()
     assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_sets_are_given_as_text_or_paths_one_or_several(model, tmp_path):
+    images = [encoded_image(number, 32) for number in range(40)]
+    path = tmp_path / "val.bin"
+    write_bin(path, images, [number % 2 == 0 for number in range(20)])
+    results = [
+        facetrain.evaluate(model, sets, bootstrap=0) for sets in (str(path), path, [path], (str(path),))
+    ]
+    assert all(result == results[0] and result.keys() == {"val"} for result in results)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size 0: too small; give a number of at least 1"),
+        ({"bootstrap": -1}, "bootstrap -1: .* at least 0"),
+        ({"seed": -1}, "seed -1: .* at least 0"),
+        ({"device": "gpu"}, "unknown device; choose one of auto, cpu, cuda"),
+    ],
+)
+def test_unusable_options_are_errors_of_facetrain(folder, model, options, message):
+    with pytest.raises(facetrain.errors.UsageError, match=message):
+        facetrain.evaluate(model, "val", folder, **options)
+    if "batch_size" in options:
+        with pytest.raises(facetrain.errors.UsageError, match=message):
+            model.embed(folder / "images", **options)
 
 
 def test_unusable_models_and_configs_are_errors_of_facetrain(tmp_path):
