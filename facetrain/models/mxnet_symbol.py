@@ -11,6 +11,7 @@ An entry of `inputs` and `heads` begins with the number of a node. The op "null"
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from pathlib import Path
@@ -102,10 +103,17 @@ def attributes_of(node: Any) -> Attributes:
 
 
 def _pair_of_files(path: Path) -> tuple[Path, Path]:
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file")
     if path.name.endswith("-symbol.json"):
         prefix = path.name.removesuffix("-symbol.json")
-        epochs = sorted(path.parent.glob(f"{prefix}-[0-9][0-9][0-9][0-9].params"))
+        epochs = sorted(path.parent.glob(f"{glob.escape(prefix)}-[0-9][0-9][0-9][0-9].params"))
         if not epochs:
             raise ModelError(f"{path}: {prefix}-0000.params is missing; put it into the same folder")
         return path, epochs[-1]
-    return path.with_name(re.sub(r"-\d{4}\.params$", "", path.name) + "-symbol.json"), path
+    weights = re.fullmatch(r"(.+)-\d{4}\.params", path.name)
+    if not weights:
+        raise ModelError(
+            f"{path}: not the name of a file of MXNet; give NAME-symbol.json and NAME-0000.params in one folder"
+        )
+    return path.with_name(f"{weights[1]}-symbol.json"), path

@@ -9,7 +9,7 @@ from facetrain.models.model_file import open_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_operators import OPERATORS
 from facetrain.models.mxnet_params import read_params
-from facetrain.models.mxnet_symbol import Attributes
+from facetrain.models.mxnet_symbol import Attributes, read_symbol
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, randomize, write_iresnet
 
 
@@ -95,3 +95,22 @@ def test_a_graph_that_cannot_be_run_is_refused(tmp_path, symbol, message):
     (tmp_path / "m-0000.params").write_bytes(params_bytes({}))
     with pytest.raises(ModelError, match=message):
         open_mxnet(tmp_path / "m-symbol.json")
+
+
+@pytest.mark.parametrize("name", ["m[1]", "m*"])
+def test_the_name_of_a_network_may_have_any_characters(tmp_path, name):
+    (tmp_path / f"{name}-symbol.json").write_text('{"nodes": [], "heads": [[0, 0, 0]]}')
+    (tmp_path / f"{name}-0000.params").write_bytes(params_bytes({"arg:a": np.ones(1, "float32")}))
+    for ending in ("symbol.json", "0000.params"):
+        assert read_symbol(tmp_path / f"{name}-{ending}")[2].keys() == {"a"}
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.params", "-0000.params"])
+def test_a_file_with_another_name_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(
+        ModelError, match=f"{name}: not the name of a file of MXNet; give NAME-symbol.json and"
+    ):
+        open_model(tmp_path / name, torch.device("cpu"))
+    with pytest.raises(ModelError, match="n-symbol.json: no such file"):
+        open_model(tmp_path / "n-symbol.json", torch.device("cpu"))
