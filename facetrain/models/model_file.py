@@ -32,7 +32,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.augment import normalize
 from facetrain.errors import CheckpointError, ModelError, RunError
-from facetrain.files import error_reason, new_file, parse_json
+from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.weight_files import (
@@ -241,6 +241,8 @@ def _build_model(
         options = dict(description["backbone"])
         name = options.pop("name")
         _check_options(options, len(weights))
+        if (stated := description.get("preprocessing", PREPROCESSING)) != PREPROCESSING:
+            raise ValueError(f"its preprocessing is {listed([str(stated)])}, not {PREPROCESSING}")
         # On the meta device first, without memory: a crafted file may describe a network of any size.
         described = build_on_meta(name, **options)
     except Exception as error:  # torch's layers raise many types for impossible sizes, without a common base

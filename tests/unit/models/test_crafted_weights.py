@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from facetrain.backbone.zoo import build_on_meta
 from facetrain.errors import ModelError
-from facetrain.models.model_file import open_model
+from facetrain.models.model_file import PREPROCESSING, describe_backbone, open_model, save_model
 from facetrain.models.weight_files import read_weights
 
 
@@ -60,6 +61,18 @@ def test_a_model_file_with_a_wrong_description_of_its_network_is_refused(tmp_pat
     with pytest.raises(ModelError, match="model.safetensors: ") as caught:
         open_model(path, torch.device("cpu"))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("preprocessing", ["RGB", None, {"channels": "RGB"}, PREPROCESSING | {"scale": 255}])
+def test_a_model_file_with_another_input_than_its_network_takes_is_refused(tmp_path, preprocessing):
+    description = describe_backbone("mbf") | {"preprocessing": preprocessing}
+    save_model(
+        tmp_path / "m.safetensors", build_on_meta("mbf").to_empty(device="cpu").state_dict(), description
+    )
+    with pytest.raises(
+        ModelError, match=r"m\.safetensors: .* \(its preprocessing is .*, not {'channels': 'RGB'"
+    ):
+        open_model(tmp_path / "m.safetensors", torch.device("cpu"))
 
 
 def test_negative_numbers_of_blocks_do_not_hide_large_ones(tmp_path):

@@ -1,5 +1,7 @@
 """The input of ONNX files of other programs: what it means, and which inputs are refused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,31 @@ THROUGH_UNIT = [("Div", ("x", constant(255))), ("Sub", ("x", constant(np.array(C
 def test_a_graph_whose_first_nodes_normalize_gets_pixels(tmp_path, nodes, expected):
     found, x = embedded(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE))
     torch.testing.assert_close(found, expected(x).relu().flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"mean": 0, "scale": 1}, lambda x: x),
+        ({"mean": 127.5, "scale": 127.5, "channels": "RGB"}, lambda x: (x - 127.5) / 127.5),
+        ({"side": 4}, lambda x: (x - 127.5) / 127.5),
+        ({"mean": 0, "scale": 255}, None),
+        ({"mean": 127.5, "scale": 127.5, "channels": "BGR"}, None),
+    ],
+)
+def test_the_input_that_the_metadata_state_is_given_or_refused(tmp_path, stated, expected):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    proto = onnx.load(path)
+    onnx.helper.set_model_props(proto, {"preprocessing": json.dumps(stated)})
+    onnx.save(proto, path)
+    if expected is None:
+        with pytest.raises(
+            ModelError, match=r"m\.onnx: its metadata preprocessing is .*with mean 0 and scale 1"
+        ):
+            open_model(path, CPU)
+        return
+    found, x = embedded(path)
+    torch.testing.assert_close(found, expected(x).relu().flatten(1), rtol=1e-5, atol=1e-5)
 
 
 def test_a_graph_that_normalizes_behind_a_transpose_of_its_input_gets_pixels(tmp_path):
