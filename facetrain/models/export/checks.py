@@ -33,14 +33,20 @@ _MAX_SECONDS = 3.0
 """Limits of the measurement of the speed."""
 
 
-def require_torch_network(model: EmbeddingModel) -> None:
-    """Refuse a network that onnxruntime runs: there are no torch operations to export.
+def require_exportable(model: EmbeddingModel) -> None:
+    """Refuse a network that onnxruntime runs, which has no torch operations to export, and one that has diverged.
 
     Raises:
-        ModelError: the model was opened from an ONNX file.
+        ModelError: the model was opened from an ONNX file, or has a weight that is not finite.
     """
     if isinstance(model.network, OnnxNetwork):
         raise ModelError(f"{model.description}: cannot be exported; give the model that it was exported from")
+    for name, weight in model.network.state_dict().items():
+        if not weight.isfinite().all():
+            raise ModelError(
+                f"{model.description}: {name} has numbers that are not finite; the network has diverged, "
+                "give an earlier checkpoint"
+            )
 
 
 def require_no_landmarks(model: EmbeddingModel, format: str) -> None:

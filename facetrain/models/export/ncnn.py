@@ -31,7 +31,8 @@ def export_ncnn(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     no metadata; the normalization is in the model card.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, takes landmarks, or has an operation that ncnn cannot run.
+        ModelError: the model was opened from an ONNX file, has diverged, takes landmarks, or has an operation that
+            ncnn cannot run.
         RunError: the files cannot be written, or their embeddings differ.
     """
     require_no_landmarks(model, "ncnn")

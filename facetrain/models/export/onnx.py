@@ -17,7 +17,7 @@ import torch
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import new_file
-from facetrain.models.export.checks import compare, require_torch_network
+from facetrain.models.export.checks import compare, require_exportable
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import Comparison, Exported, ExportOptions
@@ -42,13 +42,13 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     file then has no thresholds: those of the model were measured on other embeddings.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or torch or onnx cannot write the opset.
+        ModelError: the model was opened from an ONNX file or has diverged, or torch or onnx cannot write the opset.
         ImageError: a calibration image cannot be decoded.
         RunError: the file cannot be written, or its embeddings differ too much.
     """
     if not options.int8:
         return Exported(_write_float32(model, path, options), path)
-    require_torch_network(model)
+    require_exportable(model)
     kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
     model = replace(model, metadata=kept)
     return export_int8(model, path, options, lambda float32: _write_float32(model, float32, options))
@@ -90,9 +90,9 @@ def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
     """Return the graph of a network as an ONNX protobuf, see `export_onnx`, with the size of the batch as asked.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or torch or onnx cannot write the opset.
+        ModelError: the model was opened from an ONNX file or has diverged, or torch or onnx cannot write the opset.
     """
-    require_torch_network(model)
+    require_exportable(model)
     _require_known_opset(options.opset)
     deployed = Deployed(model, options).eval().cpu()
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))

@@ -25,7 +25,7 @@ def export_openvino(model: EmbeddingModel, path: Path, options: ExportOptions) -
     `facetrain`.
 
     Raises:
-        ModelError: the model was opened from an ONNX file.
+        ModelError: the model was opened from an ONNX file or has diverged.
         RunError: the files cannot be written, or their embeddings differ.
     """
     import onnx

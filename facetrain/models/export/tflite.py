@@ -13,7 +13,7 @@ import torch
 
 from facetrain.errors import RunError
 from facetrain.files import new_file
-from facetrain.models.export.checks import compare, require_no_landmarks, require_torch_network
+from facetrain.models.export.checks import compare, require_exportable, require_no_landmarks
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import Exported, ExportOptions
@@ -27,10 +27,10 @@ def export_tflite(model: EmbeddingModel, path: Path, options: ExportOptions) -> 
     Input and output are those of `export_onnx`. The file has no metadata; the normalization is in the model card.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or takes landmarks.
+        ModelError: the model was opened from an ONNX file, has diverged, or takes landmarks.
         RunError: the file cannot be written, or its embeddings differ.
     """
-    require_torch_network(model)
+    require_exportable(model)
     require_no_landmarks(model, "tflite")
     import litert_torch
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, new_file
-from facetrain.models.export.checks import compare, require_torch_network
+from facetrain.models.export.checks import compare, require_exportable
 from facetrain.models.export.example_inputs import example_landmarks
 from facetrain.models.export.formats import Exported, ExportOptions
 from facetrain.models.export.runtime import Runtime
@@ -46,10 +46,10 @@ def export_program(model: EmbeddingModel, path: Path, options: ExportOptions) ->
     takes landmarks (N, 5, 2) after the images.
 
     Raises:
-        ModelError: the model was opened from an ONNX file.
+        ModelError: the model was opened from an ONNX file or has diverged.
         RunError: the file cannot be written, or its embeddings differ.
     """
-    require_torch_network(model)
+    require_exportable(model)
     example = (torch.zeros(2, 3, model.image_size, model.image_size), *example_landmarks(model, 2))
     batch = torch.export.Dim("batch", min=1)
     program = torch.export.export(
@@ -84,7 +84,7 @@ def export_safetensors(model: EmbeddingModel, path: Path, options: ExportOptions
         ModelError: the network is not one of facetrain's backbones.
         RunError: the file cannot be written.
     """
-    require_torch_network(model)
+    require_exportable(model)
     if "backbone" not in model.metadata:
         raise ModelError(
             f"{model.description}: is a graph of another program, which .safetensors cannot store; "

@@ -1,6 +1,8 @@
 """Rules that hold for every export format in the registry."""
 
+import copy
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -67,3 +69,18 @@ def test_a_network_of_an_onnx_file_is_refused(model, tmp_path, name):
     onnx_model = type(model)(network, 32, 16, model.prepare, "ONNX, m.onnx", model.metadata)
     with pytest.raises(ModelError, match="ONNX, m.onnx: cannot be exported"):
         FORMATS[name].load()(onnx_model, tmp_path / "exported", ExportOptions())
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("weight", ["fc.weight", "bn1.running_var"])
+def test_a_network_that_has_diverged_is_refused(model, tmp_path, name, weight):
+    network = copy.deepcopy(model.network)
+    network.state_dict()[weight].flatten()[0] = float("nan")
+    for int8 in (None, "static") if name == "onnx" else (None,):
+        with pytest.raises(
+            ModelError, match=f"{weight} has numbers that are not finite; .* earlier checkpoint"
+        ):
+            FORMATS[name].load()(
+                replace(model, network=network), tmp_path / "exported", ExportOptions(int8=int8)
+            )
+    assert list(tmp_path.iterdir()) == []
