@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.decode import decode_rgb
-from facetrain.data.formats.record_dataset import RecordDataset
 from facetrain.data.open_dataset import open_dataset
 
 PathLike = str | os.PathLike[str]
@@ -35,12 +34,7 @@ class Dataset(Sequence[tuple[np.ndarray, int]]):
             DataError: there is no dataset at the path.
         """
         self.path = Path(path)
-        is_record_file = self.path.suffix == ".rec" and self.path.is_file()
-        self._source = (
-            RecordDataset(self.path.parent, name=self.path.name)
-            if is_record_file
-            else open_dataset(self.path)
-        )
+        self._source = open_dataset(self.path)
         self.labels = np.asarray(self._source.labels, np.int64)
         """Label of every image: int64 (N,), from 0 to `num_identities` - 1."""
         self.num_identities = self._source.num_classes

@@ -20,6 +20,7 @@ from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.loading import eval_dir_of_run
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.augment import mirror_landmarks
+from facetrain.data.dataset import image_landmarks
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.distributed.world import pick_device
@@ -145,9 +146,10 @@ class Model:
         """Return the landmarks of images, float32 (N, 5, 2), for a network that takes them."""
         if not self._opened.takes_landmarks:
             return None
-        path = images.path if isinstance(images, Dataset) else images
-        if given is None and isinstance(path, str | os.PathLike):
-            given = input_landmarks(self._opened, Path(path))
+        if given is None and isinstance(images, Dataset):
+            given = image_landmarks(images._source)
+        elif given is None and isinstance(images, str | os.PathLike):
+            given = input_landmarks(self._opened, Path(images))
         if given is None:
             given = np.broadcast_to(NORMALIZED_TEMPLATE, (count, *NORMALIZED_TEMPLATE.shape))
         if np.shape(given) != (count, *NORMALIZED_TEMPLATE.shape):

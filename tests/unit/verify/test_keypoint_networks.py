@@ -137,6 +137,10 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, 
     assert np.abs(by_path - model.embed(arrays)).max() > 0.01
     with pytest.raises(DataError, match=r"expected \(12, 5, 2\)"):
         model.embed(arrays, landmarks=landmarks[1:])
+    # An image beside the dataset is no part of it.
+    (folder / "preview.png").write_bytes(encoded_image(0, 32))
+    for path in (folder, folder / "train.rec"):
+        np.testing.assert_allclose(by_dataset, model.embed(facetrain.Dataset(path)), atol=1e-6)
 
 
 def test_the_landmarks_of_ijb_are_aligned_with_its_faces():
