@@ -79,13 +79,19 @@ def profiled(
     """Yield the batches, and profile the steps that the caller takes with some of them.
 
     Writes `trace` in Chrome's format (`*.pt.trace.json.gz`), for Perfetto and TensorBoard, then calls `on_profile`
-    once. Does neither if the batches end before the last recorded step.
+    once. Does neither if there is no batch after the last recorded step.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+
+    def write(recorder: profile) -> None:
+        # torch also calls this if the recording ends before its last step.
+        if recorder.step_num == warm_up + steps:
+            on_profile(_write_trace(recorder, trace, device, steps))
+
     recorder = profile(
         activities=activities,
         schedule=schedule(wait=warm_up - 1, warmup=1, active=steps, repeat=1),
-        on_trace_ready=lambda recorder: on_profile(_write_trace(recorder, trace, device, steps)),
+        on_trace_ready=write,
         acc_events=True,
     )
     with recorder:

@@ -1,0 +1,26 @@
+import pytest
+import torch
+
+from facetrain.profiling import profiler_range
+from facetrain.training.profile import profiled
+
+
+def profile_steps(count, trace):
+    found = []
+    for _ in profiled(range(count), trace, torch.device("cpu"), found.append, warm_up=2, steps=3):
+        with profiler_range("forward"):
+            torch.ones(10).sum()
+    return found
+
+
+def test_the_profile_has_the_steps_after_the_warm_up(tmp_path):
+    (found,) = profile_steps(6, tmp_path / "one.pt.trace.json.gz")
+    assert found.steps == 3 and found.seconds["forward"] > 0
+    assert sum(found.shares().values()) == pytest.approx(1)
+    assert (tmp_path / "one.pt.trace.json.gz").exists()
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_batches_that_end_too_early_leave_no_profile(tmp_path, count):
+    assert profile_steps(count, tmp_path / "one.pt.trace.json.gz") == []
+    assert not any(tmp_path.iterdir())
