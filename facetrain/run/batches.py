@@ -56,9 +56,10 @@ def _profiled_steps(
         if run.world.is_leader:
             summary = profile.format_summary()
             write_atomically(folder / "summary.txt", summary + "\n")
+            for line in summary.splitlines():
+                outputs.print(line)
             outputs.print(
-                f"{summary}\nprofile written to {folder}; open it in ui.perfetto.dev or with "
-                f"tensorboard --logdir {folder}"
+                f"profile written to {folder}; open it in ui.perfetto.dev or with tensorboard --logdir {folder}"
             )
 
     name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
