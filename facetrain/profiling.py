@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.profiler import record_function
 
-RANGES = ("data", "forward", "backward", "head", "collectives", "optimizer")
+RANGES = ("data", "forward", "backward", "head", "teacher", "collectives", "optimizer")
 """Names of the ranges. Where ranges nest, time belongs to the innermost one."""
 RANGE_PREFIX = "facetrain:"
 """First characters of a range's name in a trace, so that it cannot be mistaken for torch's own events."""
