@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _GROUPS = {
     "loss": "loss",
+    "distill_loss": "loss",
     "loss_spike": "loss",
     "grad_norm": "loss",
     "lr": "lr",

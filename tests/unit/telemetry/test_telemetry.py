@@ -132,11 +132,12 @@ def test_a_set_without_impostor_pairs_has_a_line_without_auc(capfd):
 def test_tensorboard_groups_the_metrics_and_has_the_config_as_text(tmp_path):
     board = TensorBoard(tmp_path)
     board.show_text(0, "config", "seed: 1\nrun: {name: x}\n")
-    board.write(1, {**STEP, **VERIFICATION, "epoch": 0.0})
+    board.write(1, {**STEP, **VERIFICATION, "distill_loss": 0.3, "epoch": 0.0})
     board.close()
     events = read_events(tmp_path)
     assert {
         "loss/loss",
+        "loss/distill_loss",
         "lr/lr",
         "speed/images_per_s",
         "speed/peak_memory_gib",
