@@ -1,5 +1,6 @@
 """The longest tests first, and torch's random numbers the same in every run."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,3 +27,10 @@ def seeded():
     """What a test draws depends neither on the moment nor on the tests before it."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_home(monkeypatch):
+    """A user without a home folder, as in a container that is started with a number that has no name."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)

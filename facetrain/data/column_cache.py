@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.files import parse_json, replacing
+from facetrain.files import parse_json, replacing, user_cache_folder
 
 _VERSION = 2
 """Raised when a reader finds other labels or places in the same files."""
@@ -99,7 +99,8 @@ def _cache_paths(name: Path) -> Iterator[Path]:
     """Yield the paths that a cache file may have."""
     yield name
     digest = hashlib.sha256(os.path.realpath(name).encode()).hexdigest()[:24]
-    yield Path.home() / ".cache" / "facetrain" / f"{digest}{name.suffix}"
+    with contextlib.suppress(FileNotFoundError):
+        yield user_cache_folder() / f"{digest}{name.suffix}"
 
 
 def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

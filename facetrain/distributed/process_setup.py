@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from facetrain.errors import ConfigError
+from facetrain.files import user_cache_folder
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
@@ -41,11 +42,12 @@ def keep_compiled_code() -> None:
 
     TORCHINDUCTOR_CACHE_DIR has precedence. If the home folder cannot be written, torch's default stays.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "facetrain" / "compiled"
+    base = os.environ.get("XDG_CACHE_HOME")
     with suppress(OSError):
+        folder = (Path(base) / "facetrain" if base else user_cache_folder()) / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def fix_cublas_workspace() -> None:

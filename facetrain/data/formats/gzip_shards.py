@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as, replacing
+from facetrain.files import error_reason, os_errors_as, replacing, user_cache_folder
 
 GZIP_SUFFIXES = (".tar.gz", ".tgz")
 _CHUNK_BYTES = 1 << 20
@@ -27,7 +27,9 @@ def decompressed(path: Path) -> Path:
         DataError: the file is damaged, or decompresses to far more than images would need.
     """
     digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:24]
-    places = [path.with_name(f".{path.name}.tar"), Path.home() / ".cache" / "facetrain" / f"{digest}.tar"]
+    places = [path.with_name(f".{path.name}.tar")]
+    with contextlib.suppress(FileNotFoundError):
+        places.append(user_cache_folder() / f"{digest}.tar")
     with os_errors_as(DataError, path):
         stamp = path.stat().st_mtime_ns
     for place in places:
@@ -43,7 +45,8 @@ def decompressed(path: Path) -> Path:
             reason = error_reason(error)
         else:
             return place
-    raise DataError(f"{path}: cannot be decompressed into {places[0].parent} or {places[1].parent}: {reason}")
+    folders = " or ".join(str(place.parent) for place in places)
+    raise DataError(f"{path}: cannot be decompressed into {folders}: {reason}")
 
 
 def _write(path: Path, place: Path, stamp: int) -> None:

@@ -72,3 +72,10 @@ def test_processes_with_one_id_that_cache_the_same_columns_at_once_do_not_share_
     columns = load_columns(tmp_path / ".a.catalog", [])
     assert columns is not None and (columns.arrays["label"] == arrays["label"]).all()
     assert [one.name for one in tmp_path.iterdir()] == [".a.catalog"]
+
+
+def test_a_user_without_a_home_folder_has_the_cache_beside_the_dataset_only(tmp_path, no_home):
+    name, arrays = tmp_path / ".a.catalog", {"label": np.arange(3)}
+    assert load_columns(name, []) is None
+    assert save_columns(name, [], arrays, {}).path == name
+    assert save_columns(tmp_path / ".a.catalog" / "b", [], arrays, {}).path is None

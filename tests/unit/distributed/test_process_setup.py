@@ -39,6 +39,19 @@ def test_torchs_default_stays_if_the_cache_folder_cannot_be_created(monkeypatch,
     assert VARIABLE not in os.environ
 
 
+def test_torchs_default_stays_if_the_cache_folder_cannot_be_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to every folder
+    keep_compiled_code()
+    assert VARIABLE not in os.environ
+
+
+def test_torchs_default_stays_for_a_user_without_a_home_folder(monkeypatch, no_home):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    keep_compiled_code()
+    assert VARIABLE not in os.environ
+
+
 @pytest.mark.parametrize(("has_driver", "level"), [(True, "ERROR"), (False, "FATAL")])
 def test_torchs_errors_are_printed_where_nccl_reports_and_nowhere_else(monkeypatch, has_driver, level):
     monkeypatch.setattr(process_setup, "has_gpu_driver", lambda: has_driver)

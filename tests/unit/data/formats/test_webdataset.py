@@ -156,6 +156,12 @@ def test_a_shard_that_processes_with_one_id_decompress_at_once_is_whole(tmp_path
     assert sorted(one.name for one in tmp_path.iterdir()) == [".a.tar.gz.tar", "a.tar.gz", "x.tar"]
 
 
+def test_a_user_without_a_home_folder_has_the_decompressed_shard_beside_it(tmp_path, no_home):
+    write_tar(tmp_path / "x.tar", {"1.png": encoded_image(1), "1.cls": b"0"})
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress((tmp_path / "x.tar").read_bytes()))
+    assert decompressed(tmp_path / "a.tar.gz") == tmp_path / ".a.tar.gz.tar"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [(lambda d: d[:-20], "truncated"), (lambda d: b"x" + d, "not a gzip file"),
