@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,15 @@ _MAX_BATCH = 100
 """Number of parameters that MLflow takes in one request."""
 _MAX_VALUE = 500
 """Characters of a parameter that every MLflow server takes."""
+_REFUSED = re.compile(r"[^\w\-. /]")
+"""Character that a name of MLflow may not have; a verification set may."""
 
 
 class MLflow:
     """Writer of scalars to a run of MLflow, under the grouped names of the metrics.
 
-    MLflow does not allow "@" in names: `tar@1e-03` is `tar_at_1e-03` there. The id of the run is kept in the run
-    folder, so that a resumed run continues it.
+    MLflow allows few characters in names: `tar@1e-03` is `tar_at_1e-03` there, and `_` stands for other characters that
+    it refuses. The id of the run is kept in the run folder, so that a resumed run continues it.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class MLflow:
 
         now_ms = int(time.time() * 1000)
         metrics = [
-            Metric(grouped_name(name).replace("@", "_at_"), value, now_ms, step)
+            Metric(_REFUSED.sub("_", grouped_name(name).replace("@", "_at_")), value, now_ms, step)
             for name, value in values.items()
         ]
         self._client.log_batch(self._id, metrics=metrics)

@@ -13,7 +13,7 @@ from facetrain.telemetry.recorder import OptionalSink, Recorder
 from facetrain.telemetry.wandb import WandB
 
 CONFIG = {"seed": 1, "optim": {"lr": 0.1}}
-VALUES = {"loss": 2.0, "lfw/tar@1e-03": 0.5}
+VALUES = {"loss": 2.0, "lfw/tar@1e-03": 0.5, "mine (v2)+x/auc": 0.25}
 
 
 class Memory:
@@ -96,6 +96,7 @@ def test_mlflow_gets_config_and_metrics_and_a_resume_continues_the_same_run(tmp_
     history = client.get_metric_history(run.info.run_id, "loss/loss")
     assert [(metric.step, metric.value) for metric in history] == [(5, 2.0), (6, 2.0)]
     assert run.data.metrics["eval/lfw/tar_at_1e-03"] == 0.5
+    assert run.data.metrics["eval/mine _v2__x/auc"] == 0.25
 
 
 @pytest.mark.filterwarnings("ignore")
