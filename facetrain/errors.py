@@ -118,3 +118,14 @@ class LaunchError(RunError):
 def missing_package(error: ImportError, extra: str) -> str:
     """Return which package a failed import needs, and the command that installs it, as the end of a message."""
     return f"needs {error.name}; install it with `pip install facetrain[{extra}]`"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an operation failed because the GPU or the host has too little memory left.
+
+    torch raises a plain RuntimeError for the host: only its text differs from that of other errors.
+    """
+    words = ("out of memory", "allocate memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )

@@ -30,7 +30,7 @@ from facetrain.cli import (
 )
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
-from facetrain.errors import FacetrainError, LostRankError, UsageError
+from facetrain.errors import FacetrainError, LostRankError, UsageError, is_out_of_memory
 from facetrain.files import error_reason, printable
 
 _INTERRUPTED = 130
@@ -132,6 +132,11 @@ def _exit_with_error(error: Any) -> None:
         _exit_with_usage_error(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is only looked for
         _exit(f"{error.filename}: {error_reason(error)}", UsageError.exit_code)
+    if is_out_of_memory(error):
+        _exit(
+            f"too little memory ({error_reason(error)}); use a smaller batch, or a machine with more memory",
+            FacetrainError.exit_code,
+        )
     _exit(
         f"internal error: {type(error).__name__}: {error_reason(error)}; "
         "run again with --debug for the traceback",

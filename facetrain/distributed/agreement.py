@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 from facetrain.distributed import collectives
 from facetrain.distributed.rendezvous import connect_to_store, place_of
 from facetrain.distributed.world import World
-from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
+from facetrain.errors import FacetrainError, LostRankError, RankError, RunError, is_out_of_memory
 from facetrain.files import error_reason
 
 _T = TypeVar("_T")
@@ -27,12 +27,12 @@ _STORE_ANSWERS_WITHIN_S = 10.0
 
 @contextmanager
 def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
-    """Turn failures of files and of other ranks into errors with the rank and the place.
+    """Turn failures of files, of memory and of other ranks into errors with the rank and the place.
 
     Raises:
         RankError: another rank did not answer in time; the message has its number, host and process.
         LostRankError: another rank has ended.
-        RunError: a file could not be read or written.
+        RunError: a file could not be read or written, or there is too little memory.
     """
     try:
         yield
@@ -43,8 +43,13 @@ def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
         raise RunError(
             f"rank {world.rank}: {place}{error_reason(error)}; earlier checkpoints are intact"
         ) from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         reason = error_reason(error)
+        if is_out_of_memory(error):
+            raise RunError(
+                f"rank {world.rank}: too little memory ({reason}); `facetrain plan` names the cheapest change of the "
+                "config that fits; earlier checkpoints are intact"
+            ) from error
         if world.size == 1 or not any(word in reason for word in _LOST):
             raise
         raise _group_error(world, timeout_s, reason) from error

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer import rich_utils
 
-from facetrain.cli.app import app
+from facetrain.cli.app import _exit_with_error, app
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import environment, facetrain, refusal, torchrun
 
@@ -152,3 +152,12 @@ def test_a_config_of_arcface_torch_is_sent_to_the_converter(command, tmp_path):
     path.write_text("config.network = 'r50'")
     error = refusal(*command, path)
     assert f"facetrain config convert {path} > ms1mv3_r50.yaml" in str(error) and error.exit_code == 2
+
+
+def test_too_little_memory_is_not_an_internal_error(capfd):
+    with pytest.raises(SystemExit) as ended:
+        _exit_with_error(MemoryError("Unable to allocate 30.5 MiB"))
+    assert ended.value.code == 1
+    assert capfd.readouterr().err.startswith(
+        "error: too little memory (Unable to allocate 30.5 MiB); use a smaller"
+    )

@@ -1,8 +1,11 @@
 import pytest
+import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from facetrain.distributed.agreement import silent_ranks
+from facetrain.distributed.agreement import explain_failures, silent_ranks
 from facetrain.distributed.rendezvous import register_rank
+from facetrain.distributed.world import World
+from facetrain.errors import RunError
 
 
 @pytest.fixture
@@ -29,3 +32,15 @@ def test_a_store_that_does_not_answer_makes_its_host_the_silent_rank(monkeypatch
     monkeypatch.setenv("MASTER_PORT", "1")
     assert silent_ranks("id", 1, 2, 0.1, "node0, process 7") == {0: "node0, process 7"}
     assert silent_ranks("id", 1, 2, 0.1, "") == {}
+
+
+def refused_by_the_gpu():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+@pytest.mark.parametrize("fail", [refused_by_the_gpu, lambda: torch.empty(10**15), lambda: bytes(1 << 60)])
+def test_too_little_memory_is_an_error_of_the_run_with_advice(fail):
+    world = World(rank=3, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+    message = "rank 3: too little memory .*; `facetrain plan` names"
+    with pytest.raises(RunError, match=message), explain_failures(world, 60):
+        fail()
