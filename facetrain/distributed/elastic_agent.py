@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from facetrain.distributed.process_lifetime import request_exit_at_once
+from facetrain.distributed.process_lifetime import ignores_hangup, request_exit_at_once
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.wait_for_nodes import reported_wait
 from facetrain.distributed.watchdog import read_reason
@@ -122,7 +122,7 @@ def _config(where: Topology, run_id: str, log_dir: Path) -> LaunchConfig:
         local_addr=None if where.endpoint else "localhost",
         logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
         # SIGUSR1 announces the end of an allocation under Slurm. SIGINT has a handler of its own, see above.
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
+        signals_to_handle="SIGTERM,SIGQUIT,SIGUSR1" + ("" if ignores_hangup() else ",SIGHUP"),
     )
 
 

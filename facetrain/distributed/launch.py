@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.grace_period import set_default_grace_period
+from facetrain.distributed.process_lifetime import ignores_hangup
 from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.distributed.topology import Topology
 
@@ -37,7 +38,7 @@ def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
 
 def _run_in_process(train: Callable[[], int]) -> int:
     """Train here. While no training loop runs, which handles signals itself, a signal ends the process at once."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, *([] if ignores_hangup() else [signal.SIGHUP])):
         signal.signal(number, _exit_on_signal)
     return train()
 

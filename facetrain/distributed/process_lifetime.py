@@ -26,6 +26,11 @@ def launched_by_torchrun() -> bool:
     return has_agent() or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
+def ignores_hangup() -> bool:
+    """Return whether this process was started to survive the end of its terminal, as by nohup."""
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 def end_with_launcher() -> None:
     """Let the kernel kill this rank when its elastic agent has ended. Linux only.
 

@@ -1,0 +1,38 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from facetrain.distributed.elastic_agent import _config
+from facetrain.distributed.topology import Topology
+from tests.support.command import environment
+
+HANG_UP = """
+import os, signal, sys
+from facetrain.distributed.launch import launch
+from facetrain.distributed.topology import Topology
+
+def train():
+    os.kill(os.getpid(), signal.SIGHUP)
+    return 0
+
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+sys.exit(launch(train, Topology(nproc_per_node=1), "run"))
+"""
+
+
+@pytest.mark.parametrize(("action", "code"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
+def test_a_process_survives_the_end_of_its_terminal_only_under_nohup(action, code):
+    ended = subprocess.run([sys.executable, "-c", HANG_UP, action], env=environment())
+    assert ended.returncode == code
+
+
+@pytest.mark.parametrize("action", [signal.SIG_DFL, signal.SIG_IGN])
+def test_an_agent_handles_the_end_of_its_terminal_unless_it_runs_under_nohup(action, tmp_path):
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        handled = _config(Topology(nproc_per_node=2), "run", tmp_path).signals_to_handle.split(",")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ("SIGHUP" in handled) == (action == signal.SIG_DFL) and "SIGTERM" in handled
