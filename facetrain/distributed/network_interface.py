@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # from Linux's sockios.h
-_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ def interfaces() -> list[Interface]:
 
 
 def interface_in_use() -> Interface | None:
-    """Return the interface that gloo uses: that of GLOO_SOCKET_IFNAME, else the one of the host name's address.
+    """Return the interface that gloo uses: the first of GLOO_SOCKET_IFNAME, else the one of the host name's address.
 
     None if there is no such interface.
     """
-    wanted = next((os.environ[key] for key in _VARIABLES if key in os.environ), None)
+    wanted = os.environ.get(_VARIABLE, "").partition(",")[0]
     try:
         host_address = socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -186,7 +186,14 @@ def test_an_interface_that_reaches_no_other_host_or_is_slow_is_reported():
 
 def test_the_interface_can_be_chosen_by_name(monkeypatch):
     assert "127.0.0.1" in {interface.address for interface in interfaces()}
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for names in ("lo", "lo,eth0"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", names)
+        assert interface_in_use() == Interface("lo", "127.0.0.1", None)
+
+
+def test_the_interface_of_nccl_is_not_taken_for_that_of_gloo(monkeypatch):
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker0")
     assert interface_in_use() == Interface("lo", "127.0.0.1", None)
 
 
