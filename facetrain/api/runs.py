@@ -43,7 +43,7 @@ class Run:
 def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None, **overrides: Any) -> Run:
     """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
 
-    Progress goes to standard output, as with `facetrain train`. Under torchrun, each process of the script trains on
+    Progress goes to standard error, as with `facetrain train`. Under torchrun, each process of the script trains on
     one GPU. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it.
 
     Examples:
