@@ -159,7 +159,7 @@ def _open(path: Path) -> tuple[np.ndarray, dict[str, str]]:
         shape = tuple(int(number) for number in tensor["shape"])
         digests = {name: str(metadata[name]) for name in ("dataset", "teacher")}
         sound = tensor["dtype"] == "F32" and len(shape) == 3 and shape[1] in (1, 2) and min(shape) > 0
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         sound, shape, digests = False, (), {}
     if not sound or 8 + length + int(np.prod(shape, dtype=object)) * 4 != size:
         raise DataError(f"{path}: not a complete file of a teacher's embeddings; {_ADVICE}")

@@ -147,6 +147,7 @@ CRAFTED = {
     "a header of any size": struct.pack("<Q", 1 << 62),
     "without the data": header(),
     "a huge shape": header(shape=[1 << 62, 2, 1 << 62]),
+    "an infinite shape": header(shape=[float("inf"), 1, 1]),
     "a negative shape": header(shape=[-1, 2, 8]),
     "another dtype": header(dtype="F64"),
     "a list": struct.pack("<Q", 2) + b"[]",
