@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from facetrain.cli.standard_streams import MessageStream
+
 _MAX_KINDS = 5
 
 
@@ -20,7 +22,16 @@ def collect_native_messages() -> Iterator[None]:
     them hide the messages of the command.
     """
     terminal, python_stderr = os.dup(2), sys.stderr
-    with tempfile.TemporaryFile() as collected, os.fdopen(os.dup(terminal), "w", buffering=1) as stderr:
+    with (
+        tempfile.TemporaryFile() as collected,
+        # Unbuffered: at its end, a buffer would fail once more with what it could not write.
+        MessageStream(
+            os.fdopen(os.dup(terminal), "wb", buffering=0),
+            encoding=python_stderr.encoding,
+            errors="backslashreplace",
+            line_buffering=True,
+        ) as stderr,
+    ):
         sys.stderr = stderr
         os.dup2(collected.fileno(), 2)
         try:
