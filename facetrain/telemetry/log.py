@@ -11,6 +11,8 @@ from facetrain.errors import RunError
 from facetrain.files import printable, sync_file
 
 logger = logging.getLogger("facetrain")
+# Without a handler, logging itself prints warnings to standard error, where `warn` prints them already.
+logger.addHandler(logging.NullHandler())
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -12,6 +14,7 @@ from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.meter import Meter
 from facetrain.telemetry.recorder import Recorder
 from facetrain.telemetry.tensorboard import TensorBoard
+from tests.support.command import environment
 from tests.support.events import read_events
 from tests.support.faults import full, small_disk
 
@@ -171,6 +174,13 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
             board.write(step, {"loss": float(step)})
         board.close()
     assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == [1, 2, 3, 4]
+
+
+def test_a_warning_outside_a_run_is_printed_once():
+    # In a process of its own: pytest adds a handler.
+    code = "from facetrain.telemetry.log import warn; warn('the disk is slow')"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), text=True, capture_output=True)
+    assert done.stderr == "warning: the disk is slow\n"
 
 
 def test_without_tensorboard_images_are_not_wanted():
