@@ -19,10 +19,11 @@ def progress_bar(title: str) -> Iterator[ProgressCallback]:
         yield _ProgressLines(title)
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title)
+        task = bar.add_task(escape(title))  # a path may have brackets, which are tags for rich
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -1,6 +1,8 @@
 """Names from files, on the terminal and in pages: escape sequences, line breaks, overrides of the direction, markup."""
 
+import io
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
 from facetrain.cli.bench.options import print_report
+from facetrain.cli.progress import progress_bar
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.embedding_files import Embeddings, save_embeddings
@@ -83,6 +86,15 @@ def test_no_command_prints_a_control_character_of_a_name(files, monkeypatch, cap
     text = shown.out + message + re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "", shown.err)
     assert not FORBIDDEN.search(text), FORBIDDEN.search(text)
     assert "forged" in text or arguments[0] in ("data",)
+
+
+def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar("embedding [old]/a [/b]") as progress:
+        progress(1, 2)
+    assert "embedding [old]/a [/b]" in terminal.getvalue()
 
 
 def test_pages_escape_names_in_markup(files):
