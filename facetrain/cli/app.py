@@ -37,6 +37,8 @@ _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """128 + SIGPIPE: nothing reads the output any more, as after `facetrain runs | head -1`."""
 _HEAD_START_S = 1.0
+_WRONG_PATH = (errno.ENAMETOOLONG, errno.EACCES)
+"""Errors of a path that is only looked for; a missing one is no error then."""
 _EXPECTED = {
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -130,7 +132,7 @@ def _exit_with_error(error: Any) -> None:
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong
         _exit_with_usage_error(error)
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is only looked for
+    if isinstance(error, OSError) and error.errno in _WRONG_PATH and error.filename is not None:
         _exit(f"{error.filename}: {error_reason(error)}", UsageError.exit_code)
     if is_out_of_memory(error):
         _exit(

@@ -75,6 +75,23 @@ def test_a_name_that_is_too_long_for_the_system_ends_with_2_and_one_line(command
     assert done.stderr.endswith(": File name too long\n") and done.stderr.count("\n") == 1
 
 
+def test_a_path_in_a_folder_that_may_not_be_read_ends_with_2_and_one_line():
+    # The superuser of a test may read every folder.
+    code = """
+import sys
+from facetrain.cli.app import main
+from facetrain.run import list_runs
+def refuse(folder):
+    raise PermissionError(13, "Permission denied", f"{folder}/metrics.jsonl")
+list_runs.list_runs = refuse
+sys.argv = ["facetrain", "runs", "other"]
+main()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment(), text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (2, "error: other/metrics.jsonl: Permission denied\n")
+
+
 def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
     assert process.stderr.count("error: /nowhere: no such folder") == 1
