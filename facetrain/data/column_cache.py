@@ -98,7 +98,7 @@ def save_columns(
 def _cache_paths(name: Path) -> Iterator[Path]:
     """Yield the paths that a cache file may have."""
     yield name
-    digest = hashlib.sha256(os.path.realpath(name).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(name))).hexdigest()[:24]
     with contextlib.suppress(FileNotFoundError):
         yield user_cache_folder() / f"{digest}{name.suffix}"
 

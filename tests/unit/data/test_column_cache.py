@@ -1,7 +1,9 @@
 import json
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,15 @@ def test_columns_are_read_back_and_survive_pickling(tmp_path):
             np.testing.assert_array_equal(columns.arrays[name], array)
             assert columns.arrays[name].dtype == array.dtype
             assert not len(array) or not columns.arrays[name].flags.writeable
+
+
+def test_the_folder_may_have_a_name_that_is_not_utf8(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xe9d"))
+    folder.mkdir()
+    (folder / "source").write_bytes(b"x")
+    assert load_columns(folder / "a.catalog", [folder / "source"]) is None
+    save_columns(folder / "a.catalog", [folder / "source"], ARRAYS, {})
+    assert load_columns(folder / "a.catalog", [folder / "source"]).facts == {}
 
 
 def test_columns_of_changed_inputs_are_not_used(tmp_path):
