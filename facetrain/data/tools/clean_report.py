@@ -148,10 +148,11 @@ def _parse(one: Any, index: int, path: Path, images: int, labels: range) -> Labe
             raise DataError(f"{where}: `{key}` must be a number from {least} to {labels.stop - 1:,}")
     similarity = one.get("similarity")
     if not isinstance(similarity, int | float) or not abs(similarity) <= 1:
-        similarity = float("nan")  # it is only shown
+        similarity = float("nan")  # it is only shown, as is the number
+    number = one["number"] if _is_number(one.get("number")) else index
     return LabelFault(
         kind, one["identity"], one["other"], rows[0] if rows else -1,
-        float(similarity), tuple(rows), one["target"],
+        float(similarity), tuple(rows), one["target"], number,
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def write_fault_sheet(
                         else groups[identity]
                     )
                     shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
-            labels.append(f"{number}. {_fault_title(source, fault)}")
+            labels.append(f"{fault.number or number}. {_fault_title(source, fault)}")
             grid.append([_read(source, image, size) for image in shown])
         page = output if not start else output.with_stem(f"{output.stem}_{start // rows + 1}")
         _write_grid(grid or [[]], page, size, labels or ["no faults"], min_columns=1 + 2 * _SHOWN_MEMBERS)

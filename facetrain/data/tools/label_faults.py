@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -39,6 +39,8 @@ class LabelFault:
     """Images of the smaller group of a mixed identity, or the mislabeled or outlier image."""
     target: int = -1
     """Label that `images` get, −1 to leave them out; for a duplicate identity, the identity that both become."""
+    number: int = field(default=0, compare=False)
+    """Number of the decision in the report that it was read from; 0 for a new one, whose number is its position."""
 
 
 def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:

@@ -61,6 +61,19 @@ def test_decisions_can_be_switched_off_one_by_one(source, path):
     assert (apply_faults(source.labels, read_report(path, source)) == source.labels).all()
 
 
+def test_decisions_keep_their_numbers_on_a_sheet_when_others_are_switched_off(source, path, tmp_path):
+    def change(content):
+        content["decisions"][0].update(apply=False)
+        del content["decisions"][3]["number"]
+
+    edit(path, change)
+    (sheet,) = write_fault_sheet(tmp_path / "data", read_report(path, source), tmp_path / "faults.html")
+    text = sheet.read_text(encoding="utf-8")
+    assert all(
+        shown in text for shown in ("2. mislabeled_image", "3. outlier_image", "4. duplicate_identity")
+    )
+
+
 def test_identities_that_show_one_person_become_the_identity_of_the_target(source, path):
     edit(path, lambda content: content["decisions"][3].update(target=2))
     assert apply_faults(source.labels, read_report(path, source)).tolist() == [0, 1, 1, -1, 4, 4, 0, 0]
