@@ -103,12 +103,13 @@ def evaluate(
     _give_results(evaluation, system, json_file)
     if report is not None:
         from facetrain.verify.pair_columns import score_file_and_column
+        from facetrain.verify.pair_set import PairSet
         from facetrain.verify.report import write_report
 
         if system.run is None:
             files = [score_file_and_column(system.path)[0], pairs]
         else:
-            files = [_set_file(data_dir or eval_dir_of_run(system.run), target) for target in targets]
+            files = [one.path for one in evaluation.sets.values() if isinstance(one, PairSet)]
         details = _report_details(evaluation.sets, files, data_dir, against)
         page = write_report(report, evaluation, model=str(system.path), details=details)
         if not _is_standard_output(json_file):
@@ -143,14 +144,6 @@ def _is_standard_output(json_file: Path | None) -> bool:
     return str(json_file) == "-"
 
 
-def _set_file(folder: Path, target: str) -> Path | None:
-    """Return the file of a verification set; None for one that is a folder."""
-    from facetrain.data.formats.pair_archives import SUFFIXES
-
-    named = [folder / f"{target}{suffix}" for suffix in ("", *SUFFIXES)]
-    return next((path for path in (*named, Path(target)) if path.is_file()), None)
-
-
 def _report_details(
     sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, against: Path | None
 ) -> dict[str, str]:
@@ -165,7 +158,9 @@ def _report_details(
     import torch
 
     digests = {}
-    for path in filter(None, files):
+    for path in files:
+        if path is None or not path.is_file():
+            continue
         with path.open("rb") as file:
             digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return {

@@ -35,6 +35,8 @@ class PairSet:
     """Slice table with the groups of people, beside the set; None if there is none."""
     landmarks: np.ndarray | None = None
     """Landmarks of each image for networks that take them, (2 × pairs, 5, 2), see `data/formats/landmark_file.py`."""
+    path: Path | None = None
+    """File or folder that the set was read from; None for a generated set."""
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
@@ -63,7 +65,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     if subjects is None:
         subjects = known_subjects(images, same)
     landmarks = read_landmarks_beside(path, len(images))
-    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks)
+    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks, path)
 
 
 def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:

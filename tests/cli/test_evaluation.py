@@ -277,6 +277,19 @@ def test_a_report_is_checked_first_and_the_results_are_printed_before_it(
     assert isinstance(error, UsageError)
 
 
+def test_a_report_has_the_digest_of_the_set_that_was_evaluated(model, tmp_path):
+    # A target with a suffix is a path; its name alone is looked for in the data folder.
+    (tmp_path / "data").mkdir()
+    for place, count in ((tmp_path / "pairs.bin", 20), (tmp_path / "data" / "pairs.bin", 22)):
+        write_bin(place, [face(n) for n in range(2 * count)], [n % 2 == 0 for n in range(count)])
+    for target, place in (("pairs.bin", "pairs.bin"), ("pairs", "data/pairs.bin")):
+        options = ["--data-dir", "data", "--bootstrap", 0, "--report", f"report of {target}"]
+        output_of(facetrain("eval", model, "--target", target, *options, cwd=tmp_path))
+        digest = hashlib.sha256((tmp_path / place).read_bytes()).hexdigest()
+        page = (tmp_path / f"report of {target}" / "report.html").read_text()
+        assert f"pairs.bin sha256:{digest}" in page
+
+
 def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     pytest.importorskip("pyarrow")
     for part, count in (("gallery", 6), ("probe", 2)):
