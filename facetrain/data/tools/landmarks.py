@@ -78,13 +78,13 @@ def read_landmarks(path: Path) -> LandmarkTable:
             try:
                 with np.errstate(over="ignore"):  # to infinity, which is refused below
                     numbers = np.array(values, np.float32).reshape(10)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
                 raise DataError(f"{location}: {name!r} needs ten numbers, x and y of five points") from error
             if not np.isfinite(numbers).all():
                 raise DataError(f"{location}: a point of {name!r} is not finite")
             names.append(digest(name.encode()))
             points.append(numbers.tolist())
-    except (OSError, UnicodeError, csv.Error, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, csv.Error, RecursionError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not names:
         raise DataError(f"{path}: the file has no landmarks")

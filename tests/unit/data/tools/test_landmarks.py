@@ -63,6 +63,8 @@ def test_csv_and_json_give_the_same_points(tmp_path, head):
         ("a.json", "{", "a.json: "),
         ("a.json", f'{{"\\ud800": {POINTS.tolist()}}}', "a.json: 'utf-8' codec can't encode"),
         ("a.json", '{"x": [[1, 2], 3]}', "needs ten numbers"),
+        ("a.json", f'{{"x": {[[10**400, 1]] * 5}}}', "needs ten numbers"),
+        ("a.json", f'{{"x": [{"9" * 5000}]}}', "a.json: Exceeds the limit"),
         ("none.csv", None, "No such file"),
         (
             "a.csv",
