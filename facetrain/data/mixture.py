@@ -236,7 +236,7 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
     """
     try:
         with os_errors_as(DataError, path):
-            numbers = np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
+            numbers = np.array(path.read_text(encoding="utf-8-sig").split(), dtype=np.int64)
     except (ValueError, OverflowError) as error:
         raise DataError(
             f"{path}: not a list of identities ({error_reason(error)}); write one whole number per line"

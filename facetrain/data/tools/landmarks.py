@@ -101,13 +101,14 @@ def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
     """Yield the location of each entry for messages, its name and its values."""
     if path.suffix.lower() == ".json":
         content = json.loads(
-            path.read_text(encoding="utf-8"), object_pairs_hook=partial(_without_repeats, path)
+            path.read_text(encoding="utf-8-sig"), object_pairs_hook=partial(_without_repeats, path)
         )
         if not isinstance(content, dict):
             raise DataError(f'{path}: not a JSON object; write {{"name": [[x, y], … five points], …}}')
         yield from ((str(path), name, values) for name, values in content.items())
         return
-    with path.open(encoding="utf-8", newline="") as file:
+    # Excel begins a CSV with a byte order mark, which would become a part of the first name.
+    with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.reader(file), start=1):
             is_header = number == 1 and len(row) > 1 and not _is_number(row[1])
             if row and not is_header:

@@ -68,7 +68,7 @@ def read_lines(path: Path) -> list[Line]:
         PairsError: the file cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PairsError(f"{path}: {error_reason(error)}") from error
     numbered = enumerate(text.splitlines(), start=1)

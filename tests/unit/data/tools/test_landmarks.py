@@ -52,6 +52,13 @@ def test_csv_and_json_give_the_same_points(tmp_path, head):
         assert found("bob/1.png", None) is None
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.json"])
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, name):
+    content = row("ann/1.png") if name == "a.csv" else json.dumps({"ann/1.png": POINTS.tolist()})
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    np.testing.assert_allclose(read_landmarks(tmp_path / name)("ann/1.png", None), POINTS, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -173,8 +173,9 @@ def test_the_attempt_that_found_each_face_is_written_beside_the_set(flat, tmp_pa
     assert not (tmp_path / "a.alignment.csv").exists()
 
 
-def test_a_list_of_numbered_images_becomes_a_verification_set(dataset, tmp_path):
-    (tmp_path / "pairs.txt").write_text("1\t1\nann\t1\t3\nann\t2\tcy\t1\n")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_list_of_numbered_images_becomes_a_verification_set(dataset, tmp_path, encoding):
+    (tmp_path / "pairs.txt").write_text("1\t1\nann\t1\t3\nann\t2\tcy\t1\n", encoding=encoding)
     assert convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin") == (2, 1)
     images, same = read_bin(tmp_path / "set.bin")
     assert same.tolist() == [True, False]
