@@ -213,14 +213,16 @@ def _contradictions(folder: Path, label_N: np.ndarray) -> list[DataFault]:
         source = open_dataset(folder)
     except DataError as error:
         return [DataFault("dataset", str(error))]
-    used, stored = np.bincount(source.labels), np.bincount(label_N)
-    if len(used) == len(stored) and source.num_images == len(label_N) and (used != stored).any():
-        wrong = int(np.flatnonzero(used != stored)[0])
+    # Sorted, not counted: a damaged label can be so large that the counts of all labels below it fill the memory.
+    used, stored = np.sort(source.labels), np.sort(label_N)
+    if len(used) == len(stored) and len(used) and used[-1] == stored[-1] and (used != stored).any():
+        first = int(np.argmax(used != stored))
+        wrong = min(int(used[first]), int(stored[first]))
         return [
             DataFault(
                 "dataset",
-                f"{folder}: identity {wrong} has {stored[wrong]:,} images by the labels of the images, "
-                f"and {used[wrong]:,} by the identity records",
+                f"{folder}: identity {wrong} has {np.count_nonzero(stored == wrong):,} images by the labels of the "
+                f"images, and {np.count_nonzero(used == wrong):,} by the identity records",
             )
         ]
     return []

@@ -86,15 +86,15 @@ def inspect(folder: Path, *, sample: int = 1000, seed: int = 0) -> DatasetStatis
         DataError: the dataset cannot be read.
     """
     source = open_dataset(folder)
-    counts = np.bincount(source.labels, minlength=source.num_classes)
-    present = counts[counts > 0]
+    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
+    _, present = np.unique(source.labels, return_counts=True)
     numbers = permute(np.arange(min(sample, source.num_images)), source.num_images, key_of(seed))
     images = [source.read(int(number)) for number in numbers]
     return DatasetStatistics(
         folder=str(folder),
         images=source.num_images,
         identities=source.num_classes,
-        identities_without_images=int((counts == 0).sum()),
+        identities_without_images=source.num_classes - len(present),
         fewest=int(present.min()),
         median=float(np.median(present)),
         most=int(present.max()),

@@ -1,4 +1,5 @@
 import re
+import tracemalloc
 
 import cv2
 import numpy as np
@@ -10,6 +11,7 @@ from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
+from facetrain.data.tools.inspect import inspect
 from facetrain.data.tools.near_duplicates import near_pairs, perceptual_hash
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
@@ -147,6 +149,20 @@ def test_records_before_the_end_of_a_truncated_file_are_kept(tmp_path):
     (past,) = [line for line in messages(found, "record") if "of the index are past the end" in line]
     assert re.search(r"train\.rec: [23] records .* the first of them is key \d at byte", past)
     assert open_dataset(tmp_path / "clean").num_images == found.images
+
+
+def test_a_damaged_label_that_is_very_large_is_found_without_a_count_of_all_labels(tmp_path):
+    data = write_images(
+        tmp_path / "data", [(label, encoded_image(label % 7)) for label in (0, 1, 2**31 - 200)]
+    )
+    tracemalloc.start()
+    found = check(data)
+    statistics = inspect(data)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    tracemalloc.stop()
+    assert "identities have no image; the first is 2" in messages(found, "empty_identities")[0]
+    assert (statistics.images, statistics.fewest, statistics.most) == (3, 1, 1)
+    assert statistics.identities_without_images == statistics.identities - 3
 
 
 def test_identity_records_that_contradict_the_images_are_a_fault(tmp_path):
