@@ -99,11 +99,15 @@ class TolerantRecordReader:
     The scan stops at a damaged record, and the index may lack records; together they find what can be read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        rec_path, idx_path = folder / "train.rec", folder / "train.idx"
-        self._folder, self._paths = folder, (rec_path, idx_path)
+    def __init__(self, path: Path) -> None:
+        """Open a .rec file, or the train.rec of a folder."""
+        rec_path = path / "train.rec" if path.is_dir() else path
+        idx_path = rec_path.with_suffix(".idx")
+        self._path, self._paths = path, (rec_path, idx_path)
         self.faults: list[DataFault] = []
-        self._reader, self._names = RecordReader(rec_path), RecordNames(folder)
+        self._reader = RecordReader(rec_path)
+        # The tables of names belong to train.rec; other record files in the folder have their own images.
+        self._names = RecordNames(rec_path.parent) if rec_path.name == "train.rec" else None
         scanned = self._scan()
         if idx_path.exists():
             key, indexed = self._read_index(rec_path, idx_path)
@@ -145,20 +149,20 @@ class TolerantRecordReader:
         """Return the path that the image had in the packed dataset; None if names.csv does not have it."""
         key = self._key(number)
         with contextlib.suppress(DataError):  # a table of another file is no fault of the images
-            return None if key is None else self._names.image(key)
+            return None if key is None or self._names is None else self._names.image(key)
         return None
 
     def identity_name(self, label: int) -> str:
         """Return the name that identities.csv has for an identity, or its number."""
         with contextlib.suppress(DataError):
-            return self._names.identity(label) or str(label)
+            return (self._names and self._names.identity(label)) or str(label)
         return str(label)
 
     def landmarks(self) -> np.ndarray | None:
         """Return the landmarks of every record; NaN for one that the index lacks."""
-        if not landmarks_path(self._folder).is_file():
+        if not landmarks_path(self._path).is_file():
             return None
-        landmarks_N52 = image_landmarks(open_dataset(self._folder))
+        landmarks_N52 = image_landmarks(open_dataset(self._path))
         if landmarks_N52 is None:
             return None
         # The rows are in the order of the index, the records in the order of the file.
@@ -207,12 +211,12 @@ class TolerantRecordReader:
         return keys[inside], offsets[inside]
 
 
-def open_tolerant(folder: Path) -> TolerantReader:
+def open_tolerant(path: Path) -> TolerantReader:
     """Open a dataset of any format that may be damaged.
 
     Raises:
         DataError: there is no dataset.
     """
-    if (folder / "train.rec").exists():
-        return TolerantRecordReader(folder)
-    return TolerantDatasetReader(folder)
+    if (path / "train.rec").exists() or (path.suffix == ".rec" and path.is_file()):
+        return TolerantRecordReader(path)
+    return TolerantDatasetReader(path)

@@ -14,7 +14,7 @@ from facetrain.data.tools.check import check
 from facetrain.data.tools.inspect import inspect
 from facetrain.data.tools.near_duplicates import near_pairs, perceptual_hash
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image, write_records
+from tests.support.datasets import damage_records, encoded_image, write_records
 
 
 def kinds(found):
@@ -149,6 +149,17 @@ def test_records_before_the_end_of_a_truncated_file_are_kept(tmp_path):
     (past,) = [line for line in messages(found, "record") if "of the index are past the end" in line]
     assert re.search(r"train\.rec: [23] records .* the first of them is key \d at byte", past)
     assert open_dataset(tmp_path / "clean").num_images == found.images
+
+
+def test_a_record_file_is_checked_like_its_folder(tmp_path):
+    data = write_records(tmp_path / "data", [0, 0, 1, 1])
+    damage_records(data / "train.rec", (1,))
+    whole = (data / "train.rec").read_bytes()
+    (data / "train.rec").write_bytes(whole[: len(whole) * 2 // 3])
+    found, of_file = check(data), check(data / "train.rec", repair=tmp_path / "clean")
+    assert kinds(of_file) == kinds(found) and of_file.images == found.images > 0
+    (data / "train.rec").rename(data / "val.rec")
+    assert check(data / "val.rec").images == found.images
 
 
 def test_a_damaged_label_that_is_very_large_is_found_without_a_count_of_all_labels(tmp_path):
