@@ -25,8 +25,11 @@ def check_dataset(
     num_classes: int | None = None,
     num_images: int | None = None,
     min_images_per_identity: int = 1,
+    skip_bad: bool = False,
 ) -> tuple[list[CheckResult], FaceDataset]:
     """Open a dataset, count its images and identities, and decode some images.
+
+    With `skip_bad`, training skips images that cannot be read (`data.bad_records: skip`).
 
     Raises:
         DataError: the dataset cannot be opened, or it contradicts the given numbers.
@@ -38,7 +41,8 @@ def check_dataset(
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
         f"{counts.min():,} to {counts.max():,} of each"
     )
-    results = [passed("dataset", message), *_check_labels(source, counts), _check_images(source, image_size)]
+    results = [passed("dataset", message), *_check_labels(source, counts)]
+    results.append(_check_images(source, image_size, skip_bad=skip_bad))
     return results, source
 
 
@@ -136,7 +140,7 @@ def _check_identities(counts: np.ndarray) -> CheckResult:
     return passed("identities", f"every label from 0 to {len(counts) - 1:,} has an image")
 
 
-def _check_images(source: FaceDataset, image_size: int) -> CheckResult:
+def _check_images(source: FaceDataset, image_size: int, *, skip_bad: bool) -> CheckResult:
     chosen = np.unique(np.linspace(0, source.num_images - 1, _SAMPLES).astype(np.int64)).tolist()
     errors, shapes = [], set()
     for number in chosen:
@@ -145,11 +149,11 @@ def _check_images(source: FaceDataset, image_size: int) -> CheckResult:
         except DataError as error:
             errors.append(str(error))
     if errors:
-        return failed(
-            "images",
-            f"{len(errors)} of {len(chosen)} images cannot be read; the first: {errors[0]}",
-            "repair or remove them with `facetrain data check`, or set data.bad_records: skip",
-        )
+        message = f"{len(errors)} of {len(chosen)} images cannot be read; the first: {errors[0]}"
+        advice = "write a copy without them with `facetrain data check --repair`"
+        if skip_bad and len(errors) < len(chosen):
+            return warning("images", f"{message}; training skips them (data.bad_records)", advice)
+        return failed("images", message, advice if skip_bad else f"{advice}, or set data.bad_records: skip")
     sizes = ", ".join(f"{width} × {height}" for height, width in sorted(shapes)[:3])
     message = f"{len(chosen)} images spread over the dataset were decoded: {sizes} pixels"
     if shapes != {(image_size, image_size)}:

@@ -121,6 +121,7 @@ def _examine_dataset(config: Config, sources: list[FaceDataset]) -> list[CheckRe
         num_classes=config.data.num_classes,
         num_images=config.data.num_images,
         min_images_per_identity=config.data.min_images_per_identity,
+        skip_bad=config.data.bad_records == "skip",
     )
     sources.append(source)
     return results

@@ -16,7 +16,7 @@ from facetrain.doctor.network import _check_interface, check_network
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.errors import DataError
 from facetrain.plan.forecast import forecast
-from tests.support.datasets import write_records
+from tests.support.datasets import damage_records, write_records
 from tests.support.faults import small_disk
 from tests.support.snapshots import snapshot
 
@@ -114,6 +114,17 @@ def test_unreadable_images_are_a_failure_that_names_the_first(tmp_path):
         and "1 of 4" in results[-1].message
         and "train.rec" in results[-1].message
     )
+
+
+def test_unreadable_images_that_training_skips_are_a_warning(tmp_path):
+    folder = write_records(tmp_path, [0, 0, 1, 1])
+    damage_records(folder / "train.rec", (1,))
+    results, _ = check_dataset(folder, image_size=16, skip_bad=True)
+    assert results[-1].status == "warning" and "training skips them" in results[-1].message
+    assert "bad_records" not in results[-1].advice, "it is set already"
+    damage_records(folder / "train.rec", (0, 1, 2, 3))
+    results, _ = check_dataset(folder, image_size=16, skip_bad=True)
+    assert results[-1].status == "failure"
 
 
 def test_an_error_in_a_check_becomes_a_failure(tmp_path):
