@@ -23,6 +23,8 @@ from tests.support.command import refusal
         ("data clean faces --apply a.json --device cpu", "--device has no effect with --apply; remove it"),
         ("data clean m faces --yes", "--yes has no effect without --output; remove it"),
         ("data pack faces --output a --images b", "--images has no effect on faces, which is not a list file"),
+        ("data pack faces --output a --seed 1", "--seed has no effect without --shuffle; remove it"),
+        ("data subset faces --output a --seed 1", "--seed has no effect without --identities and --max-images"),
         ("data pairs list.txt --images a --output b.bin --count 600", "--count has no effect on list.txt, which"),
         ("data pairs faces --output b.bin --image-size 96", "--image-size has no effect on faces: only a pair list"),
     ],
@@ -41,6 +43,8 @@ def test_an_option_without_effect_is_refused(command, message):
         "export m --format onnx --output a.onnx --int8 static --calibrate b --calibrate-images 9",
         "data clean faces --apply a.json --workers 1 --output out",
         "data pack list.txt --output a --images b",
+        "data pack faces --output a --shuffle --seed 1",
+        "data subset faces --output a --max-images 2 --seed 1",
         "data pairs faces --output b.bin --count 20 --seed 1",
     ],
 )

@@ -121,6 +121,8 @@ def pack(
 
     if source.suffix.lower() not in LIST_SUFFIXES:
         refuse_given(context, "images", when=f"on {source}, which is not a list file")
+    if not shuffle:
+        refuse_given(context, "seed", when="without --shuffle")
     finder = _landmark_finder(landmarks, detector)
     with progress_bar("packing") as progress:
         packed = tool.pack(

@@ -10,6 +10,7 @@ import typer
 
 from facetrain.cli.data.options import Dataset, Json, MinImages, Output, Seed, Workers
 from facetrain.cli.outputs import echo_line
+from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def shuffle(
 
 
 def subset(
+    context: typer.Context,
     dataset: Dataset,
     output: Output,
     listed: Annotated[
@@ -102,6 +104,8 @@ def subset(
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
+    if identities is None and max_images is None:
+        refuse_given(context, "seed", when="without --identities and --max-images")
     with progress_bar("writing") as progress:
         written = rewrite.subset(
             dataset,
