@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line
+from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.files import shell_path
 
 
@@ -64,6 +64,7 @@ def calibrate(
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.calibrate_model import calibrate_model
 
+    require_writable(output)
     with progress_bar("embedding") as progress:
         path, thresholds = calibrate_model(
             model,

@@ -121,6 +121,10 @@ def test_errors_are_one_line(data, tmp_path):
         (("shuffle", data, "--output", data), "already exists"),
         (("pairs", data, "--output", tmp_path / "x.bin", "--seed", -1), "use a number of at least 0"),
         (("index", data / "train.rec"), "replace it with --overwrite"),
+        # Before the images are read: the folder of the dataset does not exist.
+        (("check", data / "none", "--repair", data), "already exists"),
+        (("pairs", data, "--output", tmp_path / "none" / "x.bin"), f"there is no folder {tmp_path / 'none'}"),
+        (("pairs", data, "--output", tmp_path / "x.txt"), "a verification set is a .bin file"),
         (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
     ):
         process = facetrain("data", *arguments)

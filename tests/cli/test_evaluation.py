@@ -154,6 +154,7 @@ def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model
         ([tmp_path / "no", "--target", "x"], "no such file"),
         ([tmp_path / "pairs.bin", "--target", "x"], "give --output FILE.safetensors"),
         ([model, "--target", "x", "--output", "m.onnx"], "is written as .safetensors"),
+        ([model, "--target", "x", "--output", "none/m.safetensors"], "there is no folder none"),
     ):
         assert message in str(refusal("calibrate", *arguments))
     write_subjects(tmp_path / "pairs.bin", [f"person {n}" for n in range(40)])

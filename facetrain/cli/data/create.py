@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
-from facetrain.cli.outputs import echo_line, require_absent
+from facetrain.cli.outputs import echo_line, require_absent, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
@@ -212,7 +212,10 @@ def pairs(
         refuse_given(context, "image_size", when=f"on {source}: only a pair list is aligned")
     if listed or is_pair_archive(source):
         refuse_given(context, "count", "seed", when=f"on {source}, which has its own pairs")
+    if output.suffix != ".bin":
+        raise UsageError(f"{output}: a verification set is a .bin file; change the suffix")
     require_absent(output)
+    require_writable(output)
     with progress_bar("reading images") as progress:
         if listed:
             count, same = convert_pair_list(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.data.options import Dataset, Json, Workers
-from facetrain.cli.outputs import echo_line, require_sheet
+from facetrain.cli.outputs import echo_line, require_absent, require_sheet
 from facetrain.errors import UsageError
 
 _SHEET_PAIRS = 40
@@ -164,6 +164,7 @@ def check(
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import check as tool
 
+    require_absent(repair)
     with progress_bar("checking") as progress:
         report = tool.check(
             dataset, near_duplicates=near_duplicates, repair=repair, workers=workers, progress=progress
