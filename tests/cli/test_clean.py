@@ -99,6 +99,8 @@ def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(tmp_pa
     assert "cannot separate them" in str(refused) and not (tmp_path / "out").exists()
     printed = run(capsys, "clean", model, noise)
     assert "0 decisions" in printed and "do not trust" in printed
+    missing = refusal("data", "overlap", tmp_path / "no model", tmp_path / "no data", data)
+    assert "no data: no such folder" in str(missing), "before anything is embedded"
     listed = refusal("data", "overlap", model, noise, data, "--output", tmp_path / "list.txt")
     assert "cannot separate them" in str(listed) and not (tmp_path / "list.txt").exists()
 

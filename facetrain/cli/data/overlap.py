@@ -46,10 +46,10 @@ def overlap(
 
     require_writable(output, sheet)
     require_sheet(sheet)
+    source = open_dataset(dataset)
     train = _embed(model, dataset, device, batch_size, "embedding the dataset")
     tested = _embed(model, test, device, batch_size, "embedding the test set")
     report = find_overlap(train.embedding, train.label, tested.embedding, precision=precision)
-    source = open_dataset(dataset)
     if output is not None:
         _write_list(report, dataset, output)
     titles = [
