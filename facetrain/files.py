@@ -159,10 +159,22 @@ def replacing(output: Path, suffix: str = "") -> Iterator[Path]:
     """
     scratch = scratch_path(output, suffix)
     try:
-        yield scratch
-        os.replace(scratch, output)
+        with _errors_naming(output, scratch):
+            yield scratch
+            os.replace(scratch, output)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _errors_naming(output: Path, scratch: Path) -> Iterator[None]:
+    """Let an OSError of the block name `output` in place of a temporary path, which nobody has given."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(scratch):
+            error.filename = str(output / Path(error.filename).relative_to(scratch))
+        raise
 
 
 @contextmanager
@@ -186,7 +198,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     if output.exists():
         raise DataError(f"{output}: already exists; remove it or choose another folder")
     scratch = scratch_path(output)
-    with os_errors_as(DataError, output):
+    with os_errors_as(DataError, output), _errors_naming(output, scratch):
         scratch.mkdir(parents=True)
         try:
             yield scratch

@@ -89,6 +89,21 @@ def test_a_new_file_and_folder_have_the_permissions_of_ordinary_ones(tmp_path):
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder")] == [0o640, 0o751]
 
 
+def test_errors_name_the_output_and_not_its_temporary_path(tmp_path):
+    (tmp_path / "file").touch()
+    for make, path in ((new_folder, "file/out"), (lambda path: new_file(path, DataError), "absent/out")):
+        with (
+            pytest.raises(DataError, match=rf"^{tmp_path / path}: [\w ]+$"),
+            make(tmp_path / path) as scratch,
+        ):
+            scratch.touch()
+    with (
+        pytest.raises(DataError, match=rf"^{tmp_path}/out/a: No such file"),
+        new_folder(tmp_path / "out") as scratch,
+    ):
+        (scratch / "a").read_bytes()
+
+
 def test_the_temporary_folder_of_another_process_with_the_same_id_stays(tmp_path):
     foreign = tmp_path / f".out.{os.getpid()}.tmp"
     foreign.mkdir()
