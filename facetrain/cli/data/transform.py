@@ -34,6 +34,11 @@ def merge(
     with progress_bar("merging") as progress:
         written = rewrite.merge(datasets, output, workers=workers, progress=progress)
     _print_written([written], as_json)
+    if written.without_landmarks and not as_json:
+        echo_line(
+            f"  landmarks are left out, because {', '.join(written.without_landmarks)} has none; "
+            "`facetrain data landmarks` can write them"
+        )
 
 
 def split(

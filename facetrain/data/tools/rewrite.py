@@ -33,14 +33,24 @@ class WrittenDataset:
     images: int
 
 
+@dataclass(frozen=True)
+class MergedDataset(WrittenDataset):
+    """Folder and size of a dataset that was merged."""
+
+    without_landmarks: list[str]
+    """Datasets whose lack of landmarks made the landmarks of the others be left out."""
+
+
 def merge(
     folders: Sequence[Path],
     output: Path,
     *,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
-) -> WrittenDataset:
+) -> MergedDataset:
     """Write several datasets as one. The labels of each dataset follow those of the one before it.
+
+    Landmarks are written if all datasets have them.
 
     Raises:
         DataError: a dataset cannot be read, or the output cannot be written.
@@ -53,7 +63,12 @@ def merge(
             mixture, np.arange(mixture.num_images), mixture.labels, scratch, workers, progress, digest
         )
         carry_cards(folders, output, scratch, written, digest)
-    return WrittenDataset(str(output), *written)
+    lacking = [
+        str(folder)
+        for folder, source in zip(folders, sources, strict=True)
+        if image_landmarks(source) is None
+    ]
+    return MergedDataset(str(output), *written, lacking if len(lacking) < len(folders) else [])
 
 
 def shuffle(

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+from facetrain.data.dataset import image_landmarks
+from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
@@ -27,6 +29,19 @@ def test_merged_datasets_have_the_identities_of_both(data, tmp_path):
     assert source.labels.tolist() == [*LABELS, 4, 5, 5]
     assert source.read(11) == open_dataset(other).read(1)
     assert (tmp_path / "out" / "property").read_text() == "6,16,16\n"
+
+
+def test_landmarks_are_merged_if_all_datasets_have_them(data, tmp_path):
+    other = write_records(tmp_path / "other", [0, 1, 1])
+    write_landmarks(landmarks_path(data), np.full((len(LABELS), 5, 2), 0.25, np.float32))
+    written = merge([data, other], tmp_path / "some")
+    assert written.without_landmarks == [str(other)] and not landmarks_path(tmp_path / "some").exists()
+    write_landmarks(landmarks_path(other), np.full((3, 5, 2), 0.75, np.float32))
+    written = merge([data, other], tmp_path / "all")
+    assert not written.without_landmarks
+    assert (
+        image_landmarks(open_dataset(tmp_path / "all"))[:, 0, 0].tolist() == [0.25] * len(LABELS) + [0.75] * 3
+    )
 
 
 def test_a_shuffle_keeps_identities_and_depends_only_on_the_seed(data, tmp_path):
