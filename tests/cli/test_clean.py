@@ -74,6 +74,8 @@ def test_a_report_is_written_edited_and_applied(tmp_path, capsys):
     )
     sheet = (tmp_path / "sheet.html").read_text(encoding="utf-8")
     assert all(f"{one['number']}. {one['kind']}" in sheet and one["names"][0] in sheet for one in decisions)
+    shown = json.loads(run(capsys, "clean", data, "--apply", report, "--json"))
+    assert (shown["images"], shown["decisions"]) == (len(before), decisions)
     run(capsys, "clean", data, "--apply", report, "--output", tmp_path / "again", "--yes")
     assert content(tmp_path / "again") == content(tmp_path / "out") != before
     edited = json.loads(report.read_text(encoding="utf-8"))

@@ -161,14 +161,15 @@ class _Decisions(NamedTuple):
     found: CleanReport | None
     """How far the decisions are to be trusted; None for those of a report."""
     facts: dict[str, object]
-    """Content of the report file; empty for decisions of a report."""
+    """Content of the report file; for decisions of a report, the number of images and the applied decisions."""
 
 
 def _read_decisions(report: Path, source: FaceDataset) -> _Decisions:
-    from facetrain.data.tools.clean_report import read_report
+    from facetrain.data.tools.clean_report import describe_decisions, read_report
 
     applied = read_report(report, source)
-    return _Decisions(applied, applied, found=None, facts={})
+    facts = {"images": source.num_images, "decisions": describe_decisions(source, applied, applied)}
+    return _Decisions(applied, applied, found=None, facts=facts)
 
 
 def _embed(model: Path, folder: Path, device: str, batch_size: int) -> Embeddings:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,18 @@ def describe_report(
             }
             for kind, one in report.thresholds.items()
         },
-        "decisions": [
-            _describe(source, number, fault, fault in applied)
-            for number, fault in enumerate(report.faults, 1)
-        ],
+        "decisions": describe_decisions(source, report.faults, applied),
     }
+
+
+def describe_decisions(
+    source: FaceDataset, faults: Sequence[LabelFault], applied: Container[LabelFault]
+) -> list[dict[str, Any]]:
+    """Return the decisions of a report file, with the names of identities and images."""
+    return [
+        _describe(source, fault.number or position, fault, fault in applied)
+        for position, fault in enumerate(faults, 1)
+    ]
 
 
 def format_report(content: dict[str, Any]) -> str:
