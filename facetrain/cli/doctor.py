@@ -51,6 +51,11 @@ def doctor(
 
     if run_dir and not run_dir.is_dir():
         raise UsageError(f"{run_dir}: no such folder; name the folder of a run")
+    if run_dir and not any((run_dir / name).exists() for name in ("config.yaml", "checkpoints")):
+        raise UsageError(
+            f"{run_dir}: not the folder of a run: it has neither config.yaml nor checkpoints; to check a dataset, name "
+            "it with --config FILE --set data.train=DATASET"
+        )
     if (gpus or set_) and not config and not (run_dir and (run_dir / "config.yaml").is_file()):
         option = "--gpus" if gpus else "--set"
         raise UsageError(f"{option} needs a config to check; give one with --config")

@@ -139,6 +139,8 @@ def test_the_checkpoints_of_a_run_folder_are_verified(tmp_path, monkeypatch, cap
 def test_a_missing_folder_is_a_usage_error(tmp_path, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, tmp_path / "none")
     assert code == 2 and err.startswith("error: ") and "no such folder" in err
+    code, _, err = run(monkeypatch, capsys, tmp_path)
+    assert code == 2 and "not the folder of a run: it has neither config.yaml nor checkpoints" in err
 
 
 @pytest.mark.slow
