@@ -97,11 +97,15 @@ def read_regular_text(path: Path) -> str:
     Raises:
         OSError: the file cannot be read, or is not a regular file: a read of a pipe or a device may never end.
     """
-    # Without O_NONBLOCK, the opening of a pipe waits for a writer.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file.read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, the opening of a pipe waits for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_json(text: str) -> Any:
