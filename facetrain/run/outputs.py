@@ -26,7 +26,7 @@ from facetrain.run.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger, warn
-from facetrain.telemetry.recorder import Recorder
+from facetrain.telemetry.recorder import Recorder, RunEnd
 from facetrain.training.state import averaged_state
 
 _CARDS_FILE = "dataset_cards.yaml"
@@ -65,10 +65,10 @@ class RunOutputs:
         self.recorder.sync()
         self.spike_recorder.sync()
 
-    def close(self) -> None:
-        """Close all outputs but the log."""
-        self.recorder.close()
-        self.spike_recorder.close()
+    def close(self, end: RunEnd) -> None:
+        """Close all outputs but the log. `end` is how the run has ended."""
+        self.recorder.close(end)
+        self.spike_recorder.close(end)
 
 
 def open_outputs(run: PreparedRun) -> RunOutputs:

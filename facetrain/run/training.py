@@ -48,6 +48,7 @@ from facetrain.run.outputs import (
 from facetrain.run.prepare import PreparedRun, prepare_run
 from facetrain.run.run_state import Start, train_recorded
 from facetrain.telemetry.log import stop_logging
+from facetrain.telemetry.recorder import RunEnd
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.loop import Callbacks, fit
 from facetrain.training.precision import tf32_convolutions
@@ -166,6 +167,7 @@ def _train(run: PreparedRun) -> int:
         run.config, run.world, run.source, run.schedule, workers=run.workers, start_step=first_step
     )
     step = _build_step(run, outputs)
+    end: RunEnd = "failed"
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, outputs.print)
         checkpointing = build_checkpointing(run, outputs, loader)
@@ -181,6 +183,7 @@ def _train(run: PreparedRun) -> int:
             checkpointing.finish()
             if stopping.signal or (state.step == run.schedule.total_steps and state.step > first_step):
                 checkpointing.require_saved(state)
+            end = "stopped" if stopping.signal else "finished"
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
             checkpointing.finish()
@@ -190,7 +193,7 @@ def _train(run: PreparedRun) -> int:
             raise only_leader_reports(run.world, error) from error
         finally:
             loader.close()
-            outputs.close()
+            outputs.close(end)
     skipped = write_skipped_images(run, loader)
     if stopping.signal:
         outputs.print(

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from facetrain.files import printable
 from facetrain.telemetry.log import logger
+from facetrain.telemetry.recorder import RunEnd
 
 _SHOWN_TAR = "tar@1e-03"
 """True accept rate that a line shows. LFW's 3,000 impostor pairs measure a FAR of 1 in 1,000 from three pairs, and a
@@ -49,7 +50,7 @@ class Console:
         """Print a line above the bar."""
         self._terminal.print(printable(line), markup=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def close(self, end: RunEnd = "finished") -> None:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()

@@ -21,6 +21,7 @@ from facetrain.files import (
     write_atomically,
 )
 from facetrain.telemetry.log import warn
+from facetrain.telemetry.recorder import RunEnd
 
 
 class JsonLines:
@@ -71,7 +72,7 @@ class JsonLines:
                 reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
                 raise OSError(errno.ENOSPC, reason, self._file.name)
 
-    def close(self) -> None:
+    def close(self, end: RunEnd = "finished") -> None:
         """Close the file, with a warning if records could not be written."""
         with self._lock:
             self._write_pending()

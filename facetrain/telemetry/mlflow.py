@@ -10,8 +10,10 @@ from typing import Any
 
 from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
+from facetrain.telemetry.recorder import RunEnd
 
 _ID_FILE = "mlflow_run_id.txt"
+_STATUS: dict[RunEnd, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _MAX_BATCH = 100
 """Number of parameters that MLflow takes in one request."""
 _MAX_VALUE = 500
@@ -68,9 +70,9 @@ class MLflow:
         ]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._client.set_terminated(self._id)
+    def close(self, end: RunEnd = "finished") -> None:
+        """Mark the run as finished, killed (if it was stopped) or failed."""
+        self._client.set_terminated(self._id, status=_STATUS[end])
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

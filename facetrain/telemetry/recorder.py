@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
 
+RunEnd = Literal["finished", "stopped", "failed"]
+"""How a run has ended; stopped: by a signal, after a checkpoint."""
 CLOSE_S = 60.0
 """Seconds that the end of a run waits for the service to take the last values."""
 
@@ -22,8 +24,8 @@ class Sink(Protocol):
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write the values of a step."""
 
-    def close(self) -> None:
-        """Write what is left, and close."""
+    def close(self, end: RunEnd = "finished") -> None:
+        """Write what is left, and close. `end` is how the run has ended."""
 
 
 class Board(Sink, Protocol):
@@ -79,10 +81,10 @@ class Recorder:
         if self._journal:
             self._journal.sync()
 
-    def close(self) -> None:
-        """Close all sinks."""
+    def close(self, end: RunEnd = "finished") -> None:
+        """Close all sinks. `end` is how the run has ended."""
         for sink in self._sinks:
-            sink.close()
+            sink.close(end)
 
 
 class OptionalSink:
@@ -96,7 +98,7 @@ class OptionalSink:
     def __init__(self, name: str, open_sink: Callable[[], Sink]) -> None:
         """Start the thread. `name` is the config key that warnings name, `open_sink` connects to the service."""
         self._name = name
-        self._values: SimpleQueue[tuple[int, dict[str, Any]] | None] = SimpleQueue()
+        self._values: SimpleQueue[tuple[int, dict[str, Any]] | RunEnd] = SimpleQueue()
         # A daemon: a service that hangs must not keep the process alive.
         self._thread = Thread(target=self._send, args=(open_sink,), name=name, daemon=True)
         self._thread.start()
@@ -106,9 +108,9 @@ class OptionalSink:
         if self._thread.is_alive():
             self._values.put((step, dict(values)))
 
-    def close(self) -> None:
-        """Wait until the service has taken all values."""
-        self._values.put(None)
+    def close(self, end: RunEnd = "finished") -> None:
+        """Wait until the service has taken all values and the end of the run."""
+        self._values.put(end)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             warn(f"{self._name}: the last values were not sent in {CLOSE_S:.0f} s; metrics.jsonl has them")
@@ -116,9 +118,9 @@ class OptionalSink:
     def _send(self, open_sink: Callable[[], Sink]) -> None:
         try:
             sink = open_sink()
-            while (queued := self._values.get()) is not None:
+            while isinstance(queued := self._values.get(), tuple):
                 sink.write(*queued)
-            sink.close()
+            sink.close(queued)
         except Exception as error:  # any error of a package that the run does not need
             warn(
                 f"{self._name}: {error_reason(error)}; nothing more is sent, and training continues; metrics.jsonl "

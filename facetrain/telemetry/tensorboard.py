@@ -21,6 +21,7 @@ import numpy as np
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
 from facetrain.telemetry.metric_names import grouped_name
+from facetrain.telemetry.recorder import RunEnd
 
 
 class TensorBoard:
@@ -79,7 +80,7 @@ class TensorBoard:
             ],
         )
 
-    def close(self) -> None:
+    def close(self, end: RunEnd = "finished") -> None:
         """Close the file."""
         self._file.close()
 

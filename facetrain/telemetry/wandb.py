@@ -8,6 +8,7 @@ from typing import Any
 
 from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
+from facetrain.telemetry.recorder import RunEnd
 
 _ID_FILE = "wandb_run_id.txt"
 _LOGIN_S = 30
@@ -56,6 +57,8 @@ class WandB:
         """Write the values of a step."""
         self._run.log({"step": step} | {grouped_name(name): value for name, value in values.items()})
 
-    def close(self) -> None:
-        """Send what is left, and mark the run as finished."""
-        self._run.finish()
+    def close(self, end: RunEnd = "finished") -> None:
+        """Send what is left, and mark the run as finished, preempted (if it was stopped) or failed."""
+        if end == "stopped":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if end == "finished" else 1)

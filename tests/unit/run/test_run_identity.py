@@ -13,11 +13,18 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.cli.app import app
 from facetrain.config.loading import load_config, override_keys
 from facetrain.doctor.run_checks import check_checkpoints
-from facetrain.errors import CheckpointError, ConfigError, DamagedCheckpointError, ForeignCheckpointError
+from facetrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpointError,
+    DivergedError,
+    ForeignCheckpointError,
+)
 from facetrain.models.initialize_from import read_backbone_weights
 from facetrain.models.model_file import open_model
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.telemetry.recorder import Recorder
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support.command import refusal
 from tests.support.datasets import write_records
@@ -281,6 +288,28 @@ def test_a_run_that_was_continued_is_opened_with_its_newest_weights(run, step, l
     expected = first_layer(checkpoint(run, last))
     assert torch.equal(first_layer(run), expected) and not torch.equal(first_layer(model), expected)
     assert torch.equal(read_backbone_weights(run)["conv1.weight"], expected)
+
+
+def test_the_services_of_a_run_learn_how_it_has_ended(run, monkeypatch):
+    ends, close = [], Recorder.close
+
+    def record_end(self, end):
+        ends.append(end)
+        close(self, end)
+
+    monkeypatch.setattr(Recorder, "close", record_end)
+    assert go_on(run, changes=["train.max_steps=5"]) == 0
+    with pytest.raises(DivergedError):
+        go_on(
+            run,
+            changes=[
+                "train.max_steps=50",
+                "train.max_skipped_steps=1",
+                "optim.lr=1e30",
+                "optim.clip_grad_norm=null",
+            ],
+        )
+    assert ends == ["finished", "finished", "failed", "failed"], "metrics.jsonl and loss_spikes.jsonl"
 
 
 def test_a_best_metric_that_no_set_has_is_refused_before_a_checkpoint_is_removed(run):

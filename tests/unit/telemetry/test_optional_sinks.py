@@ -18,24 +18,25 @@ VALUES = {"loss": 2.0, "lfw/tar@1e-03": 0.5, "mine (v2)+x/auc": 0.25}
 
 class Memory:
     def __init__(self, fails_at=None):
-        self.written, self.closed, self.fails_at = [], False, fails_at
+        self.written, self.end, self.fails_at = [], None, fails_at
 
     def write(self, step, values):
         if step == self.fails_at:
             raise ConnectionError("no route to host")
         self.written.append((step, values))
 
-    def close(self):
-        self.closed = True
+    def close(self, end):
+        self.end = end
 
 
-def test_all_values_arrive_in_order_before_close_returns():
+@pytest.mark.parametrize("end", ["finished", "stopped", "failed"])
+def test_all_values_and_the_end_arrive_in_order_before_close_returns(end):
     sink = Memory()
     recorder = Recorder([OptionalSink("log.test", lambda: sink)])
     for step in range(50):
         recorder.write(step, VALUES)
-    recorder.close()
-    assert sink.written == [(step, VALUES) for step in range(50)] and sink.closed
+    recorder.close(end)
+    assert sink.written == [(step, VALUES) for step in range(50)] and sink.end == end
 
 
 def test_a_failure_is_one_warning_and_the_run_goes_on(capfd):
@@ -84,17 +85,18 @@ def test_mlflow_gets_config_and_metrics_and_a_resume_continues_the_same_run(tmp_
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     uri = f"file:{tmp_path}/store"
-    for resumed, step in ((False, 5), (True, 6)):
+    client, found = MlflowClient(tracking_uri=uri), []
+    for resumed, step, end in ((False, 5, "failed"), (True, 6, "stopped"), (True, 7, "finished")):
         options = {"experiment": "faces", "name": "tiny", "config": CONFIG, "resumed": resumed}
         sink = MLflow(tmp_path, uri=uri, **options)
         sink.write(step, VALUES)
-        sink.close()
-    client = MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("faces").experiment_id])
-    assert run.info.run_name == "tiny" and run.info.status == "FINISHED"
+        sink.close(end)
+        (run,) = client.search_runs([client.get_experiment_by_name("faces").experiment_id])
+        found.append(run.info.status)
+    assert run.info.run_name == "tiny" and found == ["FAILED", "KILLED", "FINISHED"]
     assert run.data.params == {"seed": "1", "optim.lr": "0.1"}
     history = client.get_metric_history(run.info.run_id, "loss/loss")
-    assert [(metric.step, metric.value) for metric in history] == [(5, 2.0), (6, 2.0)]
+    assert [(metric.step, metric.value) for metric in history] == [(5, 2.0), (6, 2.0), (7, 2.0)]
     assert run.data.metrics["eval/lfw/tar_at_1e-03"] == 0.5
     assert run.data.metrics["eval/mine _v2__x/auc"] == 0.25
 
@@ -103,10 +105,10 @@ def test_mlflow_gets_config_and_metrics_and_a_resume_continues_the_same_run(tmp_
 def test_wandb_offline_gets_the_metrics_and_a_resume_keeps_the_run_id(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    for resumed, step in ((False, 5), (True, 6)):
+    for resumed, step, end in ((False, 5, "failed"), (True, 6, "stopped"), (True, 7, "finished")):
         sink = WandB(tmp_path, project="faces", name="tiny", config=CONFIG, resumed=resumed)
         sink.write(step, VALUES)
-        sink.close()
+        sink.close(end)
     wandb.teardown()
     run_id = (tmp_path / "wandb_run_id.txt").read_text().strip()
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))

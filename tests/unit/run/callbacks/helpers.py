@@ -20,5 +20,5 @@ class Board:
             raise RuntimeError("no space left for images")
         self.shown.append((step, set(images)))
 
-    def close(self):
+    def close(self, end="finished"):
         pass
