@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from facetrain.data.loader import Batch
 from facetrain.data.staged_loader import TrainLoader
-from facetrain.files import write_atomically
+from facetrain.files import error_reason, write_atomically
 from facetrain.run.open_data import must_generate, write_while_training
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.prepare import PreparedRun
+from facetrain.telemetry.log import warn
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, profiled
 
 
@@ -48,11 +49,11 @@ def _profiled_steps(
     run: PreparedRun, batches: Iterable[tuple[Batch, ...]], outputs: RunOutputs
 ) -> Iterator[tuple[Batch, ...]]:
     """Yield the batches, and write a profile of a few steps to the run folder."""
-    folder, has_profile = run.folder / "profile", False
+    folder, is_recorded = run.folder / "profile", False
 
     def write(profile: Profile) -> None:
-        nonlocal has_profile
-        has_profile = True
+        nonlocal is_recorded
+        is_recorded = True
         if run.world.is_leader:
             summary = profile.format_summary()
             write_atomically(folder / "summary.txt", summary + "\n")
@@ -62,7 +63,12 @@ def _profiled_steps(
                 f"profile written to {folder}; open it in ui.perfetto.dev or with tensorboard --logdir {folder}"
             )
 
+    def report_failure(error: OSError) -> None:
+        nonlocal is_recorded
+        is_recorded = True
+        warn(f"{folder}: the profile cannot be written: {error_reason(error)}; training continues")
+
     name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
-    yield from profiled(batches, folder / name, run.world.device, write)
-    if not has_profile:
+    yield from profiled(batches, folder / name, run.world.device, write, on_failure=report_failure)
+    if not is_recorded:
         outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")

@@ -73,20 +73,27 @@ def profiled(
     device: torch.device,
     on_profile: Callable[[Profile], None],
     *,
+    on_failure: Callable[[OSError], None] | None = None,
     warm_up: int = WARM_UP_STEPS,
     steps: int = RECORDED_STEPS,
 ) -> Iterator[T]:
     """Yield the batches, and profile the steps that the caller takes with some of them.
 
     Writes `trace` in Chrome's format (`*.pt.trace.json.gz`), for Perfetto and TensorBoard, then calls `on_profile`
-    once. Does neither if there is no batch after the last recorded step.
+    once. Does neither if there is no batch after the last recorded step. If one of them cannot write to the disk,
+    `on_failure` gets the error, so that training can continue.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
 
     def write(recorder: profile) -> None:
         # torch also calls this if the recording ends before its last step.
         if recorder.step_num == warm_up + steps:
-            on_profile(_write_trace(recorder, trace, device, steps))
+            try:
+                on_profile(_write_trace(recorder, trace, device, steps))
+            except OSError as error:
+                if on_failure is None:
+                    raise
+                on_failure(error)
 
     recorder = profile(
         activities=activities,

@@ -5,9 +5,9 @@ from facetrain.profiling import profiler_range
 from facetrain.training.profile import profiled
 
 
-def profile_steps(count, trace):
+def profile_steps(count, trace, **options):
     found = []
-    for _ in profiled(range(count), trace, torch.device("cpu"), found.append, warm_up=2, steps=3):
+    for _ in profiled(range(count), trace, torch.device("cpu"), found.append, warm_up=2, steps=3, **options):
         with profiler_range("forward"):
             torch.ones(10).sum()
     return found
@@ -24,3 +24,10 @@ def test_the_profile_has_the_steps_after_the_warm_up(tmp_path):
 def test_batches_that_end_too_early_leave_no_profile(tmp_path, count):
     assert profile_steps(count, tmp_path / "one.pt.trace.json.gz") == []
     assert not any(tmp_path.iterdir())
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path):
+    (tmp_path / "profile").touch()
+    failures = []
+    assert profile_steps(7, tmp_path / "profile" / "one.pt.trace.json.gz", on_failure=failures.append) == []
+    assert [type(error) for error in failures] == [FileExistsError]
