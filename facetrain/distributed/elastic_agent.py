@@ -188,7 +188,8 @@ def agent_folder() -> Iterator[Path]:
 
     Folders that killed agents have left are removed, too. A folder in use is locked.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
+    with suppress(OSError):  # others may be allowed to create files there, and not to list them
+        _remove_abandoned(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         descriptor = os.open(name, os.O_RDONLY)
         try:

@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +60,16 @@ def test_the_folder_of_a_killed_agent_is_removed_by_the_next_agent_and_no_other_
         assert {*tmp_path.iterdir()} == {in_use, created, link, *kept}
         assert (in_use / "attempt_0").is_dir()
     assert not created.exists()
+
+
+def test_a_temporary_folder_that_may_not_be_listed_is_used(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with agent_folder() as created:
+        assert created.is_dir()
 
 
 def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_restart(tmp_path):
