@@ -141,6 +141,8 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
     if path.is_dir():
         checkpoint = open_checkpoint(path)
         weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
+        if isinstance(description, dict):
+            description = description | {STEP_KEY: checkpoint.step}
         averages = checkpoint.replicated("ema.") if average else {}
         if average and not averages:
             raise ModelError(f"{path}: has no average of the weights; the run was trained without optim.ema")

@@ -69,7 +69,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
         open_model(path, torch.device("cpu")).metadata
         for path in (folder, folder / "checkpoints" / "step_00000012")
     ]
-    assert described[0] == described[1]
+    assert described[0] == described[1] and described[0]["step"] == 12
     # The dataset has no card: its name is known, and its license is not.
     assert described[0]["datasets"][0]["license"] == "unknown" and (folder / "dataset_cards.yaml").exists()
     assert described[0]["config"]["optim"]["lr"] == 0.05 and described[0]["preprocessing"]["mean"] == 127.5
