@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
+    from facetrain.doctor.check_result import CheckResult
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -56,21 +61,41 @@ def doctor(
             f"{run_dir}: not the folder of a run: it has neither config.yaml nor checkpoints; to check a dataset, name "
             "it with --config FILE --set data.train=DATASET"
         )
-    if (gpus or set_) and not config and not (run_dir and (run_dir / "config.yaml").is_file()):
+    of_run = run_dir / "config.yaml" if run_dir and not config else None
+    if (gpus or set_) and not config and not (of_run and of_run.is_file()):
         option = "--gpus" if gpus else "--set"
         raise UsageError(f"{option} needs a config to check; give one with --config")
-    if run_dir and not config and (run_dir / "config.yaml").is_file():
-        config = run_dir / "config.yaml"
     described = load_config(config, set_ or ()) if config else None
+    faults: list[CheckResult] = []
+    if of_run and of_run.is_file():
+        described, faults = _config_of_run(of_run, set_ or ())
     if described and gpus is None and not launched_by_torchrun():
         gpus = topology("auto", "1", None, 0, described.train.device).nproc_per_node
     with join(described.train.device if described else "auto") as world:
-        local_results = [vars(result) for result in examine(world, described, run_dir, gpus=gpus)]
+        local_results = [vars(one) for one in (*faults, *examine(world, described, run_dir, gpus=gpus))]
         results = _merge(collectives.gather_json(local_results))
     failures = sum(result["status"] == "failure" for result in results)
     if world.is_leader:
         _print(results, failures, as_json=as_json)
     sys.exit(1 if failures else 0)
+
+
+def _config_of_run(path: Path, overrides: Sequence[str]) -> tuple[Config | None, list[CheckResult]]:
+    """Return the config of a run, or its faults: the checkpoints can be verified without it.
+
+    Raises:
+        ConfigError: the config has faults, and the command line changes it.
+    """
+    from facetrain.config.loading import load_config
+    from facetrain.doctor.check_result import failed
+    from facetrain.errors import ConfigError
+
+    try:
+        return load_config(path, overrides), []
+    except ConfigError as error:
+        if overrides:
+            raise
+        return None, [failed("config", str(error), "correct the file; the run cannot continue with it")]
 
 
 def _merge(results_of_ranks: list[list[dict[str, str]]]) -> list[dict[str, Any]]:

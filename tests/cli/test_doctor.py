@@ -136,6 +136,15 @@ def test_the_checkpoints_of_a_run_folder_are_verified(tmp_path, monkeypatch, cap
     assert code == 1 and "the checkpoint is damaged" in out
 
 
+def test_the_checkpoints_are_verified_without_a_sound_config(tmp_path, monkeypatch, capsys):
+    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(1))
+    (tmp_path / "config.yaml").write_text("data: {trian: faces}\n")
+    code, out, _ = run(monkeypatch, capsys, tmp_path)
+    assert code == 1 and "trian is not a key" in out and "all checksums match" in out
+    code, _, err = run(monkeypatch, capsys, tmp_path, "--set", "seed=1")
+    assert code == 2 and "trian is not a key" in err
+
+
 def test_a_missing_folder_is_a_usage_error(tmp_path, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, tmp_path / "none")
     assert code == 2 and err.startswith("error: ") and "no such folder" in err
