@@ -12,7 +12,7 @@ import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from tests.runs.test_lost_ranks import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
-from tests.support.command import ROOT, environment, facetrain
+from tests.support.command import ROOT, environment, facetrain, restore_signals
 from tests.support.processes import descendants, kill, wait_until_gone
 
 
@@ -27,7 +27,7 @@ def started(describe, tmp_path):
             [sys.executable, "-m", "facetrain", "train", "--config", describe(), "--run-dir", tmp_path / "run",
              *LONG, "--set", "checkpoint.every_steps=100000"],
             env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}", **variables), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=restore_signals,
         )  # fmt: skip
         processes.append(process)
         return process, tmp_path / "run"

@@ -91,10 +91,11 @@ def start(*arguments: object, **variables: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=_restore_signals,
+        preexec_fn=restore_signals,
     )  # fmt: skip
 
 
-def _restore_signals() -> None:
+def restore_signals() -> None:
+    """Give SIGINT and SIGHUP their default actions, in a new process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
