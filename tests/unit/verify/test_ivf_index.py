@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from facetrain.cli.search import search
+from facetrain.cli.app import app
 from facetrain.errors import DataError
 from facetrain.verify import ivf_index
 from facetrain.verify.embedding_files import Embeddings, save_embeddings
@@ -104,16 +104,9 @@ def test_search_builds_the_index_once_and_reports_its_recall(tmp_path, capfd, mo
     save_embeddings(tmp_path / "p.npz", embeddings(probe))
 
     def run(index):
-        search(
-            tmp_path / "g.npz",
-            tmp_path / "p.npz",
-            top=3,
-            index=index,
-            nprobe=6,
-            nlist=6 if index == "ivf" else None,
-            recall=True,
-            as_json=True,
-        )
+        files = (str(tmp_path / name) for name in ("g.npz", "p.npz"))
+        lists = ["--nprobe", "6", "--nlist", "6", "--recall"] if index == "ivf" else []
+        app(["search", *files, "--top", "3", "--index", index, *lists, "--json"], standalone_mode=False)
         return capfd.readouterr()
 
     exact = run("exact")
