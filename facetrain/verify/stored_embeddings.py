@@ -120,7 +120,10 @@ def _open_npz(path: Path) -> StoredEmbeddings:
         for column in COLUMNS:
             shape, fortran_order, dtype, header = read_array_header(archive, f"{column}.npy")
             member = archive.getinfo(f"{column}.npy")
-            if member.compress_type != zipfile.ZIP_STORED or fortran_order or dtype.hasobject:
+            is_mapped = (
+                member.compress_type == zipfile.ZIP_STORED and not fortran_order and not dtype.hasobject
+            )
+            if not is_mapped or not dtype.itemsize:  # texts without characters have no bytes
                 return StoredEmbeddings.of(load_embeddings(path), path)
             lengths = _LOCAL_HEADER.unpack(file.bytes_at(member.header_offset, _LOCAL_HEADER.size))
             start = member.header_offset + _LOCAL_HEADER.size + sum(lengths) + header

@@ -13,6 +13,7 @@ The pixels are encoded as PNG, without loss.
 from __future__ import annotations
 
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -52,7 +53,7 @@ def read_pixel_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
     if _npy_path(folder).is_file():
         path, labels_path = _npy_path(folder), folder / "issame.txt"
         pixel_NCHW = _read_npy(path)
-        same_P = _text_labels(labels_path, images=len(pixel_NCHW))
+        same_P = _text_labels(labels_path, images=pixel_NCHW.shape[0] if pixel_NCHW.ndim else 0)
     else:
         path, labels_path = _memory_path(folder), folder.with_name(f"{folder.name}_list.npy")
         pixel_NCHW = _read_memory_file(path)
@@ -123,7 +124,9 @@ def _text_labels(path: Path, images: int) -> np.ndarray:
     try:
         if path.stat().st_size > images * _MAX_LABEL_BYTES:
             raise PairsError(f"{path}: too large for the labels of {images:,} images")
-        return _boolean(np.loadtxt(path, ndmin=1), path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file without labels, which is refused by their number
+            return _boolean(np.loadtxt(path, ndmin=1), path)
     except (OSError, ValueError) as error:
         raise PairsError(f"{path}: expected a line 0 or 1 for each pair ({error_reason(error)})") from error
 

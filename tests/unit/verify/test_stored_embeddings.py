@@ -57,6 +57,12 @@ def test_a_compressed_file_is_read_as_a_whole(tmp_path):
     assert list(found.name) == known.name
 
 
+def test_names_without_characters_are_read(tmp_path):
+    known = some()
+    np.savez(tmp_path / "e.npz", embedding=known.embedding, name=np.zeros(50, "U0"), label=known.label)
+    assert list(open_embeddings(tmp_path / "e.npz").name) == [""] * 50
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

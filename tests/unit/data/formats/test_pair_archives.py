@@ -134,9 +134,13 @@ def test_damaged_sets_of_pixels_are_refused(prepared, memory_file, tmp_path):
     refused("cfp_fp", "expected 0 or 1 for each pair")
     (prepared / "issame.txt").write_text("1" * 10_000)
     refused("cfp_fp", "too large for the labels")
+    (prepared / "issame.txt").write_text("# no label\n")
+    refused("cfp_fp", "6 images for 0 pairs")
     (prepared / "issame.txt").write_text("1\n0\n1\n")
     np.save(prepared / "cfp_fp.npy", np.zeros((6, 3, 0, 16), np.uint8))
     refused("cfp_fp", "expected images of shape")
+    np.save(prepared / "cfp_fp.npy", np.uint8(7))
+    refused("cfp_fp", "too large for the labels of 0 images")
     np.save(prepared / "cfp_fp.npy", np.array([Call()]), allow_pickle=True)
     refused("cfp_fp", "not an array")
     conf = memory_file / "memfile" / "mem_file.dat.conf"
