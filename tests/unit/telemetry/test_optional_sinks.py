@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,6 +116,22 @@ def test_wandb_offline_gets_the_metrics_and_a_resume_keeps_the_run_id(tmp_path, 
     assert files and {path.name for path in files} == {f"run-{run_id}.wandb"}
     content = b"".join(path.read_bytes() for path in files)
     assert b"loss/loss" in content and b"eval/lfw/tar@1e-03" in content and b"tiny" in content
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"), [("finished", [0]), ("stopped", ["preempting", 1]), ("failed", [1])]
+)
+def test_wandb_gets_the_end_of_the_run(tmp_path, monkeypatch, end, expected):
+    calls = []
+    run = SimpleNamespace(
+        define_metric=lambda *_, **__: None,
+        mark_preempting=lambda: calls.append("preempting"),
+        finish=lambda exit_code: calls.append(exit_code),
+    )
+    package = SimpleNamespace(init=lambda **_: run, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    WandB(tmp_path, project="faces", name="tiny", config=CONFIG, resumed=False).close(end)
+    assert calls == expected
 
 
 def test_neither_package_is_imported_if_it_is_off():
