@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from facetrain.distributed.process_lifetime import ignores_hangup, request_exit_at_once
+from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, request_exit_at_once
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.wait_for_nodes import reported_wait
 from facetrain.distributed.watchdog import read_reason
@@ -72,10 +72,11 @@ def _ended_if_stuck(where: Topology, log_dir: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def end(path: Path) -> None:
-        if reason := read_reason(path, printed=False):
-            print(f"error: the ranks of this node ended: {reason}", file=sys.stderr, flush=True)
+        reason = read_reason(path, printed=False)
         shutil.rmtree(log_dir, ignore_errors=True)
-        os._exit(LaunchError.exit_code)
+        if not reason:  # the watchdog has printed it
+            os._exit(LaunchError.exit_code)
+        exit_with_message(f"error: the ranks of this node ended: {reason}", LaunchError.exit_code)
 
     def watch() -> None:
         while not ended.wait(_POLL_S):
@@ -101,8 +102,7 @@ def _on_first_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> 
 def _on_second_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> None:
     # Not by an exception: the agent would wait for its ranks again. The kernel ends them with this process.
     shutil.rmtree(log_dir, ignore_errors=True)
-    print("error: interrupted", file=sys.stderr, flush=True)
-    os._exit(128 + number)
+    exit_with_message("error: interrupted", 128 + number)
 
 
 def _config(where: Topology, run_id: str, log_dir: Path) -> LaunchConfig:

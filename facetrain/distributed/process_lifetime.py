@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
+_STANDARD_ERROR = 2
 
 
 _must_exit_at_once = False
@@ -60,6 +62,18 @@ def request_exit_at_once(*, in_any_program: bool) -> None:
     _must_exit_at_once = True
     if in_any_program:
         atexit.register(exit_process, getattr(sys.exception(), "exit_code", 1))
+
+
+def exit_with_message(message: str, exit_code: int) -> NoReturn:
+    """End this process at once, from any thread or signal handler, even if its main thread hangs.
+
+    The message is lost if nothing reads standard error: a write would wait for the reader.
+    """
+    # Not by print: the main thread may hold the lock of the stream while it waits for the reader.
+    with suppress(OSError, ValueError):
+        if select.select([], [_STANDARD_ERROR], [], 0)[1]:
+            os.write(_STANDARD_ERROR, f"{message}\n".encode(errors="backslashreplace"))
+    os._exit(exit_code)
 
 
 def exit_process(exit_code: int | None) -> NoReturn:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import _thread
-import os
 import signal
-import sys
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -14,7 +12,7 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.process_lifetime import launched_by_torchrun
+from facetrain.distributed.process_lifetime import exit_with_message, launched_by_torchrun
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -83,8 +81,7 @@ class StopRequest:
             if self._has_agent:
                 raise KeyboardInterrupt
             # Not by an exception: the code that it unwinds may wait for what hangs.
-            print("error: interrupted", file=sys.stderr, flush=True)
-            os._exit(128 + number)
+            exit_with_message("error: interrupted", 128 + number)
         if not self.signal and not self._has_agent:
             # Not threading.Thread: its locks may be held by the code that this handler interrupts.
             _thread.start_new_thread(self._end_by_force, (signal.Signals(number),))
@@ -93,5 +90,4 @@ class StopRequest:
     def _end_by_force(self, number: signal.Signals) -> None:
         time.sleep(grace_s())
         if self._before:  # the handlers are still installed: training has not ended
-            print(f"error: still running {grace_s()} s after {number.name}", file=sys.stderr, flush=True)
-            os._exit(128 + number)
+            exit_with_message(f"error: still running {grace_s()} s after {number.name}", 128 + number)

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 
@@ -146,8 +146,7 @@ class Watchdog:
             self._end()
         if time.monotonic() >= self._warns_at and not self._is_announced:
             self._warns_at = float("inf")
-            with suppress(OSError):
-                print(self._warning, file=sys.stderr, flush=True)
+            _print(self._warning)
 
     def _end_in(self, seconds: float, reason: str, *, prints: bool) -> None:
         """End the rank after so many seconds, unless it is to be ended earlier."""
@@ -162,8 +161,7 @@ class Watchdog:
         message += " and is ended"
         if self._is_printed:
             _write_reason(self._error_file, message, printed=True)
-            with suppress(OSError):
-                print(f"error: {message}", file=sys.stderr, flush=True)
+            _print(f"error: {message}")
         _write_to_rank(f"end {message}")
         deadline = time.monotonic() + _FLUSH_S
         while time.monotonic() < deadline and not _has_ended(self._pid):
@@ -215,8 +213,7 @@ class Watchdog:
         _write_to_rank(f"lost {lost}")
         _write_reason(self._error_file, lost, printed=self._speaks)
         if self._speaks:
-            with suppress(OSError):
-                print(f"error: {lost}", file=sys.stderr, flush=True)
+            _print(f"error: {lost}")
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
@@ -294,6 +291,13 @@ def _write_reason(path: str, message: str, *, printed: bool) -> None:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 json.dump({"message": message, "timestamp": int(time.time()), "printed": printed}, file)
             os.rename(f"{path}.new", path)  # torch's agent fails if it reads half a file
+
+
+def _print(line: str) -> None:
+    """Write a line to standard error, unless nothing reads it: the watchdog must not wait for a reader."""
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{line}\n".encode(errors="replace"))
 
 
 def _write_to_rank(line: str) -> None:

@@ -1,10 +1,13 @@
 """Training in a single process: signals, the grace period, and no launcher beside it."""
 
+import array
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -48,6 +51,15 @@ def block(process):
     """Make the main thread wait for a lock without end."""
     process.send_signal(signal.SIGUSR2)
     time.sleep(0.3)
+
+
+def wait_until_full(pipe):
+    """Wait until what writes into a pipe waits for its reader."""
+    unread, before = array.array("i", [0]), -1
+    while unread[0] < 3_000 or unread[0] != before:
+        before = unread[0]
+        time.sleep(0.5)
+        fcntl.ioctl(pipe, termios.FIONREAD, unread)
 
 
 def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_only(started):
@@ -96,6 +108,26 @@ def test_a_process_that_hangs_is_ended_when_the_grace_period_is_over(started):
     process.terminate()
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 143 and stderr.endswith("error: still running 1 s after SIGTERM\n"), stderr
+
+
+def test_a_process_whose_messages_nobody_reads_is_ended_when_the_grace_period_is_over(started):
+    process, _ = started(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+    wait_until_full(process.stderr)
+    process.terminate()
+    process.wait(timeout=20)
+    assert process.returncode == 143
+
+
+def test_a_second_ctrl_c_ends_even_a_process_whose_messages_nobody_reads(started):
+    process, _ = started()
+    fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+    wait_until_full(process.stderr)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=20)
+    assert process.returncode == 130
 
 
 def test_a_grace_period_that_is_no_number_is_refused_before_there_is_a_run_folder(started):
