@@ -40,7 +40,13 @@ class Run:
         return load_model(self.folder, device)
 
 
-def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None, **overrides: Any) -> Run:
+def train(
+    config: PathLike | Mapping[str, Any],
+    run_dir: PathLike | None = None,
+    *,
+    resume: bool = False,
+    **overrides: Any,
+) -> Run:
     """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
 
     Progress goes to standard error, as with `facetrain train`. Under torchrun, each process of the script trains on
@@ -53,11 +59,12 @@ def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None,
     Args:
         config: a config file, the name of a preset, or a dict with the sections of a config.
         run_dir: folder of the run. Default: `run.dir`/`run.name` of the config.
+        resume: continue the run if its folder has a checkpoint; otherwise start it.
         overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
 
     Raises:
         ConfigError: the config is invalid; the message has all faults.
-        UsageError: the run folder exists; or the data, a verification set or a model cannot be used.
+        UsageError: the run folder exists (without `resume`); or the data, a verification set or a model cannot be used.
         RunError: training failed.
         KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
     """
@@ -66,8 +73,9 @@ def train(config: PathLike | Mapping[str, Any], run_dir: PathLike | None = None,
     built = _build_config(config, overrides)
     folder = Path(run_dir) if run_dir is not None else Path(built.run.dir) / built.run.name
     _require_main_thread()
-    set_keys = _keys_of(overrides)
-    return _finished(folder, training.train(built, None if run_dir is None else folder, set_keys=set_keys))
+    given = None if run_dir is None else folder
+    code = training.train(built, given, resume_existing=resume, set_keys=_keys_of(overrides))
+    return _finished(folder, code)
 
 
 def resume(

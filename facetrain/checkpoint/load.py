@@ -85,7 +85,8 @@ class Checkpoint:
         folder = path / CHECKPOINTS if is_run else path
         steps = complete_steps(folder)
         if not steps:
-            raise NoCheckpointError(f"{path}: contains no checkpoint")
+            missing = f"; the one that {LATEST} names is missing" if (folder / LATEST).exists() else ""
+            raise NoCheckpointError(f"{path}: contains no checkpoint{missing}")
         if step == NEWEST_SOUND:
             return cls._open_newest_sound(folder, adopt)
         if step is not None and step not in steps:

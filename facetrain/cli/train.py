@@ -56,6 +56,14 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run. Default: run.dir/run.name of the config.")
     ] = None,
+    resume_existing: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run if its folder has a checkpoint; otherwise start it. "
+            "For jobs that a scheduler starts again with the same command.",
+        ),
+    ] = False,
     nproc_per_node: Processes = "auto",
     nnodes: Nodes = "1",
     rdzv_endpoint: Endpoint = None,
@@ -70,7 +78,9 @@ def train(
     def start() -> int:
         from facetrain.run import training
 
-        return training.train(loaded, run_dir, profile=profile, set_keys=set_keys)
+        return training.train(
+            loaded, run_dir, resume_existing=resume_existing, profile=profile, set_keys=set_keys
+        )
 
     _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 

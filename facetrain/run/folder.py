@@ -113,6 +113,11 @@ def recorded_threads(folder: Path) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, or has had one: `latest` names it even if it is missing."""
+    return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
+
+
 def rename_later_checkpoints(folder: Path, step: int) -> list[str]:
     """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step; return the new names.
 

@@ -31,6 +31,7 @@ from facetrain.run.build_execution import begin_trial
 from facetrain.run.callbacks.checkpointing import Stopping
 from facetrain.run.folder import (
     create_run_folder,
+    has_checkpoint,
     is_restart,
     launchers_of,
     prepare_checkpoints,
@@ -59,19 +60,22 @@ def train(
     config: Config,
     run_dir: Path | None = None,
     *,
+    resume_existing: bool = False,
     profile: bool = False,
     set_keys: Set[str] = frozenset(),
 ) -> int:
     """Train a new run on this rank; return the exit code. Collective.
 
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
-    another rank resumes it. `profile` records a few steps in the run folder. `set_keys` are the config keys that the
-    command line sets.
+    another rank resumes it. `resume_existing` also continues the run of an earlier command, if there is one in the
+    folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
+        if resume_existing:
+            run_dir = run_dir or default
         # A host that replaces a lost one may have begun with `facetrain resume`.
-        if collectives.any_rank(False):
+        if collectives.any_rank(resume_existing and has_checkpoint(run_dir or default)):
             return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
         is_new = run_dir is None or not run_dir.exists()
         folder, restarted = create_run_folder(world, given=run_dir, default=default)

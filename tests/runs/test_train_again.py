@@ -1,0 +1,101 @@
+"""`train --resume`: one command starts a run, and continues it as often as it is given again."""
+
+import shutil
+
+import pytest
+
+import facetrain
+from facetrain.errors import ConfigError, NoCheckpointError, UsageError
+from tests.runs.test_training import checked, metrics
+from tests.support import command
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory):
+    """A run of four steps with checkpoints at steps 2 and 4, its config and its folder."""
+    values = {
+        "run": {"name": "first", "dir": str(tmp_path_factory.mktemp("finished"))},
+        "data": {"train": str(dataset / "data"), "image_size": 32, "workers": 0},
+        "model": {"backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [4, 4, 4, 4], "embedding_size": 8},
+        "train": {"global_batch_size": 24, "max_steps": 4, "precision": "fp32", "device": "cpu"},
+        "checkpoint": {"every_steps": 2},
+        "eval": {"targets": []},
+        "log": {"tensorboard": False, "every_steps": 1},
+    }
+    return values, facetrain.train(values, resume=True).folder
+
+
+@pytest.fixture
+def stopped(finished, tmp_path):
+    """The same run as a kill after its second step has left it."""
+    values, folder = finished
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_00000004")
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step_00000002\n")
+    return values, tmp_path / "run"
+
+
+def test_it_continues_from_the_newest_checkpoint_and_ends_as_without_a_stop(finished, stopped):
+    values, folder = stopped
+    facetrain.train(values, folder, resume=True)
+    assert metrics(folder) == metrics(finished[1])
+    weights = [path / "model.safetensors" for path in (folder, finished[1])]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_it_does_no_more_steps_in_a_run_that_is_finished(finished):
+    values, folder = finished
+    before = (folder / "metrics.jsonl").read_bytes()
+    facetrain.train(values, resume=True)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_without_it_a_folder_with_a_run_is_refused(finished, stopped):
+    values, folder = stopped
+    with pytest.raises(
+        UsageError, match=r"run: already holds a run, at step 2; continue it with `facetrain resume"
+    ):
+        facetrain.train(values, folder)
+    with pytest.raises(UsageError, match=r"first: already holds a run, at step 4; continue it with"):
+        facetrain.train(finished[0])
+
+
+def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first_checkpoint(
+    finished, tmp_path
+):
+    values, folder = finished
+    values = values | {"run": {"name": "again", "dir": str(tmp_path)}}
+    (tmp_path / "again" / "checkpoints").mkdir(parents=True)
+    shutil.copy(folder / "config.yaml", tmp_path / "again")
+    with pytest.raises(UsageError, match="again: already exists, without a checkpoint"):
+        facetrain.train(values)
+    assert facetrain.train(values, resume=True).folder == tmp_path / "again"
+    assert metrics(tmp_path / "again") == metrics(folder)
+
+
+def test_it_does_not_start_over_a_run_whose_checkpoints_are_missing(stopped):
+    values, folder = stopped
+    shutil.rmtree(folder / "checkpoints" / "step_00000002")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(NoCheckpointError, match="run: contains no checkpoint; the one that latest names is missing"):
+        facetrain.train(values, folder, resume=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_config_of_another_run_is_refused(stopped):
+    values, folder = stopped
+    with pytest.raises(
+        ConfigError, match=r"seed: 2048 → 7: .*step_00000002 was trained with the values before"
+    ):
+        facetrain.train(values | {"seed": 7}, folder, resume=True)
+
+
+def test_the_same_command_starts_and_continues_a_run_of_two_ranks(describe, tmp_path):
+    again = ["train", "--config", describe(), "--resume", "--run-dir", tmp_path / "run"]
+    checked(command.torchrun(2, *again))
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(folder / "step_00000012")
+    (folder / "latest").write_text("step_00000008\n")
+    before = metrics(tmp_path / "run")
+    assert "step 9/12" in checked(command.torchrun(2, *again)).stderr
+    assert metrics(tmp_path / "run") == before
