@@ -77,7 +77,9 @@ def test_it_does_not_start_over_a_run_whose_checkpoints_are_missing(stopped):
     values, folder = stopped
     shutil.rmtree(folder / "checkpoints" / "step_00000002")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(NoCheckpointError, match="run: contains no checkpoint; the one that latest names is missing"):
+    with pytest.raises(
+        NoCheckpointError, match="run: contains no checkpoint; the one that latest names is missing"
+    ):
         facetrain.train(values, folder, resume=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
