@@ -108,7 +108,7 @@ def run_reader(
     """Answer read requests until the training process closes the connection; the main function of a process."""
     # Ctrl-C and a scheduler's SIGTERM or SIGUSR1 reach the whole process group. The training process decides
     # how to stop, and it needs batches until its last checkpoint.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(0)  # there is one process per core already
     reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)

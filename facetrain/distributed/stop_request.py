@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C as a request to stop after the current step and to save a checkpoint."""
+"""SIGTERM, SIGUSR1, SIGHUP and Ctrl-C as a request to stop after the current step and to save a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.process_lifetime import exit_with_message, launched_by_torchrun
+from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, launched_by_torchrun
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -53,7 +53,7 @@ class StopRequest:
         self._has_agent = launched_by_torchrun()
 
     def __enter__(self) -> Self:
-        for number in _HANDLED:
+        for number in (*_HANDLED, *([] if ignores_hangup() else [signal.SIGHUP])):
             self._before[number] = signal.signal(number, self._record)
         return self
 

@@ -173,7 +173,7 @@ def _train(run: PreparedRun) -> int:
     step = _build_step(run, outputs)
     end: RunEnd = "failed"
     with StopRequest() as stop_request:
-        stopping = Stopping(stop_request, outputs.print)
+        stopping = Stopping(stop_request, outputs.report)
         checkpointing = build_checkpointing(run, outputs, loader)
         callbacks = Callbacks(
             logging=build_logging(run, outputs, step, loader),
@@ -200,7 +200,7 @@ def _train(run: PreparedRun) -> int:
             outputs.close(end)
     skipped = write_skipped_images(run, loader)
     if stopping.signal:
-        outputs.print(
+        outputs.report(
             f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
             f"{checkpointing.last_saved}"
         )

@@ -72,7 +72,8 @@ def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_o
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
 )
 def test_a_signal_to_the_whole_process_group_saves_once_and_ends_within_the_printed_time(
     started, number, code

@@ -239,30 +239,22 @@ def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(des
     assert first["val/auc"] == pytest.approx(expected.metrics["auc"], abs=0.01)
 
 
-def test_sigterm_saves_and_ends_with_143(describe, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_the_command_saves_on_all_ranks(describe, tmp_path, number, code):
     folder = tmp_path / "stopped"
-    process = start(
-        "train",
-        "--config",
-        describe(),
-        "--run-dir",
-        folder,
-        "--set",
-        "train.max_steps=100000",
-        "--set",
-        "train.epochs=100000",
-        "--set",
-        "checkpoint.every_steps=100000",
-    )
+    endless = ["train.max_steps=100000", "train.epochs=100000", "checkpoint.every_steps=100000"]
+    options = [word for value in endless for word in ("--set", value)]
+    process = start("train", "--config", describe(), "--run-dir", folder, "--nproc-per-node", 2, *options)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (
         (folder / "metrics.jsonl").exists() and len(read_jsonl(folder / "metrics.jsonl")) > 5
     ):
         time.sleep(0.05)
-    process.terminate()
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors
-    assert "facetrain resume" in errors
+    assert process.returncode == code, errors
+    for told in (errors, (folder / "log.txt").read_text()):
+        assert f"{number.name} received: saving step" in told and "stopped at step" in told
     checkpoint = Checkpoint.open(folder)
     checkpoint.verify()
     assert checkpoint.step > 3
