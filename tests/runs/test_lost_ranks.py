@@ -117,7 +117,7 @@ def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninte
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0 and "resuming from step" in stderr, stderr
     assert metrics(folder) == metrics(whole)
-    assert not wait_until_gone(before, 5)
+    assert not wait_until_gone(before, 20)
 
 
 @pytest.mark.parametrize("victim", ["agent", "rank"])
@@ -130,7 +130,7 @@ def test_no_process_outlives_its_run(started_run, victim):
     wait_for_checkpoint(folder)
     kill([process.pid if victim == "agent" else ranks[1]])
     assert not wait_until_gone(processes, 40)
-    _, stderr = process.communicate(timeout=40)
+    _, stderr = process.communicate(timeout=60)
     assert set(Path("/dev/shm").iterdir()) <= memory
     Checkpoint.open(folder).verify()
     if victim == "rank":
@@ -155,7 +155,7 @@ def test_survivors_that_are_blocked_in_a_collective_end_within_30_s_and_the_kill
     ranks, since = ranks_of(process.pid), time.monotonic()
     kill([ranks[1]])
     assert not wait_until_gone([ranks[0]], 20)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert time.monotonic() - since < 30
     assert f"error: rank 1 (process {ranks[1]}) was ended by SIGKILL" in stderr
     assert stderr.count("error:") == 1 and "Traceback" not in stderr
@@ -174,7 +174,7 @@ def test_a_rank_that_hangs_is_named_and_ended(started_run):
     assert re.search(
         rf"error: rank 1 \(process {ranks[1]}\) was stopped \(SIGSTOP.*, last seen at \S+facetrain/", stderr
     )
-    assert not wait_until_gone(ranks.values(), 5)
+    assert not wait_until_gone(ranks.values(), 20)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_with_two_agents_a_rank_that_hangs_is_named_by_the_other_and_ended_by_it
     assert re.search(named, stderr[1 - victim]), stderr
     last = stderr[victim].splitlines()[-1]
     assert re.search(rf"rank {victim} \(process {ranks[victim]}\) {reason}", last), stderr
-    assert "Traceback" not in "".join(stderr.values()) and not wait_until_gone(ranks.values(), 5)
+    assert "Traceback" not in "".join(stderr.values()) and not wait_until_gone(ranks.values(), 20)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
@@ -283,9 +283,9 @@ def test_a_second_ctrl_c_ends_even_ranks_that_hang_at_once(started_run):
     time.sleep(1)
     assert process.poll() is None, "it waits for ranks that may be saving"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and stderr.count("error: interrupted") == 1, stderr
-    assert not wait_until_gone(ranks.values(), 5)
+    assert not wait_until_gone(ranks.values(), 20)
 
 
 def test_a_record_that_one_rank_cannot_read_ends_all_ranks_with_one_message(describe, dataset, tmp_path):

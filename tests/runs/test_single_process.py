@@ -107,7 +107,7 @@ def test_a_process_that_hangs_is_ended_when_the_grace_period_is_over(started):
     wait_for_step(folder, 2, process)
     block(process)
     process.terminate()
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 143 and stderr.endswith("error: still running 1 s after SIGTERM\n"), stderr
 
 
@@ -116,7 +116,7 @@ def test_a_process_whose_messages_nobody_reads_is_ended_when_the_grace_period_is
     fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
     wait_until_full(process.stderr)
     process.terminate()
-    process.wait(timeout=20)
+    process.wait(timeout=60)
     assert process.returncode == 143
 
 
@@ -127,7 +127,7 @@ def test_a_second_ctrl_c_ends_even_a_process_whose_messages_nobody_reads(started
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=20)
+    process.wait(timeout=60)
     assert process.returncode == 130
 
 
@@ -147,9 +147,9 @@ def test_a_second_ctrl_c_ends_even_a_process_that_hangs_at_once(started):
     time.sleep(0.5)
     assert process.poll() is None, "it may be saving"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and stderr.count("error: interrupted") == 1, stderr
-    assert there and not wait_until_gone(there, 10)
+    assert there and not wait_until_gone(there, 20)
 
 
 def test_nothing_is_left_of_a_process_that_is_killed(started):

@@ -75,6 +75,6 @@ exit_process(3)
 
 def test_after_a_failure_the_exit_does_not_wait_for_the_threads_of_a_pool():
     done = subprocess.run(
-        [sys.executable, "-c", FAILED], env=environment(), capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", FAILED], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "a report in the buffer\n", "")
