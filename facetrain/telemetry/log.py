@@ -69,6 +69,8 @@ def log_to(path: Path, rank: int) -> LogFile:
 
 
 def stop_logging(handler: logging.Handler) -> None:
-    """Close the file that `log_to` has opened."""
+    """Close the file that `log_to` has opened, and leave messages to the handlers of the program again."""
     logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
     handler.close()

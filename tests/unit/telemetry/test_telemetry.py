@@ -118,6 +118,14 @@ def test_log_txt_has_the_lines_of_the_terminal(tmp_path):
     assert STEP_LINE in text and VERIFICATION_LINE in text
 
 
+def test_messages_go_to_the_handlers_of_the_program_again_when_the_run_has_ended(tmp_path, caplog):
+    log = log_to(tmp_path / "log.txt", 0)
+    logger.warning("during")
+    stop_logging(log)
+    logger.warning("after")
+    assert [record.message for record in caplog.records] == ["after"]
+
+
 def test_the_line_of_a_run_with_a_teacher_has_the_distillation_loss(capfd):
     console = Console(total_steps=200)
     console.write(100, STEP | {"distill_loss": 0.27})
