@@ -103,7 +103,7 @@ def started_run(describe, tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninterrupted_run(
     describe, tmp_path, started_run, ranks
 ):
@@ -241,7 +241,9 @@ def test_with_two_agents_a_rank_that_hangs_is_named_by_the_other_and_ended_by_it
     assert "Traceback" not in "".join(stderr.values()) and not wait_until_gone(ranks.values(), 20)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
 def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started_run, number, code):
     folder, process = started_run(*LONG, "--set", "checkpoint.every_steps=100000")
     since = time.monotonic()
@@ -249,7 +251,9 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
     _, stderr = process.communicate(timeout=120)
     (limit,) = re.findall(rf"{number.name} received: saving step \d+ and stopping, within (\d+) s", stderr)
     assert time.monotonic() - since < int(limit) == 300
-    assert process.returncode == code and "facetrain resume" in stderr and "Traceback" not in stderr, stderr
+    assert process.returncode == code and "Traceback" not in stderr, stderr
+    for text in (stderr, (folder / "log.txt").read_text()):
+        assert f"{number.name} received" in text and "`facetrain resume" in text
     Checkpoint.open(folder).verify()
 
 
