@@ -55,9 +55,14 @@ class RowPrefetcher:
 
         `drawn` are the rows that the step's sample draws, `added` those that only the batch contains, and
         `next_drawn` those that the next step will draw: ascending int64 row numbers on the host.
+
+        Raises:
+            RunError: the disk has failed, also while rows of an earlier step were written back.
         """
         previous = self._current
         rows = self._take_prefetched(drawn, added, previous)
+        # The prefetched rows were read after this, so it never waits. It raises the error of a write that has failed.
+        self._wait_for_write()
         self._append(rows, added)
         if previous is not None:
             _copy_rows(previous, rows, *rows.common)
@@ -72,10 +77,15 @@ class RowPrefetcher:
     def flush(self) -> None:
         """Write everything back and wait for it. Prefetched rows are discarded."""
         if self._current is not None:
+            self._wait_for_write()
             self._write = self._worker.submit(self._write_back, self._current, self._record_event())
+        self._wait_for_write()
+        self._current = self._next = self._write = None
+
+    def _wait_for_write(self) -> None:
+        """Wait until the last rows to write back are written. If that has failed, raise its error, each time."""
         if self._write is not None:
             self._write.result()
-        self._current = self._next = self._write = None
 
     def _use_device(self) -> None:
         # A new thread uses the first GPU of the machine and would create a context there, which takes 0.5 GB.
@@ -88,8 +98,7 @@ class RowPrefetcher:
             rows = self._next[1].result()
             if all(len(table) >= len(drawn) + len(added) for table in rows.tables.values()):
                 return rows
-        if self._write is not None:
-            self._write.result()
+        self._wait_for_write()
         # The first step, or the first after a checkpoint: all rows may have been read through the mapping.
         self._source.release_pages()
         return self._worker.submit(self._read, drawn, len(added), previous).result()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, RunError
 from facetrain.head.margins import CombinedMargin
 from tests.support.heads import make_head
 from tests.unit.head.helpers import batch, small_head
@@ -48,6 +48,27 @@ def test_centers_in_host_memory_or_on_disk_give_the_same_numbers(placement, opti
             for name, table in here.row_state().items():
                 torch.testing.assert_close(there.row_state()[name], table)
     assert len(list(tmp_path.glob("rank_00000/rows.bin"))) == (placement == "disk")
+
+
+def test_a_write_that_failed_once_ends_training_and_gives_no_checkpoint(tmp_path, monkeypatch):
+    head = small_head(sample_rate=0.4, placement="disk", folder=tmp_path)
+    write, calls = head._tables.write_rows, []
+
+    def fail_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise RunError("the disk failed")
+        write(*arguments)
+
+    monkeypatch.setattr(head._tables, "write_rows", fail_once)
+    for step in range(3):
+        head.begin_step(step)
+        head(*batch(step)).backward()
+    head.begin_step(3)
+    with pytest.raises(RunError, match="the disk failed"):
+        head(*batch(3))  # the rows of step 1 were written back during step 2
+    with pytest.raises(RunError, match="the disk failed"):
+        head.row_state()
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
