@@ -17,13 +17,75 @@ with the unit embedding x. Several embeddings of a class in a batch give the mea
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.distributed import collectives
+from facetrain.head.class_centers import RowTables
+from facetrain.head.head_settings import HeadStage
 from facetrain.head.losses import Softmax
+from facetrain.head.margins import Margin
+from facetrain.head.row_file import Layout
 from facetrain.head.sharded_softmax import ClassSweep
 from facetrain.head.target import TargetClass, find_target, target_rows
+
+_TABLE = "expectation"
+"""Name of the table of the expectations."""
+_ROWS_PER_COPY = 1 << 16
+
+
+class Expectations:
+    """Expectations of the classes of a head, which begin in the first stage that has them."""
+
+    def __init__(self, stages: Sequence[HeadStage], margin: Margin) -> None:
+        """Take the stages of the head, and the margin on the cosine to the expectation."""
+        self._first = next((stage for stage in stages if stage.expectations != "off"), None)
+        self._margin = margin
+        self._have_begun = torch.tensor(False)  # on the host, which reads it
+
+    def layout(self, columns: int, dtype: torch.dtype) -> Layout:
+        """Return the table of the expectations, beside centers of so many columns; none if no stage has them."""
+        return {} if self._first is None else {_TABLE: (columns, dtype)}
+
+    def begin_step(self, step: int, tables: RowTables) -> None:
+        """Set the expectations to the unit class centers if they begin with this step.
+
+        A checkpoint states that this is done: in a resumed run with other stages or another number of ranks, the stage
+        may begin at a step that is already taken, or again.
+        """
+        if self._first is None or step < self._first.first_step or self._have_begun:
+            return
+        table, weight = (tables.by_name[name].data for name in (_TABLE, "weight"))
+        precise = torch.promote_types(table.dtype, torch.float32)
+        for start in range(0, len(table), _ROWS_PER_COPY):
+            rows = slice(start, start + _ROWS_PER_COPY)
+            table[rows].copy_(F.normalize(weight[rows].to(precise)))
+        self._have_begun = torch.tensor(True)
+
+    def second_anchor(self, sweep: ClassSweep, stage: HeadStage) -> ExpectationPass | None:
+        """Return the pass over the expectations beside a sweep over the centers; None in a stage without them."""
+        if stage.expectations == "off":
+            return None
+        return ExpectationPass(
+            replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None),
+            moving=stage.expectations == "moving",
+        )
+
+    def find_whether_begun(self, read: Callable[[str, int, int], Tensor]) -> None:
+        """Find out from a saved table whether the expectations have begun, for checkpoints without `state`.
+
+        The table is 0 before. Every rank reads the same class: `read(name, start, stop)` returns [start, stop).
+        """
+        if self._first is not None:
+            self._have_begun = read(_TABLE, 0, 1).any()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return whether the expectations have begun, for a checkpoint; the table is one of the head's."""
+        return {} if self._first is None else {"expectations_begun": self._have_begun}
 
 
 class ExpectationPass:

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.counter_rng import key_of
@@ -18,7 +18,7 @@ from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradie
 from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
-from facetrain.head.expectations import ExpectationPass
+from facetrain.head.expectations import Expectations
 from facetrain.head.gathered_batch import LabelGather, check_labels, start_gather
 from facetrain.head.head_settings import HeadSettings, HeadStage
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
@@ -36,8 +36,6 @@ from facetrain.head.target import NearestCount, TargetClass
 from facetrain.head.teacher_centers import follow_teacher
 
 _ROWS_PER_COPY = 1 << 16
-EXPECTATION = "expectation"
-"""Name of the table of the classes' expectations."""
 
 
 class MarginHead:
@@ -74,8 +72,8 @@ class MarginHead:
         self._device = device or torch.device("cpu")
         self._stages = settings.stages or (HeadStage(0, settings.sample_rate, settings.expectations),)
         self._stage = self._stages[0]
-        self._first_anchored = next((stage for stage in self._stages if stage.expectations != "off"), None)
-        self._expectations_begun = torch.tensor(False)  # on the host, which reads it
+        expectation_margin = CombinedMargin(margin.scale, m3=settings.expectation_margin)
+        self._expectations = Expectations(self._stages, expectation_margin)
         self._tables = self._allocate_tables(optimizer)
         self.weight = self._tables.by_name["weight"]
         draw_centers(self.weight.data, self.shard, seed)
@@ -91,7 +89,6 @@ class MarginHead:
             drop_from_step=settings.drop_from_step,
             drop_angle=settings.drop_angle,
         )
-        self._expectation_margin = CombinedMargin(margin.scale, m3=settings.expectation_margin)
         self._threshold = self._build_threshold(optimizer) if settings.loss == "unified" else None
         self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
         fused = fused_chunks_available(
@@ -106,10 +103,9 @@ class MarginHead:
         """Return the tables of the centers and of the optimizer's moments."""
         settings, columns = self._settings, self._settings.sub_centers * self.embedding_size
         moments = moment_layout(optimizer, columns, settings.momentum_dtype) if settings.trained else {}
-        if self._first_anchored is not None:
-            moments[EXPECTATION] = columns, settings.weight_dtype
+        expectations = self._expectations.layout(columns, settings.weight_dtype)
         return allocate_tables(
-            {"weight": (columns, settings.weight_dtype), **moments},
+            {"weight": (columns, settings.weight_dtype), **moments, **expectations},
             self.shard.size,
             self._device,
             placement=settings.placement,
@@ -157,9 +153,7 @@ class MarginHead:
         stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
         if stage is not self._stage:
             self._enter(stage)
-        first = self._first_anchored
-        if first is not None and step >= first.first_step and not self._expectations_begun:
-            self._begin_expectations()
+        self._expectations.begin_step(step, self._tables)
         self._step = step
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
@@ -172,19 +166,6 @@ class MarginHead:
         self._tables.wait()
         self._stage, self._step_tables = stage, self._tables
         self._sampler = self._build_sampler()
-
-    def _begin_expectations(self) -> None:
-        """Set the expectations to the unit class centers.
-
-        A checkpoint states that this is done: in a resumed run with other stages or another number of ranks, the stage
-        may begin at a step that is already taken, or again.
-        """
-        table = self._tables.by_name[EXPECTATION].data
-        precise = torch.promote_types(table.dtype, torch.float32)
-        for start in range(0, len(table), _ROWS_PER_COPY):
-            rows = slice(start, start + _ROWS_PER_COPY)
-            table[rows].copy_(F.normalize(self.weight.data[rows].to(precise)))
-        self._expectations_begun = torch.tensor(True)
 
     def __call__(
         self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
@@ -254,28 +235,9 @@ class MarginHead:
             loss_scale=self.loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
             sub_centers=self._settings.sub_centers,
-            expectations=self._expectation_pass(sampled, global_batch),
         )
-        return sharded_cross_entropy(unit_GD, norm_G, sweep)
-
-    def _expectation_pass(self, sampled: SampledClasses, global_batch: int) -> ExpectationPass | None:
-        """Return the pass over the expectations of a step; None in a stage without them."""
-        if self._stage.expectations == "off":
-            return None
-        sweep = ClassSweep(
-            tables=sampled.tables,
-            index_S=sampled.index_S,
-            position_G=sampled.position_G,
-            margin=self._expectation_margin,
-            loss=self._loss,
-            chunk_size=self._chunk_size(global_batch),
-            chunk_type=self.chunk_type,
-            take_gradient=None,
-            finish=_ignore,
-            product_dtype=self._settings.product_dtype,
-            table=EXPECTATION,
-        )
-        return ExpectationPass(sweep, moving=self._stage.expectations == "moving")
+        anchor = self._expectations.second_anchor(sweep, self._stage)
+        return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, expectations=anchor))
 
     def expect_labels(self, label_B: Tensor) -> None:
         """Start to gather the labels of the next call, given on the host (int64). Collective.
@@ -358,17 +320,15 @@ class MarginHead:
             for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
                 stop = min(start + _ROWS_PER_COPY, self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
-        if self._first_anchored is not None:
-            # For checkpoints of versions that did not save it: the table is 0 before. Every rank reads the same class.
-            self._expectations_begun = read(EXPECTATION, 0, 1).any()
+        self._expectations.find_whether_begun(read)
 
     def state(self) -> dict[str, Tensor]:
         """Return the rest to save in a checkpoint, the same on every rank.
 
         These are averages, threshold, and whether the expectations have begun.
         """
-        begun = {} if self._first_anchored is None else {"expectations_begun": self._expectations_begun}
-        return self._margin.state() | (self._threshold.state() if self._threshold else {}) | begun
+        threshold = self._threshold.state() if self._threshold else {}
+        return self._margin.state() | threshold | self._expectations.state()
 
     def load_state(self, saved: dict[str, Tensor]) -> None:
         """Load what `state` returned; entries missing in `saved` keep their values."""
@@ -397,7 +357,3 @@ class MarginHead:
         self._sub_centers.count(target, class_S, finite)
         if self._threshold and self.update_in_backward:
             self._threshold.step(self.lr, finite)
-
-
-def _ignore(*arguments: object) -> None:
-    """Do nothing at the end of a backward pass."""
