@@ -206,8 +206,7 @@ def fused_chunks_available(
     They need products in 16 bits, a margin that leaves negatives alone (except for the filter), tensor cores (compute
     capability 8.0), and a Triton that can compile them. The matrix library is faster at float32 products.
     """
-    plain_negatives = type(margin).change_negatives_ is Margin.change_negatives_
-    plain = plain_negatives and isinstance(loss, Softmax) and sub_centers == 1
+    plain = not margin.changes_negatives and isinstance(loss, Softmax) and sub_centers == 1
     if device.type != "cuda" or not plain or product_dtype is None or product_dtype.itemsize != 2:
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):

@@ -226,7 +226,7 @@ class MarginHead:
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
             update_in_backward=self.update_in_backward,
-            count_nearest=self._nearest.add,
+            count_nearest=self._nearest.add if self.counts_nearest else None,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._settings.product_dtype,
             target_row_G=sampled.target_row_G,
@@ -265,10 +265,15 @@ class MarginHead:
     def take_nearest(self) -> tuple[int, int]:
         """Return how many samples had the nearest target class, and of how many, since the last call.
 
-        A target class is the nearest if no other class of the step has a larger cosine, without the margin. The loss
-        `unified` counts no samples. Collective; waits for the device.
+        A target class is the nearest if no other class of the step has a larger cosine, without the margin; classes
+        that `filter_threshold` excludes do not count. Collective; waits for the device.
         """
         return self._nearest.take()
+
+    @property
+    def counts_nearest(self) -> bool:
+        """Whether `take_nearest` counts samples: only if the largest logit is that of the nearest class."""
+        return isinstance(self._loss, Softmax) and not self._margin.changes_negatives
 
     @property
     def needs_norms(self) -> bool:

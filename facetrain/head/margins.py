@@ -76,6 +76,11 @@ class Margin:
     needs_all_target_cosines: ClassVar[bool] = False
     """The formula contains the target cosines of the whole batch, so all ranks exchange them."""
 
+    @property
+    def changes_negatives(self) -> bool:
+        """Whether the formula changes the negatives' cosines; the filter does not count."""
+        return type(self).change_negatives_ is not Margin.change_negatives_
+
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         """Return the target cosines with the margin.
 

@@ -71,7 +71,9 @@ class ClassSweep:
     finish: Callable[[TargetClass, Tensor], None]
     """Called at the end of the backward pass with the target classes and whether the loss is finite."""
     count_nearest: Callable[[Tensor, int], None] | None = None
-    """Called with the number of samples whose target class is on this rank and the nearest of all, and with G."""
+    """Called with the number of samples whose target class is on this rank and the nearest of all, and with G.
+
+    Only for a softmax whose negatives keep their cosines."""
     update_in_backward: bool = True
     """Whether `take_gradient` updates the centers, and not only keeps their gradient."""
     chunk_type: type[Chunk] = Chunk

@@ -190,7 +190,8 @@ def build_state(
 def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:
     """Build the check of the first steps; None for a loss that has another level of chance, or that is not learned."""
     head, first = state.head, schedule.stages[0]
-    if config.head.loss == "unified" or (config.distill is not None and config.distill.margin_weight == 0):
+    counts_nearest = all(part.head.counts_nearest for part in head_parts(head))
+    if not counts_nearest or (config.distill is not None and config.distill.margin_weight == 0):
         return None
     weights = list(state.backbone.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)

@@ -120,6 +120,13 @@ def test_the_loss_of_random_embeddings_is_that_of_chance(tmp_path, margin):
     assert images == 1000 and nearest < 10
 
 
+def test_a_margin_that_changes_negatives_counts_no_nearest_classes_and_is_not_checked(tmp_path):
+    state, check = build(tmp_path, margin="curricularface")
+    # Hard negatives have smaller logits, so the largest logit is not that of the nearest class.
+    state.head(torch.randn(1000, 32), torch.randint(CLASSES, (1000,)))
+    assert state.head.take_nearest() == (0, 0) and check is None
+
+
 def test_the_top_1_count_is_that_of_all_cosines_without_the_margin(tmp_path):
     state, _ = build(tmp_path)
     embedding_BD = state.head.row_state()["weight"].repeat(3, 1) + 0.02 * torch.randn(120, 32)
