@@ -92,9 +92,10 @@ def slopes(log_total_G: Tensor, factors: LogitFactors) -> Tensor:
     factor_GD, factor_CD = factors[:2]
     slope_GC = factor_GD.new_empty((len(factor_GD), len(factor_CD)))
     tile = _tile(factors)
+    # In one dimension, because a second one is limited to 65,535 programs, which is 2^23 classes.
     launch(
         _slopes,
-        (triton.cdiv(len(factor_GD), _ROWS), triton.cdiv(len(factor_CD), tile["BC"])),
+        (triton.cdiv(len(factor_GD), _ROWS) * triton.cdiv(len(factor_CD), tile["BC"]),),
         slope_GC,
         log_total_G,
         *_inputs(factors),
@@ -198,8 +199,10 @@ def _slopes(
     slope, log_total, embedding, center, inverse_norm, target, G, C, D, scale, limit,
     filtered: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * BG + tl.arange(0, BG)
-    column = tl.program_id(1) * BC + tl.arange(0, BC)
+    # Neighboring programs have the same centers, which are then in the cache.
+    row_tiles = tl.cdiv(G, BG)
+    row = tl.program_id(0) % row_tiles * BG + tl.arange(0, BG)
+    column = tl.program_id(0) // row_tiles * BC + tl.arange(0, BC)
     logit, trusted, inverse = _logits(
         embedding, center, inverse_norm, target, row, column, G, C, D, scale, limit, filtered, BG, BC, BD
     )

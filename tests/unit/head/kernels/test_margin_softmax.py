@@ -1,5 +1,7 @@
 """Kernels of the head under Triton's interpreter, which runs them on the CPU, in a separate process."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -38,6 +40,28 @@ def test_the_compiled_tiles_are_those_of_each_generation_of_gpus(capability, col
     with FakeTensorMode(allow_non_fake_inputs=True):
         factors = kernels.LogitFactors(*[torch.empty(4, 512, device="cuda:0")] * 4, scale=1.0, threshold=0.0)
         assert kernels._tile(factors)["BC"] == columns
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 2**26), (300, 2**24)])
+def test_the_grid_of_a_chunk_of_many_classes_is_within_the_limits_of_cuda(batch, classes, monkeypatch):
+    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=108)
+    )
+    grids = []
+    monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *arguments, **options: grids.append(grid))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        unit, weight, inverse, target, log_total, statistics = (
+            torch.empty(*size, dtype=torch.bfloat16, device="cuda:0")
+            for size in ((batch, 512), (classes, 512), (classes,), (batch,), (batch,), (2, batch))
+        )
+        factors = kernels.LogitFactors(unit, weight, inverse, target, scale=1.0, threshold=0.0)
+        kernels.add_statistics(statistics, factors)
+        kernels.slopes(log_total, factors)
+    assert len(grids) == 2
+    for first, *others in grids:
+        assert first < 2**31 and all(programs < 2**16 for programs in others)
 
 
 def test_if_the_kernels_cannot_be_launched_a_warning_gives_the_reason():
