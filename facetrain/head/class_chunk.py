@@ -219,9 +219,10 @@ def fused_chunks_available(
 def default_chunk_size(logits_per_class: int, columns: int, device_type: str) -> int:
     """Return the classes per chunk: `logits_per_class` for the gathered batch, `columns` numbers per row.
 
-    On CUDA a chunk has 2^26 logits, enough to occupy the device. On a CPU a chunk's logits (held twice), centers,
-    momentum and gradient together have 2^22 numbers, which fit into the last-level cache.
+    On CUDA a chunk has 2^26 logits, enough to occupy the device, but centers of 2^28 numbers at most: with a small
+    batch, the centers and their gradient need the memory. On a CPU a chunk's logits (held twice), centers, momentum and
+    gradient together have 2^22 numbers, which fit into the last-level cache.
     """
     if device_type == "cuda":
-        return max((1 << 26) // logits_per_class, 128)
+        return max(min((1 << 26) // logits_per_class, (1 << 28) // columns), 128)
     return max((1 << 22) // (2 * logits_per_class + 3 * columns), 128)

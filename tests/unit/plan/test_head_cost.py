@@ -63,6 +63,20 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
     assert forecast.moments == sum(t.nbytes for name, t in held.items() if name not in ("weight", "hits"))
 
 
+@pytest.mark.parametrize("product_bytes", [2, 4])
+def test_a_small_batch_needs_no_more_memory_than_a_large_one(product_bytes):
+    works = [
+        head_bytes(
+            HeadShape(
+                num_classes=10_000_000, embedding_size=512, global_batch=batch, world_size=1, cuda=True,
+                product_bytes=product_bytes, optimizer=SGD,
+            )
+        ).work
+        for batch in (1, 4, 16, 128)
+    ]  # fmt: skip
+    assert works == sorted(works)
+
+
 def test_tables_on_the_host_take_nothing_from_the_device():
     shape = HeadShape(
         num_classes=1000, embedding_size=8, global_batch=4, world_size=3, placement="host", optimizer=SGD
