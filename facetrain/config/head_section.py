@@ -32,10 +32,11 @@ class MarginConfig(Section):
     m1: Annotated[float, Field(ge=1)] = 1.0
     """Factor on the target angle (SphereFace); only for type combined."""
     m2: Annotated[float, Field(ge=0)] | None = None
-    """Margin added to the target angle, in radians. null: the published value (0.5; adaface 0.4)."""
+    """Margin added to the target angle, in radians; only for types arcface, combined, adaface, curricularface and
+    elastic_arcface. null: the published value (0.5; adaface 0.4)."""
     m3: Annotated[float, Field(ge=0)] | None = None
-    """Margin subtracted from the target cosine. null: the published value (cosface 0.4, elastic_cosface 0.35,
-    combined 0)."""
+    """Margin subtracted from the target cosine; only for types cosface, combined and elastic_cosface. null: the
+    published value (cosface 0.4, elastic_cosface 0.35, combined 0)."""
     h: Annotated[float, Field(gt=0)] = 0.333
     """Width to which image qualities are scaled within [−1, 1]; only for type adaface."""
     average: Annotated[float, Field(gt=0, le=1)] = 0.01

@@ -46,7 +46,8 @@ class ModelConfig(Section):
     widths: tuple[Positive, ...] | None = None
     """Number of channels in each of the four stages; only for backbone iresnet, and required there."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability of dropping a feature before the last layer."""
+    """Probability of dropping a feature before the last layer; in a ViT, a feature of a patch before the first block.
+    MobileFaceNets have no dropout."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass instead of storing them: needs less memory, and takes about a third
     longer."""
