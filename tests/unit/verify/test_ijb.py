@@ -1,0 +1,187 @@
+"""IJB-B and IJB-C on a small set in the official layout, compared with loops over its files."""
+
+import csv
+
+import cv2
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from facetrain.errors import PairsError
+from facetrain.verify.evaluation_sets import open_evaluation_set
+from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.roc import tar_at_far
+from tests.support.faces import embedder
+from tests.support.protocols import write_ijb
+
+FEW = Options(replicates=60)
+
+
+def colors(folder, names, landmarks, size=16):
+    """Return the embeddings of `mean_color` for the aligned faces, times two because the mirror image has the same."""
+    from facetrain.data.align import align
+
+    rows = []
+    for name, points in zip(names, landmarks, strict=True):
+        image = cv2.cvtColor(cv2.imread(str(folder / "loose_crop" / name)), cv2.COLOR_BGR2RGB)
+        rows.append((align(image, points, size).astype(np.float64).mean((0, 1)) - 127.5) / 127.5)
+    return 2 * np.array(rows)
+
+
+def templates_by_loops(folder, *, detection=True):
+    """Return the template embeddings by InsightFace's procedure, with loops over the lines of the lists."""
+    rows = [line.split() for line in (folder / "meta/ijbc_name_5pts_score.txt").read_text().splitlines()]
+    numbers = np.array([row[1:] for row in rows], float)
+    seen = colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
+    if detection:
+        seen *= numbers[:, 10:]
+    members = {}
+    for row, line in zip(seen, (folder / "meta/ijbc_face_tid_mid.txt").read_text().splitlines(), strict=True):
+        _, template, medium = line.split()
+        members.setdefault(int(template), {}).setdefault(medium, []).append(row)
+    pooled = {t: sum(np.mean(rows, axis=0) for rows in media.values()) for t, media in members.items()}
+    return {t: vector / np.linalg.norm(vector) for t, vector in pooled.items()}
+
+
+@pytest.mark.parametrize("detection", [True, False])
+def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
+    folder = write_ijb(tmp_path / "IJBC")
+    found = evaluate_set(
+        open_evaluation_set("ijbc", tmp_path), embedder(), Options(replicates=60, detection=detection)
+    )["ijbc"]
+    unit = templates_by_loops(folder, detection=detection)
+    lines = [
+        map(int, line.split())
+        for line in (folder / "meta/ijbc_template_pair_label.txt").read_text().splitlines()
+    ]
+    score, label = zip(*((unit[a] @ unit[b], same) for a, b, same in lines), strict=True)
+    assert found.metrics["auc"] == pytest.approx(roc_auc_score(label, score), abs=1e-6)
+    far, tar, _ = roc_curve(label, score, drop_intermediate=False)
+    assert found.metrics["tar@1e-01"] == pytest.approx(tar[far <= 0.1].max())
+    assert found.metrics["tar@1e-02"] == pytest.approx(tar[far <= 0.01].max())
+    assert (
+        found.metrics["tar@1e-03"] is None
+        and "1,000 impostor pairs; there are 112" in found.needs["tar@1e-03"]
+    )
+    assert found.subjects == 8
+    low, high = found.interval["auc"]
+    assert low <= found.metrics["auc"] <= high
+
+
+def template_subjects(folder):
+    for name in ("gallery_G1", "gallery_G2", "probe_mixed"):
+        with (folder / f"meta/ijbc_1N_{name}.csv").open() as file:
+            yield {int(row["TEMPLATE_ID"]): int(row["SUBJECT_ID"]) for row in csv.DictReader(file)}
+
+
+def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
+    folder = write_ijb(tmp_path / "ijbc", people=40)
+    found = evaluate_set(open_evaluation_set("ijbc", tmp_path), embedder(), FEW)["ijbc_1n"]
+    unit = templates_by_loops(folder)
+    *galleries, probes = template_subjects(folder)
+    rank1, rank5, tpir = [], [], []
+    for gallery in galleries:
+        ranks, mates, others = [], [], []
+        for probe, subject in probes.items():
+            scored = sorted(
+                ((unit[probe] @ unit[t], other == subject) for t, other in gallery.items()), reverse=True
+            )
+            if subject in gallery.values():
+                ranks.append([is_mate for _, is_mate in scored].index(True))
+                mates.append(next(score for score, is_mate in scored if is_mate))
+            else:
+                others.append(scored[0][0])
+        rank1.append(np.mean(np.array(ranks) < 1))
+        rank5.append(np.mean(np.array(ranks) < 5))
+        thresholds = np.array([t for t in [*mates, *others] if np.mean(np.array(others) >= t) <= 0.1])
+        tpir.append(np.mean(np.array(mates) >= thresholds.min()))
+    assert found.metrics["rank1"] == pytest.approx(np.mean(rank1)) and 0.2 < np.mean(rank1) < 1
+    assert found.metrics["rank5"] == pytest.approx(np.mean(rank5))
+    assert found.metrics["tpir@1e-01"] == pytest.approx(np.mean(tpir))
+    assert found.metrics["tpir@1e-02"] is None and "there are 40" in found.needs["tpir@1e-02"]
+    assert found.curve.impostors == 40 and tar_at_far(found.curve, 0.1) == pytest.approx(tpir[0])
+    assert found.interval["rank1"][0] < found.metrics["rank1"] < found.interval["rank1"][1]
+
+
+def test_ijb_b_has_other_file_names_and_works_without_the_one_to_many_lists(tmp_path):
+    folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
+    for path in folder.glob("meta/*1N*"):
+        path.unlink()
+    assert evaluate_set(open_evaluation_set("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
+
+
+def with_word(text, line, word, new):
+    """Replace one word of a line; lines count from 1."""
+    lines = text.splitlines()
+    words = lines[line - 1].split()
+    words[word] = new
+    return "\n".join([*lines[: line - 1], " ".join(words), *lines[line:]]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("template_pair_label", lambda t: t + "100 101 2\n", r"line 129: the label is 2"),
+        (
+            "template_pair_label",
+            lambda t: t.replace("\n", "\nwhat 101 1\n", 1),
+            "line 2: expected `template template label`",
+        ),
+        (
+            "template_pair_label",
+            lambda t: t + "100 9999 1\n",
+            "1 templates have no image, among them template 9999",
+        ),
+        ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "differ: line 2"),
+        ("name_5pts_score", lambda t: t.split("\n", 1)[1], "must list the same images in the same order"),
+        (
+            "face_tid_mid",
+            lambda t: t.replace(" 100 ", " ", 1),
+            "line 1: expected a file name .* found 2 words",
+        ),
+        (
+            "face_tid_mid",
+            lambda t: t.replace("\n", "\n\n", 1),
+            "line 2: expected a file name .* found 0 words",
+        ),
+        (
+            "face_tid_mid",
+            lambda t: t.replace("2.png 100", "2.png x", 1),
+            "line 2: a number cannot be read: .*'x'",
+        ),
+        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png nan", 1), "line 2: a number is not finite"),
+        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png 1.5", 1), "line 2: .* whole numbers"),
+        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png 1e30", 1), "line 2: .* too large"),
+        ("name_5pts_score", lambda t: with_word(t, 3, -1, "nan"), "line 3: a number is not finite"),
+        ("name_5pts_score", lambda t: with_word(t, 3, -1, "inf"), "line 3: a number is not finite"),
+        ("name_5pts_score", lambda t: with_word(t, 3, 4, "nan"), "line 3: a number is not finite"),
+        ("name_5pts_score", lambda t: with_word(t, 3, 4, "1e39"), "line 3: a number is not finite"),
+        ("template_pair_label", lambda t: t + "100 ² 1\n", "line 129: expected `template template label`"),
+        ("1N_probe_mixed", lambda t: "", "ijbc_1N_probe_mixed.csv: the list has no templates"),
+        ("1N_probe_mixed", lambda t: t.split("\n")[0], "ijbc_1N_probe_mixed.csv: the list has no templates"),
+        ("1N_gallery_G2", lambda t: t.split("\n")[0], "ijbc_1N_gallery_G2.csv: the list has no templates"),
+        ("1N_gallery_G1", lambda t: t.replace("100,", f"{'9' * 20},", 1), "line 2: .* too large"),
+        ("1N_gallery_G1", lambda t: t.replace("7000,", f"{'9' * 20},", 1), "line 2: .* too large"),
+        ("1N_gallery_G1", lambda t: t.replace("100,", "x,", 1), "line 2: .* as integers.*'x'"),
+        ("1N_gallery_G1", lambda t: t + "100,7000," + "x" * 200_000, "as integers.*field larger"),
+        (
+            "1N_gallery_G1",
+            lambda t: t + "100,7001,a.png\n",
+            "one subject for each template .*100 .*7000 before",
+        ),
+        ("1N_probe_mixed", None, None),
+        ("template_pair_label", None, "no such file"),
+    ],
+)
+def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, message):
+    folder = write_ijb(tmp_path / "ijbc")
+    (path,) = folder.glob(f"meta/ijbc_{file}.*")
+    if damage:
+        path.write_text(damage(path.read_text()))
+    else:
+        path.unlink()
+    if message is None:
+        assert open_evaluation_set("ijbc", tmp_path).probes is None
+        return
+    with pytest.raises(PairsError, match=message):
+        open_evaluation_set("ijbc", tmp_path)
