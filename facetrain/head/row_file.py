@@ -30,7 +30,8 @@ _LONGEST_RUN = 4096
 class RowFile:
     """File of rows; a row holds its numbers of all tables side by side.
 
-    A class's center and momentum then take one read of the disk. The file is working storage and not a checkpoint.
+    A class's center and momentum then take one read of the disk. The file is working storage and not a checkpoint. It
+    is removed from its folder as soon as it is open, so its space is free when the process ends, also if it is killed.
 
     Rows are accessed in two ways. `tables` maps the whole file into memory, for passes over all rows. `read_rows`
     and `write_rows` move the rows of a step by system calls. If a row fills whole sectors, the calls bypass the
@@ -50,6 +51,7 @@ class RowFile:
         size = max(num_rows, 1) * self._row_bytes
         self._descriptor = _reserve(path, size)
         self._direct = _open_direct(path, self._row_bytes) if num_rows > 1 else None
+        path.unlink()
         self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="disk")
         self._buffer, self._buffer_lock = _aligned(0, self._row_bytes), Lock()
         self._mapped = mmap.mmap(self._descriptor, size)

@@ -66,9 +66,8 @@ def test_an_empty_index_moves_no_rows(file):
     assert all(torch.equal(table, content[name]) for name, table in file.tables.items())
 
 
-def test_a_truncated_file_is_an_error_that_names_the_row(file, tmp_path):
-    path = tmp_path / "rows.bin"
-    os.truncate(path, path.stat().st_size // 2)
+def test_a_truncated_file_is_an_error_that_names_the_row(file):
+    os.truncate(file._descriptor, os.fstat(file._descriptor).st_size // 2)
     with pytest.raises(RunError, match=rf"rows.bin: the transfer at row {ROWS - 1} was incomplete; resume"):
         file.read_rows(INDEX, tables_like(file, len(INDEX)))
 
