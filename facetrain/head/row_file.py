@@ -160,6 +160,7 @@ def _reserve(path: Path, size: int) -> int:
         except OSError:
             if descriptor >= 0:
                 os.close(descriptor)
+                path.unlink()  # it would keep the space that was allocated until the disk was full
             raise
     return descriptor
 

@@ -83,3 +83,4 @@ def test_a_disk_without_space_for_the_centers_is_an_error_at_the_start(tmp_path)
         RunError, match=r"rows.bin: .*; the class centers need .* GiB on this disk; free space"
     ):
         RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})
+    assert not list(tmp_path.iterdir()), "no file keeps the rest of the disk"
