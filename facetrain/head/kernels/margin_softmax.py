@@ -42,19 +42,22 @@ class LogitFactors(NamedTuple):
 
 
 def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the kernels can be compiled and launched; warn with the reason if not.
+    """Return whether the kernels can be compiled and launched, and are right; warn with the reason if not.
 
     Besides a GPU, Triton needs a C compiler and Python's headers, which a container may lack.
     """
-    factor_CD = torch.ones(_ROWS, _DEPTH, dtype=dtype, device=device)
+    # All logits are 1, as the logarithm of their sum before: each slope is 1, but 0 for the target.
+    factor_CD = torch.full((_ROWS, 4 * _DEPTH), (4 * _DEPTH) ** -0.5, dtype=dtype, device=device)
     one_C, target_G = torch.ones(_ROWS, device=device), torch.arange(_ROWS, device=device)
     factors = LogitFactors(factor_CD, factor_CD, one_C, target_G, scale=1.0, threshold=0.0)
 
-    def run_both() -> None:
-        add_statistics(torch.stack([one_C, one_C]), factors)
-        slopes(one_C, factors)
+    def compute_ones() -> None:
+        totals = add_statistics(torch.stack([one_C, one_C]), factors)[1].sum().item()
+        total_slope = slopes(one_C, factors).float().sum().item()
+        if (totals, total_slope) != (_ROWS * _ROWS, _ROWS * (_ROWS - 1)):
+            raise ValueError("they returned wrong numbers")
 
-    if reason := launch_error(run_both):
+    if reason := launch_error(compute_ones):
         warnings.warn(
             f"the head's Triton kernels cannot run, so it uses slower PyTorch operations: {reason}",
             stacklevel=2,
