@@ -174,6 +174,16 @@ def at_the_end(cosine, scale):
     return (statistics[1].log() + statistics[0])[0].item(), cosine * scale + math.log(150)
 
 
+def hides_a_center_that_is_not_a_number(threshold):
+    """Return whether the statistics of any sample are finite although a center is NaN."""
+    unit, weight = F.normalize(torch.randn(20, 16)), torch.randn(150, 16)
+    weight[7] = math.nan
+    inverse, target = 1 / weight.norm(dim=1), torch.full((20,), -1)
+    empty = torch.stack([torch.full((20,), -math.inf), torch.zeros(20)])
+    empty, *factors = on_device(empty, unit, weight, inverse, target)
+    return not add_statistics(empty, LogitFactors(*factors, 16.0, threshold))[1].isnan().all().item()
+
+
 def main() -> None:
     kernels = {
         f"{rows} x {classes} x {size} {dtype} {threshold}": kernel_errors(
@@ -196,7 +206,9 @@ def main() -> None:
         f"{cosine} {scale}": at_the_end(cosine, scale) for cosine in (-1.0, 1.0) for scale in (64.0, 128.0)
     }
     updates = {name: update_errors(**options) for name, options in UPDATES.items()}
-    print(json.dumps({"kernels": kernels, "head": head, "ends": ends, "updates": updates}))
+    hidden = {str(threshold): hides_a_center_that_is_not_a_number(threshold) for threshold in (0.0, 0.2)}
+    found = {"kernels": kernels, "head": head, "ends": ends, "updates": updates, "hidden": hidden}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -165,12 +165,13 @@ def _logits(
         sums = tl.dot(e, tl.trans(w), sums, input_precision="ieee")
     inverse = tl.load(inverse_norm + column, mask=column < C, other=0.0)
     logit = sums * (inverse * scale)[None, :]
-    trusted = logit <= limit
+    # A comparison with NaN is false: NaN stays, and the loss shows it.
+    is_noise = logit > limit
     if filtered:
-        logit = tl.where(trusted, logit, 0.0)
+        logit = tl.where(is_noise, 0.0, logit)
     target_column = tl.load(target + row, mask=row < G, other=-1)
     other = (column[None, :] < C) & (column[None, :] != target_column[:, None])
-    return tl.where(other, logit, float("-inf")), trusted, inverse
+    return tl.where(other, logit, float("-inf")), is_noise, inverse
 
 
 @triton.jit
@@ -206,13 +207,13 @@ def _slopes(
     row_tiles = tl.cdiv(G, BG)
     row = tl.program_id(0) % row_tiles * BG + tl.arange(0, BG)
     column = tl.program_id(0) // row_tiles * BC + tl.arange(0, BC)
-    logit, trusted, inverse = _logits(
+    logit, is_noise, inverse = _logits(
         embedding, center, inverse_norm, target, row, column, G, C, D, scale, limit, filtered, BG, BC, BD
     )
     normalizer = tl.load(log_total + row, mask=row < G, other=0.0)
     value = tl.exp(logit - normalizer[:, None]) * inverse[None, :]
     if filtered:
-        value = tl.where(trusted, value, 0.0)
+        value = tl.where(is_noise, 0.0, value)
     tl.store(
         slope + row[:, None].to(tl.int64) * C + column[None, :],
         value.to(slope.dtype.element_ty),

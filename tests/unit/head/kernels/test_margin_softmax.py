@@ -23,6 +23,10 @@ def test_nothing_overflows_if_all_cosines_are_1_or_minus_1(found):
         assert log_total == pytest.approx(expected, rel=1e-6), name
 
 
+def test_a_center_that_is_not_a_number_is_hidden_by_no_filter(found):
+    assert found["hidden"] == {"0.0": False, "0.2": False}
+
+
 @pytest.mark.parametrize("compiled", ["softmax"], indirect=True)
 def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_h100_and_b200(compiled):
     assert len(compiled) == 6
