@@ -134,7 +134,8 @@ def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
         attributes = {found.name: onnx.helper.get_attribute_value(found) for found in node.attribute}
         operator, value, inputs = OPERATORS.get(node.op_type, _UNKNOWN), node.output[0], list(node.input)
         if node.op_type == "Constant":
-            constants[value] = _tensor(onnx, attributes["value"])
+            (stated,) = attributes.values()
+            constants[value] = _constant(onnx, stated)
         elif all(name in constants for name in inputs) or node.op_type == "Shape":
             constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
         elif operator.is_identity or (node.op_type == "Transpose" and builder.is_image(inputs[0])):
@@ -169,12 +170,15 @@ def _add_node(
 
 
 def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any]) -> Tensor:
-    """Return the value of a node that depends on constants only; empty for shapes, which no layer needs."""
+    """Return the value of a node that depends on constants only; empty for shapes, which no layer needs.
+
+    Torch's exporter writes such nodes for slopes and, without optimization, for other weights too.
+    """
     first = inputs[0] if inputs else None
-    if first is not None and op_type == "Identity":
+    if first is not None and OPERATORS.get(op_type, _UNKNOWN).is_identity:
         return first
     if first is not None and op_type == "Transpose":
-        return first.permute(*attributes["perm"])
+        return first.permute(*attributes.get("perm", reversed(range(first.dim()))))
     return torch.empty(0)
 
 
@@ -267,6 +271,14 @@ def _unknown_input(affine: Affine, path: Path) -> ModelError:
         f"{path}: its first nodes compute x · {affine.factor:g} + {affine.offset:g} for a number x of the image, which "
         "suits neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with one of these inputs"
     )
+
+
+def _constant(onnx: Any, stated: Any) -> Tensor:
+    """Return the value of a node Constant, which can be a tensor or numbers; empty for texts, which no layer needs."""
+    if isinstance(stated, onnx.TensorProto):
+        return _tensor(onnx, stated)
+    numbers = np.asarray(stated)
+    return torch.from_numpy(numbers) if numbers.dtype.kind in "if" else torch.empty(0)
 
 
 def _tensor(onnx: Any, found: Any) -> Tensor:

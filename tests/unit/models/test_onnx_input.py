@@ -152,6 +152,33 @@ def test_layers_behind_a_transpose_take_normalized_pixels(tmp_path, nodes, input
     assert graph.input_scale == pytest.approx(127.5 / 128)
 
 
+def test_layers_take_constants_that_are_numbers_or_that_nodes_compute(tmp_path):
+    from onnx import helper
+
+    weight, slope = np.ones((8, 3, 4, 4), np.float16), np.arange(8, dtype=np.float32)
+    last = [("Conv", ("x", weight)), ("PRelu", ("x", slope)), ("Flatten", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", CENTER, inputs=FLOAT_IMAGE, last=last)
+    model = onnx.load(path)
+    computed = [
+        helper.make_node("Constant", [], ["center"], value_float=127.5),
+        helper.make_node("Constant", [], ["spread"], value_floats=[128.0]),
+        helper.make_node("Cast", ["c2_1"], ["weight"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Constant", [], ["axes"], value_ints=[1, 2]),
+        helper.make_node("Unsqueeze", ["c3_1", "axes"], ["slope"]),
+    ]
+    for node, name in zip(model.graph.node, ("center", "spread", "weight", "slope"), strict=False):
+        node.input[1] = name
+    for node in reversed(computed):
+        model.graph.node.insert(0, node)
+    onnx.save(model, path)
+    assert open_model(path, CPU).preprocessing["scale"] == 1
+    graph = read_onnx_layers(path)
+    conv, prelu = graph.layers.values()
+    assert graph.input_scale == pytest.approx(127.5 / 128)
+    assert conv.weights["weight"].shape == weight.shape
+    assert prelu.weights["weight"].tolist() == slope.tolist()
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
