@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError, missing_package
-from facetrain.files import error_reason
+from facetrain.files import error_reason, listed, parse_json
 from facetrain.models.layer_graph import Affine, Layer, LayerGraph, LayerGraphBuilder, LayerReader, Node
 from facetrain.models.onnx_limits import graph_inputs
 
@@ -101,6 +100,8 @@ OPERATORS: dict[str, Operator] = {
 _UNKNOWN = Operator()
 _OF_SHAPE = frozenset({"Shape", "Size"})
 """Operators that take no number of the image."""
+_MEANS_AND_SCALES = (0, 1), (127.5, 127.5)
+"""The input (x − mean) / scale of a network that normalizes pixels x itself, and of the others."""
 
 
 def read_onnx_layers(path: Path) -> LayerGraph:
@@ -184,13 +185,41 @@ def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any])
 
 def _image_of_pixel(onnx: Any, model: Any, image: Any, path: Path) -> Affine:
     """Return the input of a graph as a function of pixels from 0 to 255."""
+    metadata = parse_metadata({found.key: found.value for found in model.metadata_props})
+    is_stated = states_pixels(metadata, path)
     if image.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
         return Affine()
-    metadata = {found.key: found.value for found in model.metadata_props}
-    if "preprocessing" not in metadata:
-        return Affine() if takes_pixels(onnx, model, path) else Affine(1 / 127.5, -1.0)
-    preprocessing = json.loads(metadata["preprocessing"])
-    return Affine(1 / preprocessing["scale"], -preprocessing["mean"] / preprocessing["scale"])
+    takes_them = takes_pixels(onnx, model, path) if is_stated is None else is_stated
+    return Affine() if takes_them else Affine(1 / 127.5, -1.0)
+
+
+def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metadata of an ONNX file that are JSON, as `facetrain export` writes them."""
+    metadata: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            metadata[name] = parse_json(text)
+        except ValueError:  # metadata of another program, which is not JSON
+            continue
+    return metadata
+
+
+def states_pixels(metadata: Mapping[str, Any], path: Path) -> bool | None:
+    """Return whether metadata state that a graph takes pixels from 0 to 255; None if they state no input.
+
+    Raises:
+        ModelError: they state an input that facetrain does not give.
+    """
+    stated = metadata.get("preprocessing")
+    if not isinstance(stated, dict) or "scale" not in stated:
+        return None
+    mean_and_scale = stated.get("mean"), stated["scale"]
+    if mean_and_scale not in _MEANS_AND_SCALES or stated.get("channels", "RGB") != "RGB":
+        raise ModelError(
+            f"{path}: its metadata preprocessing is {listed([str(stated)])}; facetrain gives RGB images as pixels, "
+            "with mean 0 and scale 1, or with mean 127.5 and scale 127.5: export the network with such an input"
+        )
+    return mean_and_scale == _MEANS_AND_SCALES[0]
 
 
 def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:

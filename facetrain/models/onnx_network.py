@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from torch import Tensor, nn
 
 from facetrain.errors import ModelError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.files import error_reason, listed
-from facetrain.models.onnx_layers import takes_pixels
+from facetrain.files import error_reason
+from facetrain.models.onnx_layers import parse_metadata, states_pixels, takes_pixels
 from facetrain.models.onnx_limits import require_fitting_sizes
 
 _DEFAULT_IMAGE_SIZE = 112
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
-_MEANS_AND_SCALES = (0, 1), (127.5, 127.5)
-"""The input (x − mean) / scale of a network that normalizes pixels x itself, and of the others."""
 LANDMARKS_INPUT = "landmarks"
 """Name of the second input of a network with KP-RPE: landmarks (B, 5, 2), x and y as fractions of the sides."""
 
@@ -53,7 +50,7 @@ class OnnxNetwork(nn.Module):
         batch, width = next(iter(image.shape), None), next(iter(embedding.shape[1:]), None)
         self._batch = batch if isinstance(batch, int) else None
         self.embedding_size = width if isinstance(width, int) else 0
-        self.metadata = _json_metadata(session)
+        self.metadata = parse_metadata(session.get_modelmeta().custom_metadata_map)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
         self.normalizes = False
         """Whether the graph takes pixels from 0 to 255 and normalizes them."""
@@ -162,23 +159,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
 
 
 def _normalizes(onnx: Any, path: Path, network: OnnxNetwork) -> bool:
-    stated = network.metadata.get("preprocessing")
-    if isinstance(stated, dict) and "scale" in stated:
-        mean_and_scale = stated.get("mean"), stated["scale"]
-        if mean_and_scale not in _MEANS_AND_SCALES or stated.get("channels", "RGB") != "RGB":
-            raise ModelError(
-                f"{path}: its metadata preprocessing is {listed([str(stated)])}; facetrain gives RGB images as pixels, "
-                "with mean 0 and scale 1, or with mean 127.5 and scale 127.5: export the network with such an input"
-            )
-        return mean_and_scale == _MEANS_AND_SCALES[0]
+    is_stated = states_pixels(network.metadata, path)
+    if is_stated is not None:
+        return is_stated
     return network.from_pixels or takes_pixels(onnx, onnx.load(str(path), load_external_data=False), path)
-
-
-def _json_metadata(session: Any) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    for name, text in session.get_modelmeta().custom_metadata_map.items():
-        try:
-            metadata[name] = json.loads(text)
-        except ValueError:  # metadata of another program, which is not JSON
-            continue
-    return metadata

@@ -87,6 +87,7 @@ def test_a_graph_whose_first_nodes_normalize_gets_pixels(tmp_path, nodes, expect
         ({"mean": 0, "scale": 1}, lambda x: x),
         ({"mean": 127.5, "scale": 127.5, "channels": "RGB"}, lambda x: (x - 127.5) / 127.5),
         ({"side": 4}, lambda x: (x - 127.5) / 127.5),
+        ("divide by 128", lambda x: (x - 127.5) / 127.5),
         ({"mean": 0, "scale": 255}, None),
         ({"mean": 127.5, "scale": 127.5, "channels": "BGR"}, None),
     ],
@@ -97,13 +98,19 @@ def test_the_input_that_the_metadata_state_is_given_or_refused(tmp_path, stated,
     onnx.helper.set_model_props(proto, {"preprocessing": json.dumps(stated)})
     onnx.save(proto, path)
     if expected is None:
-        with pytest.raises(
-            ModelError, match=r"m\.onnx: its metadata preprocessing is .*with mean 0 and scale 1"
-        ):
-            open_model(path, CPU)
+        for read in (lambda: open_model(path, CPU), lambda: read_onnx_layers(path)):
+            with pytest.raises(
+                ModelError, match=r"m\.onnx: its metadata preprocessing is .*with mean 0 and scale 1"
+            ):
+                read()
         return
     found, x = embedded(path)
     torch.testing.assert_close(found, expected(x).relu().flatten(1), rtol=1e-5, atol=1e-5)
+    if expected(0) == 0:
+        with pytest.raises(ModelError, match=r"takes pixels times 1 plus 0; facetrain trains networks"):
+            read_onnx_layers(path)
+    else:
+        assert read_onnx_layers(path).input_scale == 1
 
 
 def test_a_graph_that_normalizes_behind_a_transpose_of_its_input_gets_pixels(tmp_path):
