@@ -227,7 +227,8 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
 
     The arithmetic of its first nodes shows it: it subtracts about half of 255, or divides by 255. If its numbers
     differ by channel or by place, their mean counts. Factors and summands that differ may also be weights of a first
-    layer, which suit neither input: such a graph takes (pixels − 127.5) / 127.5.
+    layer, which suit neither input: such a graph takes (pixels − 127.5) / 127.5, unless they normalize numbers from 0
+    to 1.
 
     Args:
         onnx: the package.
@@ -265,7 +266,7 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
                 weighted.add(node.output[0])
         elif node.op_type not in _OF_SHAPE:
             is_of_pixels = _is_of_pixels(image_values[source])
-            if is_of_pixels is None and source not in weighted:
+            if is_of_pixels is None and (source not in weighted or _is_of_unit(image_values[source])):
                 raise _unknown_input(image_values[source], path)
             if is_of_pixels:
                 return True
@@ -293,6 +294,11 @@ def _is_of_pixels(affine: Affine) -> bool | None:
         return True
     # With -1, it maps −1…1 to 0…1; with the mean color of photos after that, zero is between -0.3 and 0.1.
     return False if -1.1 <= zero <= 0.2 and abs(factor) >= 1 / 16 else None
+
+
+def _is_of_unit(affine: Affine) -> bool:
+    """Return whether a function normalizes numbers from 0 to 1: it is 0 at a mean color, and divides by a spread."""
+    return abs(affine.factor) >= 1 and 0.3 <= -affine.offset / affine.factor <= 0.7
 
 
 def _unknown_input(affine: Affine, path: Path) -> ModelError:

@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 CPU = torch.device("cpu")
 WEIGHTS = (0.05, 0.04, 0.06)
 COLOR, SPREAD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+UNIT_COLOR, UNIT_SPREAD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 MEAN, STD = (torch.tensor(numbers).view(1, 3, 1, 1) for numbers in (COLOR, SPREAD))
 
 
@@ -211,6 +212,14 @@ def test_a_graph_without_such_nodes_gets_normalized_pixels(tmp_path, nodes, expe
         (
             [("Sub", ("x", constant([0.485, 0.456, 0.406]))), ("Div", ("x", constant([0.25] * 3)))],
             r"its first nodes compute x · 4 \+ -1.79\d* for a number x of the image, which suits neither pixels",
+        ),
+        (
+            [("Sub", ("x", constant(UNIT_COLOR))), ("Mul", ("x", constant(1 / UNIT_SPREAD)))],
+            r"x · 4.42518 \+ -1.98",
+        ),
+        (
+            [("Mul", ("x", constant(1 / UNIT_SPREAD))), ("Add", ("x", constant(-UNIT_COLOR / UNIT_SPREAD)))],
+            r"x · 4.42518 \+ -1.98",
         ),
         ([("Mul", ("x", constant(1 / 128)))], r"x · 0.0078125 \+ 0 "),
         ([("Mul", ("x", constant(0)))], r"x · 0 \+ 0 "),
