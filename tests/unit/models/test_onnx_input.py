@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from facetrain.errors import ModelError
+from facetrain.models import onnx_limits
 from facetrain.models.model_file import open_model
 from facetrain.models.onnx_layers import read_onnx_layers
 
@@ -271,6 +272,17 @@ def test_a_fixed_batch_may_be_as_large_as_free_ones(tmp_path):
     last = [("Conv", ("x", weight)), ("GlobalAveragePool", ("x",)), ("Flatten", ("x",))]
     path = write_graph(tmp_path / "m.onnx", [], inputs=(1, [96, 3, 112, 112]), last=last, shape=[96, 64])
     assert open_model(path, CPU).embedding_size == 64
+
+
+def test_a_weight_that_is_listed_as_a_value_may_be_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_limits, "_MAX_VALUE_BYTES", 1 << 12)
+    weight = np.ones((64, 3, 4, 4), np.float32)
+    last = [("Conv", ("x", weight)), ("Flatten", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=last)
+    model = onnx.load(path)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("c0_1", 1, weight.shape))
+    onnx.save(model, path)
+    assert embedded(path)[0].shape == (2, 64)
 
 
 def test_an_output_that_has_no_embeddings_is_refused(tmp_path):
