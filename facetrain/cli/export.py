@@ -195,8 +195,11 @@ def _compare_accuracy(model: dict[str, Any], file: dict[str, Any]) -> dict[str, 
 
 def _report(files: list[Path], opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
     """Return the result of an export as JSON."""
+    more = {} if exported.weights is None else {"weights": str(exported.weights)}
+    files = files if exported.weights is None else [*files, exported.weights]
     return {
         "output": str(files[0]),
+        **more,
         "description": opened.description,
         "bytes": sum(file.stat().st_size for file in files),
         **({} if exported.comparison is None else asdict(exported.comparison)),
@@ -236,6 +239,8 @@ def _format_report(report: dict[str, Any]) -> list[str]:
     difference = f"; the file differs by {_difference(report)}" if "difference" in report else ""
     lines = [f"{report['output']}: {report['description']}{difference}"]
     lines.append(f"{_size(report)}; {_speed(report)}" if "difference" in report else _size(report))
+    if "weights" in report:
+        lines.append(f"{report['weights']} has the weights; keep it in the folder of {report['output']}.")
     if _is_quantized(report):
         cosine = report["cosine"]
         lines.append(

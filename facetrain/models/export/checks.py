@@ -24,6 +24,8 @@ from facetrain.models.onnx_network import OnnxNetwork
 
 TOLERANCE = 1e-3
 """Largest difference that `compare` accepts. Other kernels round differently: 1e-6 to 1e-5 is usual."""
+_MOST_ONNX_BYTES = 2**31 - 2**27
+"""Largest weights that are part of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 _NUM_EXAMPLES = 5
 """Random images for the comparison if no faces are given."""
 _CHUNK = 16
@@ -59,6 +61,11 @@ def require_no_landmarks(model: EmbeddingModel, format: str) -> None:
         raise ModelError(
             f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
         )
+
+
+def fits_onnx_file(model: EmbeddingModel) -> bool:
+    """Return whether one ONNX file can have the weights of a network."""
+    return sum(weight.nbytes for weight in model.network.state_dict().values()) <= _MOST_ONNX_BYTES
 
 
 def compare(

@@ -78,6 +78,8 @@ class Exported:
     """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy."""
     similarity: Similarity | None = None
     """For a file that must differ from the network, because it computes in int8."""
+    weights: Path | None = None
+    """Second file, for weights that are too large for the first one."""
 
     @property
     def difference(self) -> float | None:

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.synthetic.render import render_jpeg
-from facetrain.errors import RunError
+from facetrain.errors import ModelError, RunError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import new_file
+from facetrain.models.export.checks import fits_onnx_file
 from facetrain.models.export.formats import Exported, ExportOptions, Similarity
 from facetrain.models.export.quantize import quantize_dynamic, quantize_static
 from facetrain.models.int8.fake_quantization import read_ranges
@@ -52,9 +53,14 @@ def export_int8(
             `folded_network` does not know, and for `dynamic`.
 
     Raises:
+        ModelError: the weights are too large for one ONNX file.
         ImageError: an image cannot be decoded.
         RunError: the file cannot be written, or its embeddings have little in common with those of the network.
     """
+    if not fits_onnx_file(model):
+        raise ModelError(
+            f"{model.description}: is too large for --int8, which quantizes ONNX files below 2 GiB; export it without"
+        )
     pixels = _read_pixels(options.calibration, model.image_size)
     used, compared = _split(model.prepare(pixels))
     with new_file(path, RunError) as output:

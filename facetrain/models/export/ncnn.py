@@ -14,7 +14,7 @@ from facetrain.errors import ModelError, RunError
 from facetrain.models.export.checks import compare, require_no_landmarks
 from facetrain.models.export.file_pair import new_file_pair
 from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
-from facetrain.models.export.onnx import trace_onnx
+from facetrain.models.export.onnx import save_onnx, trace_onnx
 from facetrain.models.export.runtime import Runtime, runtime_model
 from facetrain.models.model_file import EmbeddingModel
 
@@ -36,12 +36,10 @@ def export_ncnn(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
         RunError: the files cannot be written, or their embeddings differ.
     """
     require_no_landmarks(model, "ncnn")
-    import onnx
-
     proto = trace_onnx(model, ExportOptions(batch=1))
     param, weights = FORMATS["ncnn"].files(path)
     with new_file_pair(param, weights) as folder:
-        onnx.save(proto, str(folder / "model.onnx"))
+        save_onnx(proto, folder / "model.onnx", model)
         _convert(model, folder, param.name, weights.name)
         runtime = _open(model, folder / param.name, folder / weights.name)
         comparison = compare(path, runtime, model, options, NCNN_TOLERANCE)

@@ -17,10 +17,11 @@ import torch
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import new_file
-from facetrain.models.export.checks import compare, require_exportable
+from facetrain.models.export.checks import compare, fits_onnx_file, require_exportable
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
-from facetrain.models.export.formats import Comparison, Exported, ExportOptions
+from facetrain.models.export.file_pair import new_file_pair
+from facetrain.models.export.formats import Exported, ExportOptions
 from facetrain.models.export.int8 import export_int8
 from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
@@ -33,6 +34,8 @@ _INPUTS = "image", LANDMARKS_INPUT
 def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
     """Write an ONNX file, with a free batch size unless `batch` is set.
 
+    Weights that are too large for one file are in a second one, NAME.data, beside it.
+
     The input is `image`: float32 (N, 3, H, W) as the network takes it, or with `from_pixels` uint8
     (N, H, W, 3) RGB. A network with KP-RPE has a second input `landmarks`: float32 (N, 5, 2), x and y as fractions of
     the image's sides. The output is `embedding`: float32 (N, D), of unit length with `unit`. The metadata
@@ -42,48 +45,73 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     file then has no thresholds: those of the model were measured on other embeddings.
 
     Raises:
-        ModelError: the model was opened from an ONNX file or has diverged, or torch or onnx cannot write the opset.
+        ModelError: the model was opened from an ONNX file or has diverged, torch or onnx cannot write the opset, or
+            the network is too large for `int8`.
         ImageError: a calibration image cannot be decoded.
         RunError: the file cannot be written, or its embeddings differ too much.
     """
     if not options.int8:
-        return Exported(_write_float32(model, path, options), path)
+        return _write_float32(model, path, options)
     require_exportable(model)
     kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
     model = replace(model, metadata=kept)
     return export_int8(model, path, options, lambda float32: _write_float32(model, float32, options))
 
 
-def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> Comparison:
-    """Write the file, and return the comparison with the network."""
+def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+    """Write the file, or both files, and compare them with the network."""
     import onnx
-    import onnxruntime
 
     proto = trace_onnx(model, options)
     onnx.helper.set_model_props(proto, file_metadata(model, options))
+    if fits_onnx_file(model):
+        with new_file(path, RunError) as scratch:
+            save_onnx(proto, scratch, model)
+            return Exported(compare(path, _open(scratch, model, options), model, options), path)
+    weights = _data_file(path)
+    with new_file_pair(path, weights) as folder:
+        save_onnx(proto, folder / path.name, model)
+        comparison = compare(path, _open(folder / path.name, model, options), model, options)
+    return Exported(comparison, path, weights=weights)
+
+
+def save_onnx(proto: Any, path: Path, model: EmbeddingModel) -> None:
+    """Write the graph of a network, with the weights in NAME.data beside it if they do not fit into one file."""
+    import onnx
+
+    if fits_onnx_file(model):
+        onnx.save(proto, str(path))
+        return
+    data = _data_file(path)
+    onnx.save(proto, str(path), save_as_external_data=True, location=data.name)
+    data.chmod(path.stat().st_mode)  # by the umask; onnx writes the second file for its owner only
+
+
+def _data_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+def _open(path: Path, model: EmbeddingModel, options: ExportOptions) -> Runtime:
+    import onnxruntime
+
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = torch.get_num_threads()
-    with new_file(path, RunError) as scratch:
-        onnx.save(proto, str(scratch))
-        try:
-            session = onnxruntime.InferenceSession(
-                str(scratch), session_options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # onnxruntime's errors have no common base
-            if options.opset is None:
-                raise
-            raise ModelError(
-                f"{model.description}: onnxruntime {onnxruntime.__version__} does not open a file with opset "
-                f"{options.opset}; give a smaller --opset or leave it out"
-            ) from error
+    try:
+        session = onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        if options.opset is None:
+            raise
+        raise ModelError(
+            f"{model.description}: onnxruntime {onnxruntime.__version__} does not open a file with opset "
+            f"{options.opset}; give a smaller --opset or leave it out"
+        ) from error
 
-        def run(*inputs: np.ndarray) -> np.ndarray:
-            embedding: np.ndarray
-            (embedding,) = session.run(None, dict(zip(_INPUTS, inputs, strict=False)))
-            return embedding
+    def run(*inputs: np.ndarray) -> np.ndarray:
+        embedding: np.ndarray
+        (embedding,) = session.run(None, dict(zip(_INPUTS, inputs, strict=False)))
+        return embedding
 
-        runtime = Runtime(f"onnxruntime {onnxruntime.__version__}", run, options.batch)
-        return compare(path, runtime, model, options)
+    return Runtime(f"onnxruntime {onnxruntime.__version__}", run, options.batch)
 
 
 def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:

@@ -13,7 +13,7 @@ from facetrain.models.export.checks import compare
 from facetrain.models.export.deployed import file_metadata
 from facetrain.models.export.file_pair import new_file_pair
 from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
-from facetrain.models.export.onnx import trace_onnx
+from facetrain.models.export.onnx import save_onnx, trace_onnx
 from facetrain.models.export.runtime import Runtime, runtime_model
 from facetrain.models.model_file import EmbeddingModel
 
@@ -28,13 +28,12 @@ def export_openvino(model: EmbeddingModel, path: Path, options: ExportOptions) -
         ModelError: the model was opened from an ONNX file or has diverged.
         RunError: the files cannot be written, or their embeddings differ.
     """
-    import onnx
     import openvino
 
     proto = trace_onnx(model, options)
     xml, weights = FORMATS["openvino"].files(path)
     with new_file_pair(xml, weights) as folder:
-        onnx.save(proto, str(folder / "model.onnx"))
+        save_onnx(proto, folder / "model.onnx", model)
         graph = openvino.convert_model(str(folder / "model.onnx"))
         for name, text in file_metadata(model, options).items():
             graph.set_rt_info(text, ["facetrain", name])

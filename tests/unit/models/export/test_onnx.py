@@ -9,7 +9,9 @@ import torch
 
 from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.backbone.zoo import build_backbone
+from facetrain.cli.app import app
 from facetrain.errors import ModelError
+from facetrain.models.export import checks
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.model_file import RAW_PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
@@ -51,6 +53,35 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
     np.testing.assert_allclose(theirs, mirrored, atol=1e-4)
     with pytest.raises(ModelError, match="cannot be exported"):
         export_onnx(again, tmp_path / "n.onnx", ExportOptions())
+
+
+def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "_MOST_ONNX_BYTES", 10_000)
+    pixels, (graph, weights) = faces(), (tmp_path / "m.onnx", tmp_path / "m.onnx.data")
+    exported = export_onnx(model, graph, ExportOptions())
+    assert exported.difference < 1e-4 and exported.weights == weights
+    assert set(tmp_path.iterdir()) == {graph, weights}
+    assert weights.stat().st_size > 10_000 and weights.stat().st_mode == graph.stat().st_mode
+    np.testing.assert_allclose(embedded(open_model(graph, CPU), pixels), embedded(model, pixels), atol=1e-4)
+    for int8 in ("static", "dynamic"):
+        with pytest.raises(
+            ModelError, match="is too large for --int8, which quantizes ONNX files below 2 GiB"
+        ):
+            export_onnx(model, tmp_path / "small.onnx", ExportOptions(int8=int8))
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"m\.onnx: the weight .* the file is damaged or incomplete"):
+        open_model(graph, CPU)
+
+
+def test_the_command_names_the_second_file_and_counts_its_bytes(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "_MOST_ONNX_BYTES", 10_000)
+    graph, source = tmp_path / "m.onnx", tmp_path / "m.safetensors"
+    save_model(source, model.network.state_dict(), model.metadata)
+    app(["export", str(source), "--format", "onnx", "--output", str(graph)], standalone_mode=False)
+    first, second, third = capsys.readouterr().out.splitlines()
+    size = sum(path.stat().st_size for path in (graph, tmp_path / "m.onnx.data"))
+    assert first.startswith(f"{graph}: iresnet") and second.startswith(f"{size / 1e6:.2f} MB; ")
+    assert third == f"{graph}.data has the weights; keep it in the folder of {graph}."
 
 
 def test_a_network_with_landmarks_is_exported_though_it_looks_up_a_table(model, tmp_path):
