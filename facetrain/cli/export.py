@@ -85,8 +85,9 @@ def export(
     row = FORMATS[format]
     _check_output(format, row, output)
     require_writable(*row.files(output), model_card)
-    if model_card is not None and os.path.realpath(model_card) == os.path.realpath(model):
-        raise UsageError(f"--model-card {model_card}: is the model itself; choose another file")
+    for flag, path in (*(("--output", file) for file in row.files(output)), ("--model-card", model_card)):
+        if path is not None and os.path.realpath(path) == os.path.realpath(model):
+            raise UsageError(f"{flag} {path}: is the model itself; choose another file")
     exporter = row.load()
     opened = open_model(model, torch.device("cpu"), average=average)
     sets = data_dir or eval_dir_of_run(model)

@@ -149,8 +149,12 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
         assert message in str(refused) and refused.exit_code == 2
 
 
-def test_a_model_card_replaces_no_model(model, tmp_path):
+def test_an_export_and_its_model_card_replace_no_model(model, tmp_path):
     content, m = model.read_bytes(), tmp_path / "m.onnx"
+    for format in ("onnx", "safetensors"):
+        refused = refusal("export", model, "--format", format, "--output", model)
+        assert f"--output {model}: is the model itself; choose another file" in str(refused)
+        assert refused.exit_code == 2 and model.read_bytes() == content
     for format, output, card in (
         ("onnx", m, m),
         ("onnx", m, tmp_path / "." / ".." / tmp_path.name / "m.onnx"),
