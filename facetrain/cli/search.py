@@ -100,7 +100,7 @@ def search(
         refuse_given(context, "nlist", "nprobe", "index_folder", "recall", when="without --index ivf")
     if fmr is None and gallery.suffix in SUFFIXES and probe.suffix in SUFFIXES:
         refuse_given(context, "model", "device", when="on files of embeddings without --fmr")
-    folder = index_folder or gallery.with_name(f"{gallery.name}.ivf")
+    folder = index_folder or _index_beside(gallery)
     require_distinct(output, folder)
     require_writable(output)
     lowest = _stored_threshold(model, fmr, device) if fmr is not None else threshold
@@ -118,6 +118,12 @@ def search(
         _echo_results(results)
     else:
         echo_line(f"{output}: searched {probes.count:,} probes in {entries.count:,} gallery entries")
+
+
+def _index_beside(gallery: Path) -> Path:
+    """Return the default folder of the index: GALLERY.ivf."""
+    named = gallery if gallery.name else gallery.absolute()  # the current folder, given as "."
+    return Path(f"{named}.ivf")
 
 
 def _search_exactly(

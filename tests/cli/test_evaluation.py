@@ -310,6 +310,10 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         assert (one["probe"], len(one["found"])) == (f"probe{number}.png", 3)
         assert one["found"][0]["name"] == f"gallery{number}.png"
         assert one["found"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+    here = ["search", ".", tmp_path / "probe", "--model", model, "--top", 1]
+    for index in ("exact", "ivf") if importlib.util.find_spec("faiss") else ("exact",):
+        assert "gallery1.png" in output_of(facetrain(*here, "--index", index, cwd=tmp_path / "gallery"))
+        assert (tmp_path / "gallery.ivf").is_dir() == (index == "ivf")
     table = tmp_path / "found.csv"
     files = (tmp_path / "gallery.npz", tmp_path / "gallery.parquet")
     output_of(facetrain("search", *files, "--threshold", 0.9999, "--output", table))
