@@ -137,6 +137,7 @@ class IvfIndex:
             raise DataError(
                 f"{folder / _INDEX}: {error_reason(error)}; remove the folder to build the index again"
             ) from error
+        _require_whole_lists(faiss, self._index, folder / _LISTS)
 
     def search(
         self,
@@ -172,6 +173,19 @@ class IvfIndex:
                 cosine_QK[first + probe_C[best], position] = cosine_C[best]
             progress(first + len(probe_qD), probes.count)
         return Found(row_QK, cosine_QK)
+
+
+def _require_whole_lists(faiss: Any, index: Any, path: Path) -> None:
+    """Check that the file of the lists has all its bytes: an access to mapped memory behind its end ends the process.
+
+    Raises:
+        DataError: it is too short.
+    """
+    needed = faiss.downcast_InvertedLists(index.invlists).totsize
+    if path.stat().st_size < needed:
+        raise DataError(
+            f"{path}: has {path.stat().st_size:,} of {needed:,} bytes; remove the folder to build the index again"
+        )
 
 
 def recall(found: Found, exact: Found) -> float:

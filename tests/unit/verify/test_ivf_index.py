@@ -88,6 +88,15 @@ def test_a_folder_without_an_index_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_lists_that_end_early_are_refused(tmp_path):
+    probe, gallery = people(100)
+    build_ivf(stored(gallery), tmp_path / "i", 4)
+    lists = tmp_path / "i" / "lists.ivfdata"
+    lists.write_bytes(lists.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"lists.ivfdata: has 100 of [\d,]+ bytes; remove the folder"):
+        IvfIndex(tmp_path / "i", stored(gallery)).search(stored(probe), 5, 4)
+
+
 def test_more_lists_than_entries_are_refused(tmp_path):
     with pytest.raises(DataError, match="choose a smaller --nlist"):
         build_ivf(stored(people(100)[1]), tmp_path / "i", 101)
