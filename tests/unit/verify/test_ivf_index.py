@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from facetrain.cli.app import app
 from facetrain.errors import DataError
 from facetrain.verify import ivf_index
 from facetrain.verify.embedding_files import Embeddings, save_embeddings
-from facetrain.verify.exact_search import search_exactly
+from facetrain.verify.exact_search import Found, search_exactly
 from facetrain.verify.ivf_index import IvfIndex, build_ivf, default_nlist, recall
 from facetrain.verify.stored_embeddings import StoredEmbeddings, open_embeddings
 
@@ -95,6 +96,15 @@ def test_lists_that_end_early_are_refused(tmp_path):
     lists.write_bytes(lists.read_bytes()[:100])
     with pytest.raises(DataError, match=r"lists.ivfdata: has 100 of [\d,]+ bytes; remove the folder"):
         IvfIndex(tmp_path / "i", stored(gallery)).search(stored(probe), 5, 4)
+
+
+def test_the_recall_of_many_results_needs_little_memory():
+    many = np.tile(np.arange(20_000), (2, 1))
+    exact, half = Found(many, many / 1e6), Found(np.where(many % 2, many, -1)[:, ::-1], many / 1e6)
+    tracemalloc.start()
+    assert recall(exact, exact) == 1 and recall(half, exact) == 0.5
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
 
 
 def test_more_lists_than_entries_are_refused(tmp_path):
