@@ -114,7 +114,8 @@ class TimmVisionTransformer(Backbone):
         """Map normalized images (B, 3, H, W) to one vector each (B, width)."""
         x = self.patch_embed(image_BCHW)
         if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+            # Not len(x): torch.export would take the number of images for a constant.
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         x = self.dropout(x + self._positions(image_BCHW))
         for block in self.blocks:
             x = run_block(block, x, recompute=self._recompute)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.formats import FORMATS, ExportOptions
@@ -45,6 +46,16 @@ def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name
     assert set(tmp_path.iterdir()) == set(files)
     assert files[-1].stat().st_size > 10_000
     assert exported.difference is None or exported.difference < (5e-3 if name == "ncnn" else 1e-5)
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("class_token", [False, True])
+def test_a_timm_vit_is_exported_for_any_number_of_images(model, tmp_path, name, class_token):
+    torch.manual_seed(0)
+    network = TimmVisionTransformer(64, 1, class_token=class_token, image_size=32, embedding_size=16).eval()
+    path = tmp_path / f"exported{FORMATS[name].suffix}"
+    exported = FORMATS[name].load()(replace(model, network=network), path, ExportOptions())
+    assert exported.difference is None or exported.difference < 1e-5
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
