@@ -18,6 +18,8 @@ from facetrain.models.onnx_limits import require_fitting_sizes
 
 _DEFAULT_IMAGE_SIZE = 112
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+_ERRORS = 3
+"""onnxruntime's level of messages without its warnings, which advise on the writing of the file."""
 LANDMARKS_INPUT = "landmarks"
 """Name of the second input of a network with KP-RPE: landmarks (B, 5, 2), x and y as fractions of the sides."""
 
@@ -148,7 +150,9 @@ def open_onnx(path: Path) -> OnnxNetwork:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
         require_fitting_sizes(path)
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session, path)
         network.normalizes = _normalizes(onnx, path, network)
     except ModelError:

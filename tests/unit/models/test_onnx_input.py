@@ -285,6 +285,17 @@ def test_a_weight_that_is_listed_as_a_value_may_be_large(tmp_path, monkeypatch):
     assert embedded(path)[0].shape == (2, 64)
 
 
+def test_weights_that_are_listed_as_inputs_are_opened_without_a_message_for_each(tmp_path, capfd):
+    path = write_graph(tmp_path / "m.onnx", CENTER, inputs=FLOAT_IMAGE)
+    model = onnx.load(path)
+    for weight in model.graph.initializer:
+        listed = onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+        model.graph.input.append(listed)
+    onnx.save(model, path)
+    assert embedded(path)[0].shape == (2, 48)
+    assert capfd.readouterr().err == ""
+
+
 def test_an_output_that_has_no_embeddings_is_refused(tmp_path):
     path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=LAST[:1], shape=["batch", 3, 4, 4])
     with pytest.raises(
