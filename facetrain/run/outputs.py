@@ -190,6 +190,7 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         else "train.epochs",
         skipped=skipped,
         seconds=time.perf_counter() - run.started_at,
+        quantized=run.config.model.quantize is not None,
     )
     try:
         print("\n".join(map(printable, summary.splitlines())), flush=True)
