@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import ModelError
+from facetrain.files import listed
 
 _MAX_VALUE_BYTES = 1 << 28
 """Largest value between two layers: 20 times the largest one of an IResNet for 8 images of 112 pixels. Where a graph
@@ -25,7 +26,7 @@ def require_fitting_sizes(path: Path) -> None:
     """Check that every weight has the bytes that its shape needs, and that no value is too large to compute.
 
     Raises:
-        ModelError: a weight or a value is too large; the message has its name and its shape.
+        ModelError: a weight or a value is too large, or the file with the data of a weight is missing.
         Exception: errors of protobuf and onnx, if the file is not an ONNX file.
     """
     import onnx
@@ -99,6 +100,9 @@ def _require_bytes(path: Path, tensor: Any) -> None:
     external = {entry.key: entry.value for entry in tensor.external_data}
     if "location" in external:
         data = path.parent / external["location"]
+        if not data.exists():
+            name = listed([external["location"]])
+            raise ModelError(f"{path}: its weights are in {name}, which is missing; copy it to {path.parent}")
         found += data.stat().st_size if data.is_file() else 0
     if min(tensor.dims, default=1) < 0 or needed > found:
         raise ModelError(
