@@ -12,7 +12,7 @@ import typer
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import echo_line, require_distinct, require_writable
 from facetrain.cli.unused_options import refuse_given
-from facetrain.errors import UsageError
+from facetrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from facetrain.verify.exact_search import Found
@@ -154,8 +154,13 @@ def _search_ivf(
 
     require_same_size(probes, entries)
     if not folder.exists():
-        with progress_bar("building the index") as progress:
-            build_ivf(entries, folder, nlist or default_nlist(entries.count), progress=progress)
+        try:
+            with progress_bar("building the index") as progress:
+                build_ivf(entries, folder, nlist or default_nlist(entries.count), progress=progress)
+        except DataError:
+            if not folder.exists():
+                raise
+            # Another search has built the index at the same time: it is opened below.
     opened = IvfIndex(folder, entries)
     if nlist not in (None, opened.facts.nlist):
         raise UsageError(

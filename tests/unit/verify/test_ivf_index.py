@@ -117,6 +117,25 @@ def test_the_number_of_lists_grows_with_the_root_of_the_gallery():
     assert [default_nlist(n) for n in (1, 100, 10_000, 1_000_000, 10_000_000)] == [1, 1, 128, 2048, 8192]
 
 
+def test_two_searches_may_build_the_index_at_the_same_time(tmp_path, capfd, monkeypatch):
+    _, gallery = people(400)
+    save_embeddings(tmp_path / "g.npz", embeddings(gallery))
+    sample = ivf_index._sample_digest
+    others = [lambda: build_ivf(open_embeddings(tmp_path / "g.npz"), tmp_path / "g.npz.ivf", 6)]
+
+    def build_another_first(entries):
+        if others:
+            others.pop()()
+        return sample(entries)
+
+    # Called when the index is complete, before its folder gets its name.
+    monkeypatch.setattr(ivf_index, "_sample_digest", build_another_first)
+    files = [str(tmp_path / "g.npz")] * 2
+    app(["search", *files, "--index", "ivf", "--top", "1", "--json"], standalone_mode=False)
+    assert len(json.loads(capfd.readouterr().out)) == 400 and not others
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.npz", "g.npz.ivf"]
+
+
 def test_search_builds_the_index_once_and_reports_its_recall(tmp_path, capfd, monkeypatch):
     probe, gallery = people(400)
     save_embeddings(tmp_path / "g.npz", embeddings(gallery))
