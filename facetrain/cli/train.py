@@ -13,6 +13,7 @@ import typer
 
 from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
 from facetrain.cli.outputs import echo_line
+from facetrain.cli.unused_options import refuse_launch_options
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -51,6 +52,7 @@ Profile = Annotated[
 
 
 def train(
+    context: typer.Context,
     config: Annotated[Path, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")],
     set_: Set = None,
     run_dir: Annotated[
@@ -82,10 +84,11 @@ def train(
             loaded, run_dir, resume_existing=resume_existing, profile=profile, set_keys=set_keys
         )
 
-    _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
+    _run(context, start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 
 
 def resume(
+    context: typer.Context,
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     checkpoint: CheckpointOption = None,
     adopt: Annotated[
@@ -117,10 +120,11 @@ def resume(
 
         return training.resume(loaded, run_dir, choice, profile=profile, set_keys=set_keys, adopt=adopt)
 
-    _run(start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
+    _run(context, start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 
 
 def _run(
+    context: typer.Context,
     start: Callable[[], int],
     config: Config,
     nproc_per_node: str,
@@ -132,7 +136,8 @@ def _run(
     from facetrain.distributed.process_lifetime import exit_process, launched_by_torchrun
     from facetrain.distributed.topology import topology
 
-    if launched_by_torchrun():  # torchrun has its own launch options: those of facetrain do not apply
+    refuse_launch_options(context)
+    if launched_by_torchrun():
         sys.exit(start())
     where = topology(nproc_per_node, nnodes, rdzv_endpoint, max_restarts, config.train.device)
     exit_process(launch(start, where, run_id=f"facetrain-{config.run.name}"))

@@ -6,7 +6,10 @@ from typing import Any
 
 import typer
 
+from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.errors import UsageError
+
+_LAUNCH_OPTIONS = ("nproc_per_node", "nnodes", "rdzv_endpoint", "max_restarts")
 
 
 def refuse_given(context: typer.Context, *names: str, when: str) -> None:
@@ -23,6 +26,18 @@ def refuse_given(context: typer.Context, *names: str, when: str) -> None:
     for parameter in context.command.params:
         if parameter.name in names and _is_given(context, parameter.name):
             raise UsageError(f"{_flag(context, parameter)} has no effect {when}; remove it")
+
+
+def refuse_launch_options(context: typer.Context) -> None:
+    """Refuse a command line that gives a launch option to a rank that torchrun or another launcher has started.
+
+    The ranks of facetrain's own elastic agent have the command line of the agent: there the options have an effect.
+
+    Raises:
+        UsageError: a launch option is given.
+    """
+    if launcher := outside_launcher():
+        refuse_given(context, *_LAUNCH_OPTIONS, when=launcher)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

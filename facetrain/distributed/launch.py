@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.grace_period import set_default_grace_period
-from facetrain.distributed.process_lifetime import ignores_hangup
+from facetrain.distributed.process_lifetime import ignores_hangup, mark_own_ranks
 from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.distributed.topology import Topology
 
@@ -32,6 +32,7 @@ def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
         return _run_in_process(train)
     from facetrain.distributed.elastic_agent import launch_ranks  # needs torch, which takes seconds to import
 
+    mark_own_ranks()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // where.nproc_per_node, 1)))
     return launch_ranks(sys.argv[1:], where, run_id)
 

@@ -13,7 +13,9 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _STANDARD_ERROR = 2
-
+_OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
+"""Environment variable of the ranks that facetrain itself starts. All others that an elastic agent sets are torchrun's
+as well."""
 
 _must_exit_at_once = False
 
@@ -26,6 +28,23 @@ def has_agent() -> bool:
 def launched_by_torchrun() -> bool:
     """Return whether an elastic agent, or another launcher that sets its variables, started this rank."""
     return has_agent() or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+
+
+def mark_own_ranks() -> None:
+    """Let the ranks that this process starts know that facetrain is their launcher, and not torchrun."""
+    os.environ[_OWN_LAUNCHER] = "1"
+
+
+def outside_launcher() -> str:
+    """Return how a launcher other than facetrain started this rank, as part of a sentence; "" if none did."""
+    if not launched_by_torchrun() or _OWN_LAUNCHER in os.environ:
+        return ""
+    if has_agent():
+        return "under torchrun, which starts the processes"
+    return (
+        "with RANK, WORLD_SIZE and MASTER_ADDR in the environment, by which another launcher starts the processes "
+        "(unset them if there is none)"
+    )
 
 
 def ignores_hangup() -> bool:

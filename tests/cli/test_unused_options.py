@@ -53,3 +53,36 @@ def test_an_option_with_an_effect_is_taken(command, tmp_path, monkeypatch):
     assert "has no effect" not in str(refusal(*command.split())), (
         "it is refused because the files are missing"
     )
+
+
+ELASTIC = {"TORCHELASTIC_RUN_ID": "1"}
+OTHER = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+CONFIG = "--config quickstart"
+
+
+@pytest.mark.parametrize(
+    ("variables", "command", "message"),
+    [
+        (ELASTIC, f"train {CONFIG} --nproc-per-node 8", "--nproc-per-node has no effect under torchrun, which starts"),
+        (ELASTIC, f"train {CONFIG} --nproc-per-node auto", "--nproc-per-node has no effect under torchrun"),
+        (ELASTIC, f"train {CONFIG} --nnodes 1:2", "--nnodes has no effect under torchrun"),
+        (ELASTIC, f"train {CONFIG} --rdzv-endpoint host:1", "--rdzv-endpoint has no effect under torchrun"),
+        (ELASTIC, f"train {CONFIG} --max-restarts 3", "--max-restarts has no effect under torchrun"),
+        (ELASTIC, "bench train --nproc-per-node 2", "--nproc-per-node has no effect under torchrun"),
+        (ELASTIC, "bench head-traffic --nproc-per-node 2", "--nproc-per-node has no effect under torchrun"),
+        (OTHER, f"train {CONFIG} --nnodes 2", "--nnodes has no effect with RANK, WORLD_SIZE and MASTER_ADDR in the"),
+    ],
+)  # fmt: skip
+def test_a_launch_option_is_refused_if_another_launcher_has_started_the_process(
+    command, message, variables, monkeypatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    error = refusal(*command.split())
+    assert isinstance(error, UsageError) and str(error).startswith(message)
+
+
+def test_a_resume_under_torchrun_refuses_launch_options(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("data: {train: faces}\n")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert str(refusal("resume", tmp_path, "--max-restarts", 3)).startswith("--max-restarts has no effect")

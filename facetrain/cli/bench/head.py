@@ -11,6 +11,7 @@ import typer
 
 from facetrain.cli.bench.options import Json, Variants, print_report, require_known
 from facetrain.cli.devices import Device, resolve_device
+from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.errors import UsageError
 
 _MOST_IDENTITIES = 10_000_000_000
@@ -77,6 +78,7 @@ def _format_ratios(reports: list[dict[str, Any]]) -> str:
 
 
 def head_traffic(
+    context: typer.Context,
     batch_size: Annotated[int, typer.Option(min=1, help="Embeddings per step, over all processes.")] = 256,
     embedding_size: EmbeddingSize = 512,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine (gloo).")] = 2,
@@ -95,6 +97,7 @@ def head_traffic(
             print_report(report, as_json=as_json)
         return 0
 
+    refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(measure())
     where = topology(str(nproc_per_node), "1", None, 0, "cpu")

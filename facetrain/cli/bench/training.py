@@ -12,6 +12,7 @@ import typer
 from facetrain.cli.bench.options import Data, Json, Rounds, Steps, Variants, print_report, require_known
 from facetrain.cli.devices import Device, resolve_device
 from facetrain.cli.train import Processes, Set
+from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cpu_cores import usable_cores
 from facetrain.errors import UsageError
 
@@ -74,6 +75,7 @@ def _format_backbone(report: dict[str, Any]) -> str:
 
 
 def train(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(help="Run description, YAML; by default an r18 in bf16 with 64 images per step."),
@@ -121,6 +123,7 @@ def train(
             typer.echo(json.dumps(report, indent=1) if as_json else format_training(report))
         return 0
 
+    refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(measure())
     where = topology(nproc_per_node, "1", None, 0, described.train.device)
