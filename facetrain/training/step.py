@@ -42,6 +42,7 @@ class TrainStep:
         self._max_skipped = max_skipped_steps
         self._trial = trial
         self._consecutive_skips: Tensor | None = None
+        self._number = 0
         self._loss: Tensor | float
         self._result: StepResult
 
@@ -76,14 +77,15 @@ class TrainStep:
             state.execution_mode, self._trial = mode, None
 
         # Metrics: sums on the device, read by the host when a report is due.
-        self._loss, self._result = loss, result
+        # Counted from 1, as in all reports: `state.step` grows only after this call.
+        self._number, self._loss, self._result = state.step + 1, loss, result
         state.meter.add("loss", loss)
         state.meter.add("grad_norm", result.grad_norm)
         state.meter.add("skipped", result.skipped)
         state.meter.add("lr", lr)
         if state.spike_detector:
             spike = state.spike_detector.observe(
-                state.step + 1, torch.as_tensor(loss), result.grad_norm, batches
+                self._number, torch.as_tensor(loss), result.grad_norm, batches
             )
             state.meter.add("loss_spike", spike)
         state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
@@ -103,7 +105,7 @@ class TrainStep:
         norm, skipped = float(self._result.grad_norm), int(self._consecutive_skips.item())
         local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
-            "step": state.step,
+            "step": self._number,
             "epoch": batches[-1].epoch,
             "skipped_steps": skipped,
             "loss": str(float(self._loss)),
@@ -113,7 +115,7 @@ class TrainStep:
         }
         raise DivergedError(
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step "
-            f"{state.step} (loss {float(self._loss):g}, gradient norm {norm:g}; diverged.json lists its images); "
+            f"{self._number} (loss {float(self._loss):g}, gradient norm {norm:g}; diverged.json lists its images); "
             "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32, and resume from the last "
             "checkpoint",
             report,
