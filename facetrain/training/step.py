@@ -12,6 +12,7 @@ from facetrain.data.augment import Augment
 from facetrain.data.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
+from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import StepResult
 from facetrain.profiling import profiler_range
 from facetrain.training.execution_trial import ExecutionTrial
@@ -41,6 +42,7 @@ class TrainStep:
         self._network, self._augment = network, augment
         self._max_skipped = max_skipped_steps
         self._trial = trial
+        self._statistics = _Statistics(network)
         self._consecutive_skips: Tensor | None = None
         self._number = 0
         self._loss: Tensor | float
@@ -60,6 +62,10 @@ class TrainStep:
         lr = state.stepper.begin(state.step)
         if state.distillation:
             state.distillation.begin_step(state.step)
+        # In the other formats a network whose activations overflow has diverged for good.
+        restores_statistics = state.stepper.scale.enabled
+        if restores_statistics:
+            self._statistics.keep()
 
         # Forward and backward. Gradients add up over the micro-batches, and DDP exchanges them with the last one.
         loss: Tensor | float = 0.0
@@ -70,6 +76,8 @@ class TrainStep:
         # Clip, agree among the ranks that the gradient is finite, update backbone and class centers.
         with profiler_range("optimizer"):
             result = state.stepper.finish()
+            if restores_statistics:
+                self._statistics.restore_where(result.skipped)
             if state.average:
                 state.average.update(state.step)
 
@@ -156,3 +164,30 @@ class TrainStep:
         if enabled or not isinstance(self._network, DistributedDataParallel):
             return nullcontext()
         return self._network.no_sync()
+
+
+class _Statistics:
+    """Statistics of a network's batch norms. Activations that overflow in fp16 would make them infinite for good."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._tensors = [tensor for _, tensor in trained_buffers(network) if tensor.is_floating_point()]
+        self._before: Tensor | None = None
+
+    def keep(self) -> None:
+        """Copy the present values."""
+        # In one tensor: hundreds of copies would launch as many kernels.
+        self._before = self._flat() if self._tensors else None
+
+    @torch.no_grad()
+    def restore_where(self, skipped: Tensor) -> None:
+        """Set the values that `keep` has copied if `skipped` is 1, a scalar on the device."""
+        if self._before is None:
+            return
+        chosen = torch.where(skipped > 0, self._before, self._flat())
+        for tensor, value in zip(
+            self._tensors, chosen.split([t.numel() for t in self._tensors]), strict=True
+        ):
+            tensor.copy_(value.view_as(tensor))
+
+    def _flat(self) -> Tensor:
+        return torch.cat([tensor.flatten() for tensor in self._tensors])

@@ -1,0 +1,33 @@
+"""A step that is skipped in fp16 leaves the network as it was."""
+
+import torch
+
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.weight_average import WeightAverage
+from tests.unit.run.callbacks.helpers import CPU
+
+
+def values_of(state):
+    return {name: value.clone() for name, value in state.backbone.state_dict().items() if value.dim()}
+
+
+def test_activations_that_overflow_in_one_step_do_not_change_the_batch_norm_statistics(state, step, loader):
+    state.stepper.scale = LossScale(CPU, enabled=True, start=1024.0)
+    state.average = WeightAverage(state.backbone, 0.5)
+    first, second, third, _ = loader
+    step(state, first)
+    before = values_of(state)
+
+    overflow = state.backbone.conv1.register_forward_pre_hook(
+        lambda conv, images: (images[0] * float("inf"),)
+    )
+    step(state, second)
+    overflow.remove()
+    after = values_of(state)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert state.stepper.scale.value == 512
+
+    step(state, third)
+    assert not torch.equal(values_of(state)["bn1.running_var"], before["bn1.running_var"])
+    for name, value in [*values_of(state).items(), *state.average.state().items()]:
+        assert value.isfinite().all(), name
