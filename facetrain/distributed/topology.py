@@ -68,12 +68,24 @@ def _node_range(nnodes: str) -> tuple[int, int]:
 def _endpoint(endpoint: str, nodes: int) -> str:
     # With port 0 the host takes any free one, which the other nodes do not know.
     least = 0 if nodes == 1 else 1
-    if not _ENDPOINT.fullmatch(endpoint) or not least <= host_and_port(endpoint)[1] <= _MAX_PORT:
+    if not _is_endpoint(endpoint) or not least <= host_and_port(endpoint)[1] <= _MAX_PORT:
         raise UsageError(
             f"--rdzv-endpoint {endpoint}: give HOST:PORT, with a port from {least} to {_MAX_PORT}; put an IPv6 address "
             "in brackets"
         )
     return endpoint
+
+
+def _is_endpoint(endpoint: str) -> bool:
+    if not _ENDPOINT.fullmatch(endpoint):
+        return False
+    try:
+        host_and_port(endpoint)[0].encode(
+            "idna"
+        )  # fails for a label that is empty or too long, as the connection would
+    except UnicodeError:
+        return False
+    return True
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:

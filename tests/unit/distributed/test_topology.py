@@ -43,6 +43,8 @@ def test_one_process_that_is_never_restarted_needs_no_agent(options, needs_no_ag
         (("1", "2", ":29400"), "--rdzv-endpoint :29400"),
         (("1", "2", "::1"), "put an IPv6 address in brackets"),
         (("1", "2", "host name:1"), "--rdzv-endpoint host name:1"),
+        (("1", "2", "node0..cluster:1"), "--rdzv-endpoint node0..cluster:1: give HOST:PORT"),
+        (("1", "2", "a" * 64), "--rdzv-endpoint a+: give HOST:PORT"),
     ],
 )
 def test_invalid_launch_options_are_refused_by_name(options, message):
@@ -51,7 +53,7 @@ def test_invalid_launch_options_are_refused_by_name(options, message):
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["host", "node_1.cluster:29400", "10.0.0.1:1", "[fe80::1]:65535", "[::1]"]
+    "endpoint", ["host", "node_1.cluster:29400", "node0.:1", "10.0.0.1:1", "[fe80::1]:65535", "[::1]"]
 )
 def test_an_endpoint_is_a_host_with_or_without_a_port(endpoint):
     assert topology("1", "2", endpoint, 0, "cpu").endpoint == endpoint
