@@ -29,7 +29,8 @@ from facetrain.cli import (
     train,
 )
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
-from facetrain.distributed.process_lifetime import end_with_launcher, exit_process
+from facetrain.distributed.process_lifetime import end_with_launcher, exit_process, launched_by_torchrun
+from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_out_of_memory
 from facetrain.files import error_reason, printable
 
@@ -105,6 +106,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     prepare_standard_streams()
     end_with_launcher()
+    if launched_by_torchrun():
+        silence_torch_logs()  # facetrain's own launcher does so for its ranks
     try:
         code = app(arguments, prog_name="facetrain", standalone_mode=False)
         sys.stdout.flush()

@@ -9,6 +9,7 @@ import typer
 from typer import rich_utils
 
 from facetrain.cli.app import _exit_with_error, app
+from facetrain.distributed.process_setup import has_gpu_driver
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import environment, facetrain, refusal, torchrun
 
@@ -36,6 +37,19 @@ def test_an_impossible_request_ends_with_2_and_one_line(describe, options, messa
     assert process.returncode == 2, process.stderr
     lines = [line for line in process.stderr.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], process.stderr
+
+
+@pytest.mark.skipif(has_gpu_driver(), reason="torch's errors are kept: only they name a collective of NCCL")
+def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one_line(describe):  # noqa: F811
+    process = subprocess.run(
+        [sys.executable, "-m", "facetrain", "train", "--config", describe(), "--set", "train.timeout_s=1"],
+        env=environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 1, process.stderr
+    assert len(process.stderr.splitlines()) == 1, process.stderr
+    assert process.stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
 
 
 @pytest.mark.parametrize(
