@@ -50,7 +50,8 @@ def train(
     """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
 
     Progress goes to standard error, as with `facetrain train`. Under torchrun, each process of the script trains on
-    one GPU. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it.
+    one GPU, and must end within 18 s if this function raises an exception. Ctrl-C, or the stop button of a notebook,
+    saves a checkpoint; `resume` continues from it.
 
     Examples:
         >>> run = facetrain.train("quickstart", train={"epochs": 2})
