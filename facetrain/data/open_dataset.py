@@ -129,6 +129,23 @@ _FOLDER_FORMATS: list[tuple[Callable[[str], bool], Callable[[Path], FaceDataset]
 """Formats of folders in their order of precedence, and whether a file in the folder is a part of such a dataset."""
 
 
+def is_dataset_folder(folder: Path) -> bool:
+    """Return whether a folder is a dataset even with images directly in it: it has a part of one, or two identities.
+
+    One subfolder with images, such as the pictures of a description, is not a folder of identities.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    with os_errors_as(DataError, folder):
+        names = os.listdir(folder)
+    return (
+        "train.rec" in names
+        or any(is_part(name) for is_part, _ in _FOLDER_FORMATS for name in names)
+        or len(folders_with_images(folder, 2)) == 2
+    )
+
+
 def _require_no_photos(folder: Path, part: str) -> None:
     """Check that a folder with a part of another dataset is not one of photos: a single backup would hide them all.
 

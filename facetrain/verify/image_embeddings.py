@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,15 +16,17 @@ import numpy as np
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.image_header import IMAGE_SUFFIXES
-from facetrain.data.open_dataset import DATASET_SUFFIXES, open_dataset
+from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, open_dataset
 from facetrain.distributed.world import World, join
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, printable
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
+from facetrain.telemetry.log import warn
 from facetrain.verify.embedder import ImageEmbedder
 from facetrain.verify.embedding_files import Embeddings
 from facetrain.verify.normalization import l2_normalize, require_finite
@@ -171,7 +174,8 @@ def embed_in_chunks(
 def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
     """Return the encoded images of an input, their names, and their labels, int (N,), −1 for no label.
 
-    The images and names of a dataset are read on access.
+    The images and names of a dataset are read on access. Images beside a dataset, and below a folder of images, are
+    not read; the first call for a folder warns of them.
 
     Raises:
         DataError: the input does not exist or cannot be read.
@@ -180,9 +184,9 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
         images, _ = read_bin(input)
         return images, [f"{input.name}:{index}" for index in range(len(images))], np.full(len(images), -1)
     files = _image_files(input)
-    if files:
-        return _read_image_files(files), [p.name for p in files], np.full(len(files), -1)
-    if input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES:
+    if _is_dataset(input, files):
+        if files:
+            _warn_of_images_beside(input, len(files))
         source = open_dataset(input)
         count = source.num_images
         return (
@@ -190,6 +194,9 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
             _LazySequence(count, lambda index: _image_name(source, index)),
             np.asarray(source.labels, np.int64),
         )
+    if files:
+        _warn_of_images_below(input)
+        return _read_image_files(files), [p.name for p in files], np.full(len(files), -1)
     return _read_image_files([input]), [input.name], np.array([-1])
 
 
@@ -203,8 +210,7 @@ def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
         return None
     if input.suffix == ".bin":
         return read_landmarks_beside(input, len(read_bin(input)[0]))
-    is_dataset = not _image_files(input) and (input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES)
-    return image_landmarks(open_dataset(input)) if is_dataset else None
+    return image_landmarks(open_dataset(input)) if _is_dataset(input, _image_files(input)) else None
 
 
 def _image_name(source: FaceDataset, index: int) -> str:
@@ -214,8 +220,36 @@ def _image_name(source: FaceDataset, index: int) -> str:
     return location if name is None or location.endswith("/" + name) else name
 
 
+def _is_dataset(input: Path, files: list[Path]) -> bool:
+    """Return whether an input is a dataset, and not an image or a folder of images, `files`."""
+    if files:
+        return is_dataset_folder(input)
+    return input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Print a warning once: a command may read its input again."""
+    warn(message)
+
+
+def _warn_of_images_beside(dataset: Path, count: int) -> None:
+    images = "1 image beside it is" if count == 1 else f"{count:,} images beside it are"
+    _warn_once(
+        f"{dataset}: read as a dataset, {images} not read; to embed such images, move them to another folder"
+    )
+
+
+def _warn_of_images_below(folder: Path) -> None:
+    for name in folders_with_images(folder, 1):
+        _warn_once(
+            f"{folder}: read as a folder of images, those in its subfolder {name} are not read; to embed them, give "
+            "the subfolder"
+        )
+
+
 def _image_files(folder: Path) -> list[Path]:
-    """Return the images directly in a folder; a dataset has them in one subfolder per identity instead.
+    """Return the images directly in a folder.
 
     Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` of its own beside an image.
     """

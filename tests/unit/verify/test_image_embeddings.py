@@ -1,6 +1,8 @@
 """Inputs that can be embedded, with the names and labels of their images."""
 
 import re
+import shutil
+import tarfile
 
 import numpy as np
 import pytest
@@ -60,6 +62,44 @@ def test_one_folder_per_person_gives_labels(tmp_path):
     images, names, labels = read(tmp_path)
     assert images == [encoded_image(n) for n in (1, 2, 3)] and labels == [0, 0, 1]
     assert [name.rpartition("/")[2] for name in names] == ["1.png", "2.png", "3.png"]
+
+
+def write_identities(folder):
+    for person in ("x", "y"):
+        (folder / person).mkdir(parents=True)
+        (folder / person / "1.png").write_bytes(encoded_image(ord(person)))
+
+
+def write_shard(folder):
+    write_identities(folder / "images")
+    with tarfile.open(folder / "shard.tar", "w") as shard:
+        shard.add(folder / "images", ".")
+    shutil.rmtree(folder / "images")
+
+
+@pytest.mark.parametrize(
+    "write", [write_identities, write_shard, lambda folder: write_records(folder, [0, 1])]
+)
+@pytest.mark.parametrize(("count", "beside"), [(1, "1 image beside it is"), (2, "2 images beside it are")])
+def test_images_beside_a_dataset_do_not_hide_it(tmp_path, write, count, beside, capsys):
+    write(tmp_path)
+    images, names, labels = read(tmp_path)
+    for number in range(count):
+        (tmp_path / f"0{number}.png").write_bytes(encoded_image(9))
+    assert capsys.readouterr().err == ""
+    assert read(tmp_path) == read(tmp_path) == (images, names, labels) and labels == [0, 1]
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}: read as a dataset, {beside} not read; to embed such images, move them to "
+        "another folder\n"
+    )
+
+
+def test_a_folder_of_images_may_have_one_subfolder_of_other_images(tmp_path, capsys):
+    for name in ("a.png", "thumbnails/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded_image(1))
+    assert read(tmp_path) == ([encoded_image(1)], ["a.png"], [-1])
+    assert "those in its subfolder thumbnails are not read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["train.rec", "others.rec"])
