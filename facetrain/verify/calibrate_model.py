@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def calibrate_model(
 
     Raises:
         ModelError: the model cannot be opened, its file cannot hold thresholds, or an embedding is not finite.
+        UsageError: there is no file that can hold the thresholds, or its folder is not writable.
         DataError: the data cannot be read, has no labels, or has too few impostor pairs for one of the rates.
     """
     path = _writable_model(model, output)
@@ -119,11 +121,20 @@ def _writable_model(model: Path, output: Path | None) -> Path:
     if output is not None:
         if output.suffix != ".safetensors":
             raise UsageError(f"{output}: the model is written as .safetensors; give a name with this suffix")
-        return output
+        return _in_writable_folder(output)
     if path.suffix == ".safetensors" and path.is_file():
         _, metadata = read_weights(path)
         if METADATA_KEY in metadata:
-            return path
+            return _in_writable_folder(path)
     raise UsageError(
         f"{model}: its file cannot hold thresholds; give --output FILE.safetensors for a copy of the model that does"
     )
+
+
+def _in_writable_folder(path: Path) -> Path:
+    """Return a path whose file can be replaced."""
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"{path}: the folder {path.parent} is not writable; give --output FILE.safetensors in another folder"
+        )
+    return path

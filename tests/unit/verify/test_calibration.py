@@ -1,11 +1,15 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify import calibration
+from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import (
     calibrate,
     pick_threshold,
@@ -111,3 +115,14 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
             {"thresholds": [found[0].as_json() | {"fnmr": None, "fnmr_interval": None}]}, Path("m")
         )[0]
     )
+
+
+@pytest.mark.parametrize("output", [None, "copy.safetensors"])
+def test_a_folder_that_is_not_writable_is_refused_before_anything_is_read(tmp_path, monkeypatch, output):
+    sizes = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+    model = tmp_path / "m.safetensors"
+    save_model(model, build_backbone("iresnet", **sizes).state_dict(), describe_backbone("iresnet", **sizes))
+    copy = tmp_path / output if output else None
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UsageError, match=f"{output or model.name}: the folder {tmp_path} is not writable"):
+        calibrate_model(model, "no such set", tmp_path, output=copy)
