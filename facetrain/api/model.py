@@ -204,7 +204,7 @@ def load_model(path: PathLike, device: str = "auto") -> Model:
         UsageError: there is no such device.
     """
     _require_device(device)
-    chosen = pick_device(device, 0)
+    chosen = pick_device(device, 0, cpu_setting="device='cpu'")
     return Model(Path(path), open_model(Path(path), chosen), chosen)
 
 
@@ -260,6 +260,8 @@ def evaluate(
 def _require_device(name: str) -> None:
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device {name!r}: unknown device; choose one of auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device 'cuda': this machine has no GPU; use 'cpu', or a machine with a GPU")
 
 
 def _require_at_least(least: int, **numbers: int) -> None:

@@ -132,7 +132,7 @@ def measure_training(
     if config.train.deterministic:
         fix_cublas_workspace()
     with (
-        join(config.train.device, timeout_s=config.train.timeout_s) as world,
+        join(config.train.device, timeout_s=config.train.timeout_s, cpu_setting="train.device: cpu") as world,
         deterministic_algorithms(config.train.deterministic),
         tf32_convolutions(config.train.tf32),
         tempfile.TemporaryDirectory() as scratch,

@@ -14,6 +14,8 @@ DEVICES = ("auto", "cpu", "cuda")
 def _check_device(name: str) -> str:
     if name not in DEVICES:
         raise UsageError(f"--device {name}: unknown device; choose one of {', '.join(DEVICES)}")
+    if name == "cuda":
+        resolve_device(name)
     return name
 
 

@@ -71,7 +71,8 @@ def doctor(
         described, faults = _config_of_run(of_run, set_ or ())
     if described and gpus is None and not launched_by_torchrun():
         gpus = topology("auto", "1", None, 0, described.train.device).nproc_per_node
-    with join(described.train.device if described else "auto") as world:
+    device = described.train.device if described else "auto"
+    with join(device, cpu_setting="train.device: cpu") as world:
         local_results = [vars(one) for one in (*faults, *examine(world, described, run_dir, gpus=gpus))]
         results = _merge(collectives.gather_json(local_results))
     failures = sum(result["status"] == "failure" for result in results)

@@ -54,8 +54,10 @@ class World:
         return self.rank == 0
 
 
-def pick_device(name: str, local_rank: int) -> torch.device:
+def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device:
     """Return the device of a local rank. "auto" is CUDA if a GPU is available, else the CPU.
+
+    `cpu_setting` is how the user selects the CPU, for the message.
 
     Raises:
         UsageError: there is no GPU for this local rank.
@@ -68,23 +70,30 @@ def pick_device(name: str, local_rank: int) -> torch.device:
     if local_rank >= count:
         raise UsageError(
             f"local rank {local_rank} has no GPU: this machine has {count}; "
-            + (f"start at most {count} processes on it" if count else "use a machine with a GPU")
-            + ", or set train.device to cpu"
+            + (f"start at most {count} processes on it, or use" if count else "use a machine with a GPU, or")
+            + f" {cpu_setting}"
         )
     return torch.device("cuda", local_rank)
 
 
 @contextmanager
-def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = True) -> Iterator[World]:
+def join(
+    device: str = "auto",
+    timeout_s: float = 600,
+    *,
+    keep_freed: bool = True,
+    cpu_setting: str = "--device cpu",
+) -> Iterator[World]:
     """Join the process group of the ranks that torchrun has started; without torchrun, use a world of one.
 
     CPU tensors are sent over gloo and CUDA tensors over NCCL: ranks can agree on a host value without
     synchronizing with the GPU. A collective that a rank does not join within `timeout_s` seconds fails on
     the other ranks. `keep_freed` is for runs on CPU: keep freed memory for the next step (faster), or
-    return it to the kernel at once.
+    return it to the kernel at once. `cpu_setting` is how the user selects the CPU, for messages.
 
     Raises:
         RunError: the process group could not be formed.
+        UsageError: there is no GPU for this rank.
     """
     if device == "cpu" or not torch.cuda.is_available():
         configure_allocator = keep_freed_memory if keep_freed else release_freed_memory
@@ -93,10 +102,11 @@ def join(device: str = "auto", timeout_s: float = 600, *, keep_freed: bool = Tru
         if "OMP_NUM_THREADS" not in os.environ:
             # torch's default ignores a container's CPU quota, and results depend on the number of threads.
             torch.set_num_threads(usable_cores())
-        yield World(rank=0, local_rank=0, size=1, local_size=1, device=_use(pick_device(device, 0)))
+        chosen = _use(pick_device(device, 0, cpu_setting=cpu_setting))
+        yield World(rank=0, local_rank=0, size=1, local_size=1, device=chosen)
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = _use(pick_device(device, local_rank))
+    chosen = _use(pick_device(device, local_rank, cpu_setting=cpu_setting))
     world, peers = _form_group(chosen, local_rank, timeout_s)
     ended_well = False
     try:

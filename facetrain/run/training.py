@@ -140,7 +140,12 @@ def _joined_world(config: Config) -> Iterator[World]:
     deterministic = config.train.deterministic
     if deterministic:
         fix_cublas_workspace()
-    joining = join(config.train.device, timeout_s=timeout_s, keep_freed=config.train.keep_freed_memory)
+    joining = join(
+        config.train.device,
+        timeout_s=timeout_s,
+        keep_freed=config.train.keep_freed_memory,
+        cpu_setting="train.device: cpu",
+    )
     with (
         joining as world,
         explain_failures(world, timeout_s),

@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import typer
 from typer import rich_utils
 
 from facetrain.cli.app import _exit_with_error, app
 from facetrain.distributed.process_setup import has_gpu_driver
+from facetrain.distributed.world import pick_device
+from facetrain.errors import UsageError
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import environment, facetrain, refusal, torchrun
 
@@ -50,6 +53,40 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
     assert process.returncode == 1, process.stderr
     assert len(process.stderr.splitlines()) == 1, process.stderr
     assert process.stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval m --target s",
+        "embed m faces --output a.npz",
+        "embed m faces --output a.safetensors",
+        "calibrate m --target faces",
+        "compare m a.jpg b.jpg",
+        "search faces faces --model m",
+        "search a.npz b.npz --model m --fmr 0.1",
+        "data clean m faces",
+        "data overlap m faces s.bin",
+        "bench checkpoint",
+    ],
+)
+def test_without_a_gpu_the_advice_names_the_option_of_the_command(line, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    error = refusal(*line.split(), "--device", "cuda")
+    assert str(error) == ("--device cuda: this machine has no GPU; use --device cpu, or a machine with a GPU")
+
+
+@pytest.mark.parametrize(
+    ("count", "advice"),
+    [
+        (0, "this machine has 0; use a machine with a GPU, or train.device: cpu"),
+        (2, "this machine has 2; start at most 2 processes on it, or use train.device: cpu"),
+    ],
+)
+def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(UsageError, match=f"local rank 2 has no GPU: {advice}"):
+        pick_device("cuda", 2, cpu_setting="train.device: cpu")
 
 
 @pytest.mark.parametrize(

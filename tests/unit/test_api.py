@@ -6,6 +6,7 @@ import sys
 import cv2
 import numpy as np
 import pytest
+import torch
 
 import facetrain
 from facetrain.backbone.zoo import build_backbone
@@ -152,6 +153,15 @@ def test_unusable_models_and_configs_are_errors_of_facetrain(tmp_path):
         facetrain.load_model(tmp_path / "nothing.safetensors")
     with pytest.raises(facetrain.errors.UsageError, match="unknown device"):
         facetrain.load_model(tmp_path / "nothing.safetensors", device="gpu")
+
+
+def test_a_machine_without_a_gpu_is_a_usage_error_that_names_the_argument(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for call in (facetrain.load_model, lambda path, device: facetrain.evaluate(path, "lfw", device=device)):
+        with pytest.raises(
+            facetrain.errors.UsageError, match="device 'cuda': this machine has no GPU; use 'cpu'"
+        ):
+            call(tmp_path / "nothing.safetensors", device="cuda")
     with pytest.raises(facetrain.errors.ConfigError, match="quickstrt: no such file or preset; did you mean"):
         facetrain.train("quickstrt")
     with pytest.raises(facetrain.errors.ConfigError, match="train.epochs"):

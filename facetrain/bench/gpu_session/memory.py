@@ -48,7 +48,10 @@ def measure_memory(
 
 def _take_steps(config: Config, identities: int, source: FaceDataset, steps: int = 3) -> float:
     """Take whole steps of a run; return the peak of allocated memory in GiB."""
-    with join(config.train.device) as world, tempfile.TemporaryDirectory() as scratch:
+    with (
+        join(config.train.device, cpu_setting="train.device: cpu") as world,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(world.device)
         run = build_run(config, world, identities, Path(scratch), source)
