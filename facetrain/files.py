@@ -156,18 +156,28 @@ def scratch_path(output: Path, suffix: str = "") -> Path:
 
 
 @contextmanager
-def replacing(output: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a temporary path in the same folder; its file becomes `output` when the block ends without an error.
+def temporary_file(output: Path, suffix: str = "") -> Iterator[Path]:
+    """Yield a temporary path in the same folder, whose file is removed when the block ends; errors name `output`.
 
-    An existing `output` is replaced. `suffix` ends the temporary name, for libraries that check it.
+    `suffix` ends the temporary name, for libraries that check it.
     """
     scratch = scratch_path(output, suffix)
     try:
         with _errors_naming(output, scratch):
             yield scratch
-            os.replace(scratch, output)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(output: Path, suffix: str = "") -> Iterator[Path]:
+    """Yield a temporary path as `temporary_file` does; its file becomes `output` if the block ends without an error.
+
+    An existing `output` is replaced.
+    """
+    with temporary_file(output, suffix) as scratch:
+        yield scratch
+        os.replace(scratch, output)
 
 
 @contextmanager

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.errors import ModelError, RunError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.files import new_file
+from facetrain.files import new_file, temporary_file
 from facetrain.models.export.checks import fits_onnx_file
 from facetrain.models.export.formats import Exported, ExportOptions, Similarity
 from facetrain.models.export.quantize import quantize_dynamic, quantize_static
@@ -71,8 +70,7 @@ def export_int8(
             quantized = quantize(network, used) if ranges is None else replace(network, ranges=ranges)
             _save(int8_model(quantized, model.image_size, model.embedding_size), model, output)
         else:
-            with tempfile.TemporaryDirectory(prefix=".int8.", dir=path.parent) as folder:
-                float32 = Path(folder, "float32.onnx")
+            with temporary_file(path) as float32:
                 write_float32(float32)
                 if options.int8 == "static":
                     quantize_static(float32, output, _batches(model, used))

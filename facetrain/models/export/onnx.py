@@ -21,7 +21,7 @@ from facetrain.models.export.checks import compare, fits_onnx_file, require_expo
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.file_pair import new_file_pair
-from facetrain.models.export.formats import Exported, ExportOptions
+from facetrain.models.export.formats import Comparison, Exported, ExportOptions
 from facetrain.models.export.int8 import export_int8
 from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
@@ -55,24 +55,28 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     require_exportable(model)
     kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
     model = replace(model, metadata=kept)
-    return export_int8(model, path, options, lambda float32: _write_float32(model, float32, options))
+    return export_int8(model, path, options, lambda float32: _save_compared(model, float32, options, path))
 
 
 def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
     """Write the file, or both files, and compare them with the network."""
+    if fits_onnx_file(model):
+        with new_file(path, RunError) as scratch:
+            return Exported(_save_compared(model, scratch, options, path), path)
+    weights = _data_file(path)
+    with new_file_pair(path, weights) as folder:
+        comparison = _save_compared(model, folder / path.name, options, path)
+    return Exported(comparison, path, weights=weights)
+
+
+def _save_compared(model: EmbeddingModel, scratch: Path, options: ExportOptions, path: Path) -> Comparison:
+    """Write a temporary file, and return the comparison with the network; messages name `path`."""
     import onnx
 
     proto = trace_onnx(model, options)
     onnx.helper.set_model_props(proto, file_metadata(model, options))
-    if fits_onnx_file(model):
-        with new_file(path, RunError) as scratch:
-            save_onnx(proto, scratch, model)
-            return Exported(compare(path, _open(scratch, model, options), model, options), path)
-    weights = _data_file(path)
-    with new_file_pair(path, weights) as folder:
-        save_onnx(proto, folder / path.name, model)
-        comparison = compare(path, _open(folder / path.name, model, options), model, options)
-    return Exported(comparison, path, weights=weights)
+    save_onnx(proto, scratch, model)
+    return compare(path, _open(scratch, model, options), model, options)
 
 
 def save_onnx(proto: Any, path: Path, model: EmbeddingModel) -> None:

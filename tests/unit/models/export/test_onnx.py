@@ -1,7 +1,10 @@
 """Networks exported to ONNX and opened again."""
 
 import dataclasses
+import errno
+import functools
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -10,13 +13,15 @@ import torch
 from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, RunError
 from facetrain.models.export import checks
+from facetrain.models.export import onnx as onnx_module
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.model_file import RAW_PIXELS, EmbeddingModel, describe_backbone, open_model, save_model
 
 pytest.importorskip("onnxscript")
+onnx = pytest.importorskip("onnx")
 CPU = torch.device("cpu")
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
@@ -160,3 +165,19 @@ def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_p
     again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()
     assert again.preprocessing["mean"] == 0 and again.preprocessing["scale"] == 1
     np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-6)
+
+
+@pytest.mark.parametrize("int8", [None, "dynamic"])
+def test_errors_name_the_output_and_no_temporary_file(model, tmp_path, monkeypatch, int8):
+    def fill_disk(proto, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    output, options = tmp_path / "m.onnx", ExportOptions(int8=int8)
+    with monkeypatch.context() as patched:
+        patched.setattr(onnx, "save", fill_disk)
+        with pytest.raises(RunError, match=f"^{output}: No space left on device$"):
+            export_onnx(model, output, options)
+    monkeypatch.setattr(onnx_module, "compare", functools.partial(onnx_module.compare, tolerance=-1))
+    with pytest.raises(RunError, match=f"^{output}: not written"):
+        export_onnx(model, output, options)
+    assert not list(tmp_path.iterdir())
