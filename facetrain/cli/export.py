@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _USUAL_COSINE = 0.98
 _USUAL_LOSS = 0.003
 """Loss of accuracy (3 in 1,000 pairs) that is not worth advice."""
+_RATES = ("eer", "tar@", "rank", "tpir@")
+"""Beginnings of the names of the rates of sets that have no accuracy."""
 _ADVICE = (
     "give some hundred images like those that the network will get with --calibrate, "
     "or keep float32 without --int8"
@@ -103,6 +105,7 @@ def export(
     if results:
         model_results, results = results, _evaluate(exported.model, target, sets)
         report["accuracy"] = _compare_accuracy(model_results, results)
+        report["rates"] = _compare_rates(model_results, results)
     if model_card:
         # With the results of the file: quantization changes them.
         _write_card(model_card, opened, output.name, results, options, report)
@@ -194,6 +197,19 @@ def _compare_accuracy(model: dict[str, Any], file: dict[str, Any]) -> dict[str, 
     }
 
 
+def _compare_rates(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the rates of the sets that have no accuracy, such as IJB, without those that a set is too small for."""
+    return {
+        name: {
+            metric: {"model": value, "file": file[name][metric]}
+            for metric, value in result.items()
+            if metric.startswith(_RATES) and value is not None and file[name][metric] is not None
+        }
+        for name, result in model.items()
+        if "accuracy" not in result
+    }
+
+
 def _report(files: list[Path], opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
     """Return the result of an export as JSON."""
     more = {} if exported.weights is None else {"weights": str(exported.weights)}
@@ -248,11 +264,14 @@ def _format_report(report: dict[str, Any]) -> list[str]:
             f"cosine with the embeddings of the model: {cosine['mean']:.4f} on average, "
             f"{cosine['lowest']:.4f} at least, on {cosine['images']} images"
         )
-    for name, accuracy in report.get("accuracy", {}).items():
-        change = accuracy["file"] - accuracy["model"]
-        lines.append(
-            f"{name}: accuracy of the file {accuracy['file']:.3%}, of the model {accuracy['model']:.3%} ({change:+.3%})"
-        )
+    lines += [
+        _format_rate(f"{name}: accuracy", accuracy) for name, accuracy in report.get("accuracy", {}).items()
+    ]
+    lines += [
+        _format_rate(f"{name}: {metric}", rate)
+        for name, rates in report.get("rates", {}).items()
+        for metric, rate in rates.items()
+    ]
     if "left_out" in report:
         lines.append(
             "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
@@ -260,6 +279,11 @@ def _format_report(report: dict[str, Any]) -> list[str]:
     if _lost_much(report):
         lines.append(f"The file loses more than usual; {_ADVICE}.")
     return lines
+
+
+def _format_rate(name: str, rate: dict[str, float]) -> str:
+    change = rate["file"] - rate["model"]
+    return f"{name} of the file {rate['file']:.3%}, of the model {rate['model']:.3%} ({change:+.3%})"
 
 
 def _is_quantized(report: dict[str, Any]) -> bool:

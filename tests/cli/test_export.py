@@ -13,6 +13,7 @@ from facetrain.models.weight_files import read_weights
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
 from tests.support.mxnet_files import randomize, write_iresnet
+from tests.support.protocols import write_ijb, write_tinyface
 
 pytest.importorskip("onnxscript")
 OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
@@ -105,6 +106,20 @@ def test_the_accuracy_of_safetensors_is_reported_too(model, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "faces: accuracy of the file " in done.stdout and "(+0.000%)" in done.stdout
+
+
+def test_the_rates_of_a_set_without_accuracy_are_reported(model, tmp_path):
+    for write, name in ((write_ijb, "ijbc"), (write_tinyface, "tinyface")):
+        write(tmp_path / name)
+    options = ["--target", "ijbc", "--target", "tinyface", "--data-dir", tmp_path]
+    arguments = ["export", model, "--format", "safetensors", "--output", tmp_path / "m.safetensors", *options]
+    report = json.loads(facetrain(*arguments, "--json").stdout)
+    done = facetrain("eval", model, *options, "--bootstrap", 0, "--json", "-")
+    sets, lines = json.loads(done.stdout)["sets"], facetrain(*arguments).stdout.splitlines()
+    for name, metric in (("ijbc", "tar@1e-01"), ("ijbc_1n", "rank1"), ("tinyface", "rank20")):
+        rates, value = report["rates"][name], sets[name][metric]
+        assert rates[metric] == {"model": value, "file": value} and "tar@1e-06" not in rates
+        assert f"{name}: {metric} of the file {value:.3%}, of the model {value:.3%} (+0.000%)" in lines
 
 
 def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(model, tmp_path):
