@@ -5,6 +5,7 @@ import lzma
 import shlex
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,6 +154,18 @@ def test_two_outputs_need_two_files(options):
 def test_a_sheet_has_the_suffix_of_what_is_written(options):
     refused = refusal("data", *options, "--sheet", "s.jpg")
     assert "s.jpg: a contact sheet is a .png or an .html file" in str(refused) and refused.exit_code == 2
+
+
+def test_further_pages_of_a_sheet_replace_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("s_1.html", "s_2.png", "s_2.html.html", "as_2.html"):
+        Path(name).write_text("mine")
+    refused = "has the name of a further page of the contact sheet s.html; remove it, or choose another name"
+    arguments = ["clean", "m", "data", "--sheet", "s.html"]
+    assert "data: no such folder" in str(refusal("data", *arguments))
+    assert str(refusal("data", *arguments, "--report", "./s_3.html")) == f"s_3.html: {refused}"
+    Path("s_12.html").write_text("mine")
+    assert str(refusal("data", *arguments)) == f"s_12.html: {refused}"
 
 
 def test_inspect_writes_sheets_of_augmentations_and_of_one_identity(data, tmp_path):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from facetrain.cli.data.options import BatchSize, Json, Precision, Sheet, Workers
+from facetrain.cli.data.options import BatchSize, Json, Precision, Workers
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import (
     echo_line,
     require_absent,
     require_distinct,
+    require_free_pages,
     require_sheet,
     require_writable,
     write_text,
@@ -66,7 +67,14 @@ def clean(
             help='Take the decisions of a report in place of a model; those with `"apply": false` are left out.',
         ),
     ] = None,
-    sheet: Sheet = None,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a contact sheet of every decision, for a decision by eye: .html with names in any script, or "
+            ".png. Further pages get _2, _3, … after the name; such files must not exist.",
+        ),
+    ] = None,
     yes: Annotated[
         bool,
         typer.Option(
@@ -105,6 +113,7 @@ def clean(
     require_distinct(output, report, sheet)
     require_writable(report)
     require_sheet(sheet)
+    require_free_pages(sheet, output, report)
     source = open_dataset(folder)
     if apply is not None:
         decisions = _read_decisions(apply, source)

@@ -37,11 +37,3 @@ Precision = Annotated[
         "dataset. A higher share reports less.",
     ),
 ]
-Sheet = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write a contact sheet of every decision, for a decision by eye: .html with names in any script, or .png. "
-        "Further pages get _2, _3, … after the name.",
-    ),
-]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import BatchSize, Dataset, Json, Model, Precision, Sheet
+from facetrain.cli.data.options import BatchSize, Dataset, Json, Model, Precision
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import echo_line, require_sheet, require_writable, write_text
 from facetrain.errors import UsageError
@@ -33,7 +33,14 @@ def overlap(
             help="Write the identities found, one number per line, for `without` in a mixture.",
         ),
     ] = None,
-    sheet: Sheet = None,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a contact sheet with the most similar pair of images of each identity: .html with names in any "
+            "script, or .png.",
+        ),
+    ] = None,
     precision: Precision = 0.95,
     device: Device = "auto",
     batch_size: BatchSize = 256,
