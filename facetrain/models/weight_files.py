@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,12 @@ def load_without_code(path: Path) -> Any:
     if is_archive:
         _require_saved_by_torch(path)
     try:
-        with torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]):
+        with (
+            torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]),
+            warnings.catch_warnings(),
+        ):
+            # Instructions of the other protocols that torch does not know raise an error.
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # a damaged pickle raises errors of any kind
         raise ModelError(f"{path}: {_unreadable_reason(path, error)}; no code in it was run") from error

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from facetrain.backbone.zoo import build_on_meta
+from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError
 from facetrain.models.model_file import PREPROCESSING, describe_backbone, open_model, save_model
 from facetrain.models.weight_files import read_weights
@@ -29,6 +30,15 @@ def torch_file(path, value):
 
 def bare_pickle(path, value):
     path.write_bytes(pickle.dumps(value, protocol=2))
+
+
+def test_a_pickle_that_is_no_weights_file_is_refused_without_a_warning_of_torch(tmp_path, recwarn):
+    write_bin(tmp_path / "pairs.bin", [b"one", b"two"], [True])
+    (tmp_path / "list.pt").write_bytes(pickle.dumps([b"one"], protocol=4))
+    for name in ("pairs.bin", "list.pt"):
+        with pytest.raises(ModelError, match=f"{name}: is not a file that torch.save writes"):
+            read_weights(tmp_path / name)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("write", [torch_file, bare_pickle])
