@@ -112,8 +112,9 @@ def identity_name(dataset: FaceDataset, label: int) -> str:
 
 
 def has_identity_names(dataset: FaceDataset) -> bool:
-    """Return whether an identity has another name than its number."""
-    return any(identity_name(dataset, label) != str(label) for label in range(dataset.num_classes))
+    """Return whether an identity that has images has another name than its number."""
+    # Not range(num_classes): a damaged label can be so large that the loop would take hours.
+    return any(identity_name(dataset, label) != str(label) for label in np.unique(dataset.labels).tolist())
 
 
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:

@@ -84,8 +84,9 @@ def drop_small_identities(dataset: FaceDataset, path: Path, min_images_per_ident
     """
     if min_images_per_identity == 1:
         return dataset
-    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
-    enough = np.flatnonzero(counts >= min_images_per_identity)
+    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
+    present, counts = np.unique(dataset.labels, return_counts=True)
+    enough = present[counts >= min_images_per_identity]
     if not len(enough):
         raise DataError(
             f"{path}: no identity has {min_images_per_identity} images or more; the most is {counts.max():,}"
@@ -95,8 +96,8 @@ def drop_small_identities(dataset: FaceDataset, path: Path, min_images_per_ident
 
 def images_of_large_identities(dataset: FaceDataset, min_images_per_identity: int) -> np.ndarray:
     """Return the numbers of the images that `drop_small_identities` keeps, also of those in a mixture: int64 (N,)."""
-    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
-    return np.flatnonzero(counts[dataset.labels] >= min_images_per_identity)
+    _, row, counts = np.unique(dataset.labels, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[row] >= min_images_per_identity)
 
 
 def _open_folder(folder: Path) -> FaceDataset:

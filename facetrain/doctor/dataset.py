@@ -36,12 +36,13 @@ def check_dataset(
     """
     source = open_dataset(folder, min_images_per_identity=min_images_per_identity)
     check_counts(source, folder, num_classes=num_classes, num_images=num_images)
-    counts = np.bincount(source.labels, minlength=source.num_classes)
+    present, counts = _count_images(source)
+    fewest = counts.min() if len(present) == source.num_classes else 0
     message = (
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
-        f"{counts.min():,} to {counts.max():,} of each"
+        f"{fewest:,} to {counts.max():,} of each"
     )
-    results = [passed("dataset", message), *_check_labels(source, counts)]
+    results = [passed("dataset", message), *_check_labels(source)]
     results.append(_check_images(source, image_size, skip_bad=skip_bad))
     return results, source
 
@@ -99,26 +100,31 @@ def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
     return [(name, source)]
 
 
-def _check_labels(source: FaceDataset, counts: np.ndarray) -> list[CheckResult]:
+def _count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels that have images, ascending, and the numbers of their images."""
+    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
+    return np.unique(source.labels, return_counts=True)
+
+
+def _check_labels(source: FaceDataset) -> list[CheckResult]:
     if not isinstance(source, MixtureDataset):
-        return [_check_identities(counts)]
-    results = [
-        _check_identities(np.bincount(one.labels, minlength=one.num_classes)) for one in source.datasets
-    ]
+        return [_check_identities(source)]
+    results = [_check_identities(one) for one in source.datasets]
     found = [
         replace(result, message=f"dataset {number} of the mixture: {result.message}")
         for number, result in enumerate(results, start=1)
         if result.status != OK
     ]
-    return found or [passed("identities", f"every label from 0 to {len(counts) - 1:,} has an image")]
+    return found or [passed("identities", f"every label from 0 to {source.num_classes - 1:,} has an image")]
 
 
-def _check_identities(counts: np.ndarray) -> CheckResult:
-    missing, single = int((counts == 0).sum()), int((counts == 1).sum())
-    if missing and not counts[0]:
-        first = int(np.flatnonzero(counts)[0])
+def _check_identities(source: FaceDataset) -> CheckResult:
+    present, counts = _count_images(source)
+    first, last = int(present[0]), source.num_classes - 1
+    missing, single = source.num_classes - len(present), int((counts == 1).sum())
+    if missing and first > 0:
         is_shifted = first == missing
-        labels = f"every label from {first} to {len(counts) - 1:,} has an image" if is_shifted else ""
+        labels = f"every label from {first} to {last:,} has an image" if is_shifted else ""
         return warning(
             "identities",
             f"no image has the label 0{', but ' + labels if labels else ''}: the labels begin at {first}",
@@ -131,13 +137,13 @@ def _check_identities(counts: np.ndarray) -> CheckResult:
             f"{missing:,} labels below the highest have no image",
             "their class centers cannot learn: check the labels with `facetrain data check`",
         )
-    if single > len(counts) / 2:
+    if single > source.num_classes / 2:
         return warning(
             "identities",
-            f"{single:,} of {len(counts):,} identities have one image",
+            f"{single:,} of {source.num_classes:,} identities have one image",
             "consider data.min_images_per_identity: 2",
         )
-    return passed("identities", f"every label from 0 to {len(counts) - 1:,} has an image")
+    return passed("identities", f"every label from 0 to {last:,} has an image")
 
 
 def _check_images(source: FaceDataset, image_size: int, *, skip_bad: bool) -> CheckResult:

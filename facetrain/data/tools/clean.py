@@ -1,10 +1,10 @@
 """Cleaning of a dataset: its label faults are found by embeddings, and it is written again with corrected labels."""
 
-# N images   D embedding
+# N images   L different labels   D embedding
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,27 @@ def find_label_faults(
         DataError: the images have no labels.
     """
     check_labeled(label_N)
+    # A damaged label can be so large that the centers of all labels below it would fill the memory.
+    present_L, row_N = np.unique(label_N, return_inverse=True)
+    found = _find_label_faults(embedding_ND, row_N, precision=precision, merge=merge)
+    groups = int(present_L[-1]) + 1 + np.arange(len(found.faults))
+    label_of = np.concatenate([present_L.astype(np.int64), groups, [-1]])  # the last one for −1
+    faults = [
+        replace(
+            one,
+            identity=int(label_of[one.identity]),
+            other=int(label_of[one.other]),
+            target=int(label_of[one.target]),
+        )
+        for one in found.faults
+    ]
+    return replace(found, faults=faults, label_N=label_of[found.label_N])
+
+
+def _find_label_faults(
+    embedding_ND: np.ndarray, label_N: np.ndarray, *, precision: float, merge: bool
+) -> CleanReport:
+    """Find the faults of labels without gaps; groups of mixed identities get the labels after them."""
     label = label_N.astype(np.int64)
     genuine_N, separation = measure_separation(embedding_ND, label)
     if separation.useless:

@@ -86,7 +86,7 @@ def write_fault_sheet(
     """
     source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
-    first = np.searchsorted(source.labels[order], np.arange(source.num_classes + 1))
+    sorted_label = source.labels[order]
     groups = {fault.target: fault.images for fault in faults if fault.kind == MIXED_IDENTITY}
     written = []
     for start in range(0, max(len(faults), 1), rows):
@@ -95,11 +95,8 @@ def write_fault_sheet(
             shown = list(fault.images[:_SHOWN_MEMBERS])
             for identity in (fault.identity, fault.other):
                 if identity >= 0:
-                    members = (
-                        order[first[identity] : first[identity + 1]].tolist()
-                        if identity < source.num_classes
-                        else groups[identity]
-                    )
+                    first, end = np.searchsorted(sorted_label, [identity, identity + 1])
+                    members = order[first:end].tolist() if identity < source.num_classes else groups[identity]
                     shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
             labels.append(f"{fault.number or number}. {_fault_title(source, fault)}")
             grid.append([_read(source, image, size) for image in shown])

@@ -123,7 +123,7 @@ def find_identity(folder: Path, name: str) -> int:
         DataError: there is no such identity.
     """
     source = open_dataset(folder)
-    named = [label for label in range(source.num_classes) if identity_name(source, label) == name]
+    named = [label for label in np.unique(source.labels).tolist() if identity_name(source, label) == name]
     # In a mixture, the name of one identity can be the number of another one, which has none.
     if named:
         return min(named, key=lambda label: name == str(label))

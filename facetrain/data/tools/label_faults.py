@@ -1,11 +1,11 @@
 """Label faults: mixed identities, duplicate identities, mislabeled images and outliers, and the labels without them."""
 
-# N images   K labels
+# N images   L different labels
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 
@@ -58,14 +58,16 @@ def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:
         if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE):
             label[list(one.images)] = one.target
     merged = [(one.identity, one.other, one.target) for one in faults if one.kind == DUPLICATE_IDENTITY]
-    root_K = np.arange(max(int(label.max()), int(label_N.max()), *chain(*merged)) + 1)
+    if not merged:
+        return label
+    # Not an array of all labels: a damaged label can be so large that it would fill the memory.
+    roots: dict[int, int] = {}
     for identities in merged:
-        root, *leaves = sorted({_root(root_K, identity) for identity in identities})
-        root_K[leaves] = root
-    # A root has a smaller number than the identities that were merged with it, so one ascending pass finds the roots.
-    for identity in range(len(root_K)):
-        root_K[identity] = root_K[root_K[identity]]
-    return np.where(label >= 0, root_K[label], -1)
+        root, *leaves = sorted({_root(roots, identity) for identity in identities})
+        roots |= dict.fromkeys(leaves, root)
+    present, row_N = np.unique(label, return_inverse=True)
+    root_L = np.array([_root(roots, identity) for identity in present.tolist()])
+    return root_L[row_N]
 
 
 def count_changes(label_N: np.ndarray, corrected_N: np.ndarray) -> tuple[int, int]:
@@ -75,7 +77,8 @@ def count_changes(label_N: np.ndarray, corrected_N: np.ndarray) -> tuple[int, in
     return int((label_N != corrected_N).sum()), disappearing
 
 
-def _root(root_K: np.ndarray, identity: int) -> int:
-    while root_K[identity] != identity:
-        identity = int(root_K[identity])
+def _root(roots: Mapping[int, int], identity: int) -> int:
+    """Return the identity that an identity is merged into, or the identity itself."""
+    while identity in roots:
+        identity = roots[identity]
     return identity

@@ -64,12 +64,14 @@ def find_overlap(
         DataError: the training images have no labels.
     """
     check_labeled(label_N)
+    # A damaged label can be so large that the centers of all labels below it would fill the memory.
+    present_K, label_N = np.unique(label_N, return_inverse=True)
     genuine_N, separation = measure_separation(embedding_ND, label_N)
     nothing = OverlapReport(separation, [], FaultThreshold(np.inf, 0, 0.0, 0.0))
     if separation.useless:
         return nothing
     clear_N = ~(genuine_N < separation.threshold)
-    count = int(label_N.max()) + 1
+    count = len(present_K)
     unit_KD = compute_centers(embedding_ND, np.where(clear_N, label_N, -1), count).unit_KD
     _, impostor_N = nearest_other_center(embedding_ND, label_N, unit_KD)
     identity_M, cosine_M = nearest_other_center(test_MD, np.full(len(test_MD), -1), unit_KD)
@@ -98,5 +100,6 @@ def find_overlap(
         test_image = int(rows[cosine_M[rows].argmax()])
         images = order_N[first_K[number] : first_K[number + 1]]
         image = int(images[(embedding_ND[images] @ test_MD[test_image]).argmax()])
-        found.append(OverlappingIdentity(number, float(cosine_M[test_image]), image, test_image, len(rows)))
+        identity, cosine = int(present_K[number]), float(cosine_M[test_image])
+        found.append(OverlappingIdentity(identity, cosine, image, test_image, len(rows)))
     return OverlapReport(separation, sorted(found, key=lambda one: -one.similarity), threshold)

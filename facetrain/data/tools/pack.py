@@ -117,11 +117,13 @@ def _large_identities(
 ) -> np.ndarray:
     """Return the numbers of the images of identities with enough images, int64; add the others to `skipped`."""
     drop_small_identities(source, path, min_images)  # raises an error if no identity is left
-    counts = np.bincount(source.labels, minlength=source.num_classes)
-    is_small = counts[source.labels] < min_images
+    _, row, counts = np.unique(source.labels, return_inverse=True, return_counts=True)
+    is_small = counts[row] < min_images
     for number in np.flatnonzero(is_small).tolist():
         label = int(source.labels[number])
-        reason = f"identity {identity_name(source, label)} has {counts[label]:,} of {min_images:,} images"
+        reason = (
+            f"identity {identity_name(source, label)} has {counts[row[number]]:,} of {min_images:,} images"
+        )
         skipped.append(SkippedFile(_name(source, number), "small_identity", reason))
     return np.flatnonzero(~is_small)
 

@@ -122,11 +122,12 @@ def subset(
         DataError: no identity is left, the dataset cannot be read, or the output cannot be written.
     """
     source = open_dataset(folder)
-    counts = np.bincount(source.labels, minlength=source.num_classes)
-    keep = (counts > 0) & (counts >= min_images_per_identity)
+    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
+    present, counts = np.unique(source.labels, return_counts=True)
+    keep = counts >= min_images_per_identity
     if listed is not None:
-        keep &= np.isin(np.arange(source.num_classes), read_identities(listed, source.num_classes))
-    selected = np.flatnonzero(keep)
+        keep &= np.isin(present, read_identities(listed, source.num_classes))
+    selected = present[keep]
     if identities is not None and identities < len(selected):
         selected = np.sort(selected[permute(np.arange(identities), len(selected), key_of(seed))])
     if not len(selected):

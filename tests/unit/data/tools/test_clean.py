@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,34 @@ def test_blocks_give_the_same_result_as_all_embeddings_at_once(faces, monkeypatc
     ]
     assert [one.image for one in again.found] == [one.image for one in overlapping.found]
     assert len(overlapping.found) == 36
+
+
+def test_labels_with_large_gaps_give_the_faults_of_labels_without_gaps(faces):
+    embedding, person = faces
+    label = person.copy()
+    label[[98, 50, 91]] = [7, 8, 9]
+    label[person == 1] = 0
+    label[5 * EACH : 5 * EACH + EACH // 2] = IDENTITIES
+    spread = label * 1000
+    spread[label == IDENTITIES] = 2**31 - 1
+    tracemalloc.start()
+    wide, overlapping = (
+        find_label_faults(embedding, spread, merge=True),
+        find_overlap(embedding, spread, embedding),
+    )
+    assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    tracemalloc.stop()
+    dense = find_label_faults(embedding, label, merge=True)
+    # −1 is the last one, the group of the mixed identity the one before.
+    label_of = np.array([*range(0, IDENTITIES * 1000, 1000), 2**31 - 1, 2**31, -1])
+    assert {one.kind for one in dense.faults} == {"mixed_identity", "duplicate_identity", "mislabeled_image"}
+    for one, other in zip(dense.faults, wide.faults, strict=True):
+        numbers = [int(label_of[number]) for number in (one.identity, one.other, one.target)]
+        assert [other.identity, other.other, other.target] == numbers
+        assert (one.kind, one.image, one.images) == (other.kind, other.image, other.images)
+    assert (wide.label_N == label_of[dense.label_N]).all()
+    found = find_overlap(embedding, label, embedding).found
+    assert [label_of[one.identity] for one in found] == [one.identity for one in overlapping.found] != []
 
 
 def test_an_identity_with_very_many_images_is_split_by_some_of_them(faces, monkeypatch):

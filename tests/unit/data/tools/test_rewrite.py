@@ -1,12 +1,19 @@
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.formats.recordio import RecordReader
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.data.tools.check import check
+from facetrain.data.tools.contact_sheet import write_fault_sheet
 from facetrain.data.tools.convert import convert
+from facetrain.data.tools.inspect import find_identity
+from facetrain.data.tools.label_faults import LabelFault
+from facetrain.data.tools.pack import pack
 from facetrain.data.tools.rewrite import merge, shuffle, split, subset
 from facetrain.data.tools.unpack import unpack
 from facetrain.errors import DataError, ImageError
@@ -128,3 +135,28 @@ def test_an_empty_image_is_refused_by_its_name(tmp_path, write):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     check(tmp_path / "in", repair=tmp_path / "repaired")
     write(tmp_path / "repaired", tmp_path / "out")
+
+
+def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
+    data = write_records(tmp_path / "data", [0, 0, 1, 2**31 - 256, 2**31 - 256])
+    (tmp_path / "list.txt").write_text(f"0\n{2**31 - 256}\n")
+    tracemalloc.start()
+    kept = open_dataset(data, min_images_per_identity=2)
+    numbers = images_of_large_identities(open_dataset(data), 2)
+    listed = subset(data, tmp_path / "listed", listed=tmp_path / "list.txt")
+    large = subset(data, tmp_path / "large", min_images_per_identity=2)
+    packed = pack(data, tmp_path / "packed", image_size=16, min_images_per_identity=2)
+    merged = merge([data, data], tmp_path / "merged")
+    with pytest.raises(DataError, match="no identity is named 'ann'"):
+        find_identity(data, "ann")
+    fault = LabelFault("mislabeled_image", 2**31 - 256, 0, 3, 0.5, (3,), 0)
+    write_fault_sheet(data, [fault], tmp_path / "faults.html")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    tracemalloc.stop()
+    assert kept.labels.tolist() == [0, 0, 1, 1] and numbers.tolist() == [0, 1, 3, 4]
+    for written in (listed, large, packed):
+        assert (written.identities, written.images) == (2, 4)
+        assert open_dataset(Path(written.folder)).labels.tolist() == [0, 0, 1, 1]
+    assert "identity 1 has 1 of 2 images" in (tmp_path / "packed" / "skipped.csv").read_text()
+    assert (merged.identities, merged.images) == (6, 10)
+    assert (tmp_path / "faults.html").read_text().count("<img ") == 4
