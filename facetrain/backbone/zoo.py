@@ -63,6 +63,9 @@ _ZOO: dict[str, Callable[..., Backbone]] = {
 PUBLISHED_NAMES = (*_ARCFACE_TORCH, *_OTHER_PROGRAMS)
 """Names of the backbones that other programs publish weights of."""
 
+_OPTIONS = ("embedding_size", "image_size", "dropout", "checkpoint_activations")
+"""Options of every backbone."""
+
 
 def names() -> list[str]:
     """Return every name that `build_backbone` accepts."""
@@ -90,6 +93,8 @@ def build_backbone(
     Raises:
         ModelError: no backbone has that name, or it does not have an option.
     """
+    if unknown := options.keys() - _OPTIONS:
+        raise ModelError(f"model.backbone: {name} has no option {min(unknown)}; use {', '.join(_OPTIONS)}")
     if name == "iresnet":
         if layers is None or widths is None:
             raise ModelError("model.backbone: iresnet needs model.layers and model.widths, four numbers each")
@@ -98,6 +103,8 @@ def build_backbone(
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}"
         raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
+    if widths is not None:
+        raise ModelError(f"model.widths: the channels of {name} are fixed; leave them out")
     if layers is not None:
         if name not in _MOBILE:
             raise ModelError(f"model.layers: the number of blocks of {name} is fixed; leave it out")

@@ -51,6 +51,20 @@ def test_an_unknown_name_is_an_error_that_suggests_a_known_one(name, message):
         build_backbone(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["r18", "ir50", "mbf", "vit_t", "vit_s_kprpe", "timm_vit_t_patch8", "resnet18"]
+)
+def test_an_argument_that_a_network_does_not_take_is_refused(name):
+    with pytest.raises(ModelError, match=f"model.widths: the channels of {name} are fixed"):
+        build_backbone(name, widths=SMALL["widths"])
+    for option in ("embeding_size", "scale", "depths", "patch", "subsample_shortcut"):
+        with pytest.raises(ModelError, match=f"{name} has no option {option}; use embedding_size, "):
+            build_backbone(name, **{option: 1})
+    if name != "mbf":
+        with pytest.raises(ModelError, match=f"model.layers: the number of blocks of {name} is fixed"):
+            build_backbone(name, layers=SMALL["layers"])
+
+
 def test_names_and_shapes_of_a_network_are_known_without_memory():
     for name in ("r18", "mbf", "vit_t", "resnet18"):
         weights, shapes = (build(name).state_dict() for build in (build_backbone, build_on_meta))
