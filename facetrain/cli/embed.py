@@ -10,7 +10,7 @@ import typer
 
 from facetrain.cli.devices import Device
 from facetrain.cli.evaluation_options import BatchSize, Bf16, Model
-from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.cli.outputs import echo_line, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
@@ -53,6 +53,7 @@ def embed(
     from facetrain.verify.image_embeddings import embed_input
     from facetrain.verify.partial_embeddings import remove_partial_files
 
+    require_no_input((model, input), output)
     if output.suffix == SUFFIX:
         refuse_given(context, "dtype", when=f"on {SUFFIX} files")
         require_writable(output)

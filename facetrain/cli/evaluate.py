@@ -31,7 +31,7 @@ from facetrain.cli.evaluation_options import (
     Slices,
     Targets,
 )
-from facetrain.cli.outputs import echo_line, require_distinct, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_distinct, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.verify.formatting import format_evaluation
@@ -69,6 +69,7 @@ def evaluate(
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores
+    from facetrain.verify.pair_columns import score_file_and_column
     from facetrain.verify.protocols import Options
 
     targets = target or []
@@ -80,6 +81,9 @@ def evaluate(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
     _check_outputs(json_file, report)
+    tables = parse_slice_tables(slices or [], targets)
+    system_file = system.path if system.run else score_file_and_column(system.path)[0]
+    require_no_input((system_file, pairs, against, *tables.values(), *map(Path, targets)), json_file)
     options = Options(bootstrap, seed, flip, detector_score, slice_fmr=slice_fmr)
     if system.run is None:
         evaluation = evaluate_scores(system.path, pair_list=pairs, against=against, options=options)
@@ -90,7 +94,7 @@ def evaluate(
                 targets,
                 data_dir or eval_dir_of_run(system.run),
                 against=against,
-                tables=parse_slice_tables(slices or [], targets),
+                tables=tables,
                 options=options,
                 device=device,
                 batch_size=batch_size,
@@ -102,12 +106,11 @@ def evaluate(
     # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
     _give_results(evaluation, system, json_file)
     if report is not None:
-        from facetrain.verify.pair_columns import score_file_and_column
         from facetrain.verify.pair_set import PairSet
         from facetrain.verify.report import write_report
 
         if system.run is None:
-            files = [score_file_and_column(system.path)[0], pairs]
+            files = [system_file, pairs]
         else:
             files = [one.path for one in evaluation.sets.values() if isinstance(one, PairSet)]
         details = _report_details(evaluation.sets, files, data_dir, against)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +28,7 @@ from facetrain.cli.export_options import (
     Targets,
     Unit,
 )
-from facetrain.cli.outputs import echo_line, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
@@ -87,9 +86,7 @@ def export(
     row = FORMATS[format]
     _check_output(format, row, output)
     require_writable(*row.files(output), model_card)
-    for flag, path in (*(("--output", file) for file in row.files(output)), ("--model-card", model_card)):
-        if path is not None and os.path.realpath(path) == os.path.realpath(model):
-            raise UsageError(f"{flag} {path}: is the model itself; choose another file")
+    require_no_input((model, calibrate, compare), *row.files(output), model_card)
     exporter = row.load()
     opened = open_model(model, torch.device("cpu"), average=average)
     sets = data_dir or eval_dir_of_run(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import typer
@@ -49,6 +50,20 @@ def require_distinct(*paths: Path | None) -> None:
                 f"{path}: is given for two outputs, and the second would replace the first; rename one"
             )
         seen.add(place)
+
+
+def require_no_input(inputs: Iterable[Path | None], *outputs: Path | None) -> None:
+    """Check that no output of a command replaces one of its inputs; None is skipped.
+
+    Raises:
+        UsageError: one does.
+    """
+    places = {os.path.realpath(path) for path in inputs if path is not None}
+    for path in outputs:
+        if path is not None and os.path.realpath(path) in places:
+            raise UsageError(
+                f"{path}: is an input of the command, which the result would replace; choose another path"
+            )
 
 
 def require_sheet(path: Path | None) -> None:

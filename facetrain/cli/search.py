@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_distinct, require_writable
+from facetrain.cli.outputs import echo_line, require_distinct, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import DataError, UsageError
 
@@ -102,6 +102,7 @@ def search(
         refuse_given(context, "model", "device", when="on files of embeddings without --fmr")
     folder = index_folder or _index_beside(gallery)
     require_distinct(output, folder)
+    require_no_input((gallery, probe, model), output)
     require_writable(output)
     lowest = _stored_threshold(model, fmr, device) if fmr is not None else threshold
     entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)

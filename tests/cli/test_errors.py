@@ -90,6 +90,40 @@ def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monk
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "embed same faces --output same",
+        "embed m same --output ./same",
+        "search same b.npz --output same",
+        "search a.npz same --output link",
+        "search a.npz faces --model same --output same",
+        "eval same --target s --json same",
+        "eval m --target same --json same",
+        "eval m --target s --against same --json same",
+        "eval m --target s --slices s=same --json same",
+        "eval --scores same --json same",
+        "eval --embeddings e.npz --pairs same --json same",
+        "export same --format onnx --output m.onnx --model-card same",
+        "export m --format onnx --output m.onnx --compare same --model-card same",
+        "data overlap m same s.bin --output same",
+        "data overlap m faces same --sheet same",
+        "data clean same faces --report same",
+        "data clean faces --apply same --sheet same",
+    ],
+)
+def test_no_output_replaces_an_input(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    same = (
+        "same.csv" if "--scores" in line else "same.safetensors" if line.startswith("embed") else "same.html"
+    )
+    (tmp_path / same).write_text("mine")
+    (tmp_path / "link").symlink_to(same)
+    refused = refusal(*(word.replace("same", same) for word in line.split()))
+    assert "is an input of the command, which the result would replace; choose another path" in str(refused)
+    assert refused.exit_code == 2 and (tmp_path / same).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("train", "facetrain train: missing option '--config'; see facetrain train --help"),

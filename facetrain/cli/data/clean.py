@@ -16,6 +16,7 @@ from facetrain.cli.outputs import (
     require_absent,
     require_distinct,
     require_free_pages,
+    require_no_input,
     require_sheet,
     require_writable,
     write_text,
@@ -111,6 +112,7 @@ def clean(
         refuse_given(context, "yes", "workers", when="without --output")
     require_absent(output)
     require_distinct(output, report, sheet)
+    require_no_input((model, dataset, apply), report, sheet)
     require_writable(report)
     require_sheet(sheet)
     require_free_pages(sheet, output, report)

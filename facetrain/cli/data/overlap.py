@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.data.options import BatchSize, Dataset, Json, Model, Precision
 from facetrain.cli.devices import Device
-from facetrain.cli.outputs import echo_line, require_sheet, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_no_input, require_sheet, require_writable, write_text
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def overlap(
     from facetrain.data.tools.overlap import find_overlap
 
     require_writable(output, sheet)
+    require_no_input((model, dataset, test), output, sheet)
     require_sheet(sheet)
     source = open_dataset(dataset)
     train = _embed(model, dataset, device, batch_size, "embedding the dataset")
