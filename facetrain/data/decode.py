@@ -5,12 +5,8 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from facetrain.data.image_header import FORMAT_SUFFIX, jpeg_orientation, read_header
+from facetrain.data.image_header import FORMAT_SUFFIX, MAX_PIXELS, jpeg_orientation, read_header
 from facetrain.errors import ImageError
-
-MAX_PIXELS = 40_000_000
-"""40 megapixels, which need 230 MiB while OpenCV decodes them. The header of a tiny file can claim 100,000 × 100,000
-pixels; it is refused before decoding."""
 
 _MAX_SCANS = 100
 """Passes over the image of a progressive JPEG, which has about ten. Each takes up to 0.1 s and needs a few bytes."""

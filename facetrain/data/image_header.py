@@ -9,6 +9,9 @@ import re
 import struct
 from typing import NamedTuple
 
+MAX_PIXELS = 40_000_000
+"""40 megapixels, which need 230 MiB while OpenCV decodes them. The header of a tiny file can claim 100,000 × 100,000
+pixels; it is refused before decoding."""
 IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.decode import encode_jpeg
-from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
@@ -116,6 +116,7 @@ def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_p
 
 
 def test_errors_are_one_line(data, tmp_path):
+    write_bin(tmp_path / "val.bin", [encoded_image(n) for n in range(4)], [True, False])
     for arguments, message in (
         (("merge", data, tmp_path / "none", "--output", tmp_path / "out"), "no such folder"),
         (("merge", data, "--output", tmp_path / "out"), "two or more datasets"),
@@ -127,6 +128,12 @@ def test_errors_are_one_line(data, tmp_path):
         (("pairs", data, "--output", tmp_path / "none" / "x.bin"), f"there is no folder {tmp_path / 'none'}"),
         (("pairs", data, "--output", tmp_path / "x.txt"), "a verification set is a .bin file"),
         (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
+        (("pack", data, "--output", tmp_path / "x", "--image-size", 6325), "use a number of at most 6324"),
+        (("synth", "--output", tmp_path / "x", "--image-size", 6325), "use a number of at most 6324"),
+        (
+            ("pairs", tmp_path / "val.bin", "--output", tmp_path / "x.bin", "--reduce-to", 17),
+            "val.bin, image 0: has 16 × 16 pixels and cannot be reduced to 17; choose a smaller number",
+        ),
     ):
         process = facetrain("data", *arguments)
         lines = process.stderr.splitlines()

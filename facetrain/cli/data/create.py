@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
+from facetrain.cli.data.options import MOST_PIXELS, ImageSize, Json, MinImages, Output, Seed, Workers
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -175,7 +175,7 @@ def pairs(
     landmarks: Landmarks = None,
     detector: Detector = None,
     image_size: Annotated[
-        int, typer.Option(min=16, help="Width and height of aligned faces, in pixels.")
+        int, typer.Option(min=16, max=MOST_PIXELS, help="Width and height of aligned faces, in pixels.")
     ] = 112,
     reduce_to: Annotated[
         int | None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from facetrain.data.image_header import MAX_PIXELS
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard output.")
@@ -17,7 +20,11 @@ Dataset = Annotated[
     ),
 ]
 Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]
-ImageSize = Annotated[int, typer.Option(min=16, help="Width and height of the written images, in pixels.")]
+MOST_PIXELS = math.isqrt(MAX_PIXELS)
+"""Width and height of the largest square image that facetrain decodes."""
+ImageSize = Annotated[
+    int, typer.Option(min=16, max=MOST_PIXELS, help="Width and height of the written images, in pixels.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random selection or order.")]
 Workers = Annotated[
     int | None,

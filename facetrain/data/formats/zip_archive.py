@@ -38,7 +38,7 @@ from facetrain.files import printable
 
 LABELS_STEM = "labels"
 _MAX_IMAGE_BYTES = 128 << 20
-"""Encoded bytes of an image; an uncompressed one of `decode.MAX_PIXELS` has 115 MiB."""
+"""Encoded bytes of an image; an uncompressed one of `MAX_PIXELS` has 115 MiB."""
 _MAX_DEFLATE_RATIO = 1032
 """Bytes that one byte of a deflate stream can encode (zlib's technical notes)."""
 _MAX_LIST_RATIO, _SPARE_LIST_BYTES = 50, 1 << 16

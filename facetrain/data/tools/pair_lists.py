@@ -293,7 +293,7 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
         The number of pairs, and of those of one person.
 
     Raises:
-        PairsError: the set cannot be read, or the file cannot be written.
+        PairsError: the set cannot be read, the file cannot be written, or an image has fewer pixels than `reduce_to`.
         DataError: the landmarks cannot be read or written.
     """
     images, same_P = read_pair_archive(path)
@@ -315,4 +315,10 @@ def _reduced(images: list[bytes], path: Path, size: int) -> Iterator[bytes]:
     """Yield the images in `size` × `size` pixels, as PNG, because JPEG would blur faces of so few pixels."""
     for number, data in enumerate(images):
         image = decode_rgb(data, location=f"{path}, image {number}")
+        if size > min(image.shape[:2]):
+            height, width = image.shape[:2]
+            raise PairsError(
+                f"{path}, image {number}: has {width:,} × {height:,} pixels and cannot be reduced to {size:,}; choose "
+                "a smaller number"
+            )
         yield encode_png(resize_square(image, size))
