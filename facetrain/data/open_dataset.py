@@ -104,7 +104,7 @@ def _open_folder(folder: Path) -> FaceDataset:
     if not folder.is_dir():
         problem = "not a dataset" if folder.exists() else "no such folder"
         raise DataError(
-            f"{printable(str(folder))}: {problem}; data.train must be a folder with train.rec, with one subfolder per "
+            f"{printable(str(folder))}: {problem}; a dataset is a folder with train.rec, with one subfolder per "
             "identity, with data.mdb, or with .tar, .tar.gz, .parquet or .tfrecord shards; a .zip, .lmdb, .tar, "
             ".tar.gz or list file; or a YAML file that mixes datasets"
         )
