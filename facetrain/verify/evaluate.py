@@ -164,9 +164,14 @@ def evaluate_scores(
 
     Raises:
         DataError: a file cannot be read, or the second system has other pairs.
-        UsageError: embeddings are given without a pair list.
+        UsageError: embeddings are given without a pair list, or scores with one.
     """
     options = options or Options()
+    if pair_list is not None and scores.suffix not in EMBEDDING_SUFFIXES:
+        raise UsageError(
+            f"{scores}: not a file of embeddings ({', '.join(EMBEDDING_SUFFIXES)}); give scores with --scores, without "
+            "--pairs"
+        )
     table = _read_score_table(scores, pair_list)
     name = score_file_and_column(scores)[0].stem
     result = scores_result(table.scored, table.columns, options, table.quality)
@@ -192,7 +197,9 @@ def _read_score_table(path: Path, pair_list: Path | None) -> ScoreTable:
     if path.suffix not in EMBEDDING_SUFFIXES:
         return read_scores(path)
     if pair_list is None:
-        raise UsageError(f"{path}: embeddings need a list of the pairs; give it with --pairs")
+        raise UsageError(
+            f"{path}: is a file of embeddings, not of scores; evaluate embeddings with --embeddings FILE --pairs CSV"
+        )
     return read_scored_pairs(path, pair_list)
 
 

@@ -184,6 +184,14 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--scores", "a.csv", "--slices", "b.csv"], "b.csv needs a MODEL; add its columns to a.csv"),
         (["--embeddings", "a.npz", "--pairs", "p.csv", "--slices", "b.csv"], "add its columns to p.csv"),
         (["--embeddings", "a.npz"], "--embeddings and --pairs are used together"),
+        (
+            ["--scores", "a.npz"],
+            "a.npz: is a file of embeddings, not of scores; evaluate embeddings with --emb",
+        ),
+        (
+            ["--embeddings", "a.csv", "--pairs", "p.csv"],
+            "a.csv: not a file of embeddings (.npz, .parquet); give",
+        ),
     ):
         error = refusal("eval", *options)
         assert isinstance(error, UsageError) and message in str(error)

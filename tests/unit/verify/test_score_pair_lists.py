@@ -32,7 +32,7 @@ def test_embeddings_with_a_pair_list_are_scored_by_their_cosines(tmp_path):
     assert table.scored.subjects == 20 and (table.scored.subject_N == label).all()
     found = evaluate_scores(tmp_path / "system.npz", pair_list=path, options=FAST)
     assert found.results["system"].metrics["pairs"] == 400
-    with pytest.raises(UsageError, match="need a list of the pairs"):
+    with pytest.raises(UsageError, match="evaluate embeddings with --embeddings FILE --pairs CSV"):
         evaluate_scores(tmp_path / "system.npz", options=FAST)
 
 
