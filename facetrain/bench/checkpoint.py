@@ -40,6 +40,8 @@ def measure_checkpoints(folder: Path | None, *, gigabytes: float, saves: int, de
         UsageError: there is no such folder.
         RunError: a save failed.
     """
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name a folder on the disk to measure")
     snapshot = _training_state(gigabytes, device)
     with (
         os_errors_as(UsageError, folder or Path(), "name a folder on the disk to measure"),

@@ -59,7 +59,7 @@ def measure_search(
         folder: where the files are written; a temporary folder if None.
 
     Raises:
-        UsageError: the index would have more lists than the gallery has entries.
+        UsageError: there is no such folder, or the index would have more lists than the gallery has entries.
         RunError: a search failed.
         DataError: `faces` cannot be read, or has fewer than two people with two images each.
     """
@@ -67,6 +67,8 @@ def measure_search(
         raise UsageError(
             f"--nlist {nlist:,}: more lists than --entries {entries:,}; choose a smaller --nlist"
         )
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name a folder on the disk to measure")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         place = Path(scratch)
         gallery = _GeneratedRows(entries, size, clustered) if faces is None else _FaceRows(entries, faces)

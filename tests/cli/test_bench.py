@@ -58,6 +58,14 @@ def test_the_loader_is_measured_beside_the_decoder_and_both_dataloaders():
         (("backbone", "--backbone", "r19"), "one of r18"),
         (("scaling", "--backbone", "r19"), "one of r18"),
         (("train", "--input", "disk"), "one of synthetic, records"),
+        (
+            ("search", "--folder", __file__),
+            f"{__file__}: no such folder; name a folder on the disk to measure",
+        ),
+        (
+            ("checkpoint", "--folder", __file__),
+            f"{__file__}: no such folder; name a folder on the disk to measure",
+        ),
         (("verification", "speed"), "one of folds"),
     ],
 )
