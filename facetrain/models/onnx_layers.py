@@ -225,10 +225,10 @@ def states_pixels(metadata: Mapping[str, Any], path: Path) -> bool | None:
 def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     """Return whether a graph with a float input takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
 
-    The arithmetic of its first nodes shows it: it subtracts about half of 255, or divides by 255. If its numbers
-    differ by channel or by place, their mean counts. Factors and summands that differ may also be weights of a first
-    layer, which suit neither input: such a graph takes (pixels − 127.5) / 127.5, unless they normalize numbers from 0
-    to 1.
+    The arithmetic of its first nodes shows it: it subtracts about half of 255, or divides by 255; so does the mean of a
+    batch norm of the image. If its numbers differ by channel or by place, their mean counts. Factors and summands that
+    differ may also be weights of a first layer, which suit neither input: such a graph takes (pixels − 127.5) / 127.5,
+    unless they normalize numbers from 0 to 1.
 
     Args:
         onnx: the package.
@@ -266,6 +266,9 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
                 weighted.add(node.output[0])
         elif node.op_type not in _OF_SHAPE:
             is_of_pixels = _is_of_pixels(image_values[source])
+            if node.op_type == "BatchNormalization" and node.input[3] in constants:
+                mean = float(np.mean(_numbers(onnx, constants[node.input[3]], path)))
+                is_of_pixels = _is_of_pixels(image_values[source].then("sub", mean)) or is_of_pixels
             if is_of_pixels is None and (source not in weighted or _is_of_unit(image_values[source])):
                 raise _unknown_input(image_values[source], path)
             if is_of_pixels:

@@ -66,6 +66,14 @@ CENTER = [("Sub", ("x", constant(127.5))), ("Div", ("x", constant(128)))]
 THROUGH_UNIT = [("Div", ("x", constant(255))), ("Sub", ("x", constant(np.array(COLOR) / 255)))]
 
 
+NEAR_0 = torch.tensor([0.1, 0, -0.1]).view(1, 3, 1, 1)
+
+
+def batch_norm(mean, variance):
+    values = np.ones(3), np.zeros(3), mean, variance
+    return "BatchNormalization", ("x", *(np.asarray(one, np.float32) for one in values))
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
@@ -76,9 +84,11 @@ THROUGH_UNIT = [("Div", ("x", constant(255))), ("Sub", ("x", constant(np.array(C
         ([("Mul", (constant(1 / 127.5), "x")), ("Add", (constant([-1] * 3), "x"))], lambda x: x / 127.5 - 1),
         ([("Sub", (constant(127.5), "x"))], lambda x: 127.5 - x),
         ([TO_LAST, *CENTER, TO_FIRST], lambda x: (x - 127.5) / 128),
+        ([batch_norm(COLOR, np.square(SPREAD))], lambda x: (x - MEAN) / STD),
+        ([batch_norm((0.1, 0, -0.1), (0.2, 0.2, 0.2))], lambda x: (x / 127.5 - 1 - NEAR_0) / (0.2 + 1e-5) ** 0.5),
     ],
 )  # fmt: skip
-def test_a_graph_whose_first_nodes_normalize_gets_pixels(tmp_path, nodes, expected):
+def test_the_first_nodes_show_whether_a_graph_gets_pixels(tmp_path, nodes, expected):
     found, x = embedded(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE))
     torch.testing.assert_close(found, expected(x).relu().flatten(1))
 
