@@ -1,6 +1,6 @@
 """Cache files of large arrays, memory-mapped so that a dataset of millions of images opens at once.
 
-A file is one page of JSON, followed by the arrays, each aligned to 64 bytes. It records the sizes and
+A file is one page of JSON, followed by the arrays, each aligned to 64 bytes. It records a digest of the sizes and
 modification times of the files that it was computed from, and a checksum. A stale or damaged file is ignored.
 """
 
@@ -50,12 +50,13 @@ class Columns:
         return Columns, (dict(self.arrays), dict(self.facts))
 
 
-def file_stamps(paths: Sequence[Path]) -> list[list[int] | None]:
-    """Return size and modification time (ns) of each file; None for a file that does not exist."""
-    return [_stamp(path) for path in paths]
+def _stamp_of_all(paths: Sequence[Path]) -> str:
+    """Return a digest of the sizes and modification times of all files: a page has no room for those of a thousand."""
+    return hashlib.sha256(json.dumps([_stamp(path) for path in paths]).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> list[int] | None:
+    """Return size and modification time (ns) of a file; None if it does not exist."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -68,7 +69,7 @@ def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
     for path in _cache_paths(name):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             header = _read_header(path)
-            if header["stamp"] == file_stamps(inputs) and _checksum_matches(path, header):
+            if header["stamp"] == _stamp_of_all(inputs) and _checksum_matches(path, header):
                 return _map(path, header)
     return None
 
@@ -85,7 +86,7 @@ def save_columns(
         layout.append([column, array.dtype.str, len(array), position])
         position += array.nbytes + -array.nbytes % _ALIGNMENT
     header = {
-        "version": _VERSION, "stamp": file_stamps(inputs), "facts": dict(facts), "crc": 0, "columns": layout
+        "version": _VERSION, "stamp": _stamp_of_all(inputs), "facts": dict(facts), "crc": 0, "columns": layout
     }  # fmt: skip
     for path in _cache_paths(name):
         with contextlib.suppress(OSError):

@@ -45,6 +45,17 @@ def test_columns_of_changed_inputs_are_not_used(tmp_path):
     assert load_columns(tmp_path / "a.catalog", [source]) is None
 
 
+def test_columns_can_have_any_number_of_inputs(tmp_path):
+    sources = [tmp_path / f"{number:06}.tar" for number in range(500)]
+    for source in sources:
+        source.write_bytes(b"x")
+    saved = save_columns(tmp_path / "a.catalog", sources, ARRAYS, {})
+    for columns in (saved, load_columns(tmp_path / "a.catalog", sources)):
+        np.testing.assert_array_equal(columns.arrays["label"], ARRAYS["label"])
+    sources[-1].write_bytes(b"xy")
+    assert load_columns(tmp_path / "a.catalog", sources) is None
+
+
 def test_columns_of_another_version_are_not_used(tmp_path):
     save_columns(tmp_path / "a.catalog", [], ARRAYS, {})
     data = (tmp_path / "a.catalog").read_bytes()
