@@ -7,6 +7,7 @@ of them, so threads would wait for Python's global lock half of the time.
 from __future__ import annotations
 
 import selectors
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
@@ -22,6 +23,9 @@ from facetrain.spawn import HelperContext, HelperProcess
 
 REQUEST_ROWS = 64
 """Images per request: few enough to spread a batch over many processes, enough to keep messages rare."""
+_MOST_QUEUED = 128
+"""Requests of one process at a time. About 170 fit into a connection, and as many results: with more of both, this
+process would wait for the reading process to take a request, and that one for this process to take a result."""
 _JOIN_S = 5
 """Seconds that a process may take to end before it is killed."""
 
@@ -62,6 +66,7 @@ class ReaderPool:
             self._workers.append((process, connection))
             self._selector.register(connection, selectors.EVENT_READ, number)
         self._num_queued = [0] * workers
+        self._waiting: deque[ReadRequest] = deque()
         # Runs before multiprocessing's exit handler, which would wait forever: readers ignore its SIGTERM.
         self.close = Finalize(self, _stop_workers, args=(self._workers, self._selector), exitpriority=10)
         """End the processes; can be called twice."""
@@ -80,13 +85,10 @@ class ReaderPool:
         if not self._workers:
             self._in_process[slot] = requests
             return
-        for request in requests:
-            idlest = self._num_queued.index(min(self._num_queued))
-            self._num_queued[idlest] += 1
-            try:
-                self._workers[idlest][1].send(request)
-            except ConnectionError:
-                self._raise_worker_exited(idlest)
+        self._waiting += requests
+        while self._receive(0):
+            pass
+        self._send_waiting()
 
     def wait(self, slot: int) -> Sequence[str]:
         """Wait until a slot is full; return messages about the bad images that were replaced.
@@ -98,19 +100,38 @@ class ReaderPool:
         for request in self._in_process.pop(slot, []):
             self._add_result(self._reader.read(request))
         while self._num_open[slot]:
-            for ready, _ in self._selector.select():
-                worker = ready.data
-                try:
-                    self._add_result(self._workers[worker][1].recv())
-                except (EOFError, ConnectionError):
-                    self._raise_worker_exited(worker)
-                self._num_queued[worker] -= 1
+            self._receive(None)
+            self._send_waiting()
         # Sorted, so that the same error is raised whatever process was faster.
         results = sorted(self._results.pop(slot), key=lambda result: result.request.row)
         for result in results:
             if result.error is not None:
                 raise result.error
         return [message for result in results for message in result.skipped]
+
+    def _send_waiting(self) -> None:
+        """Send each waiting request to the process with the fewest, until all processes have enough."""
+        while self._waiting:
+            idlest = self._num_queued.index(min(self._num_queued))
+            if self._num_queued[idlest] == _MOST_QUEUED:
+                return
+            self._num_queued[idlest] += 1
+            try:
+                self._workers[idlest][1].send(self._waiting.popleft())
+            except ConnectionError:
+                self._raise_worker_exited(idlest)
+
+    def _receive(self, timeout_s: float | None) -> bool:
+        """Receive one result of each process that has one; return whether there was one before the time was over."""
+        found = self._selector.select(timeout_s)
+        for ready, _ in found:
+            worker = ready.data
+            try:
+                self._add_result(self._workers[worker][1].recv())
+            except (EOFError, ConnectionError):
+                self._raise_worker_exited(worker)
+            self._num_queued[worker] -= 1
+        return bool(found)
 
     def _add_result(self, result: ReadResult) -> None:
         self._results[result.request.slot].append(result)

@@ -1,12 +1,15 @@
 import multiprocessing
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.loader import Loader, LoaderSettings
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.reader_pool import ReaderPool
 from facetrain.data.sampler import GlobalSampler
 from facetrain.errors import ImageError, RecordError, RunError
 from tests.support.datasets import encoded_image, write_records
@@ -153,3 +156,22 @@ def test_a_reading_process_that_is_killed_is_reported(dataset):
     with pytest.raises(RunError, match="ended unexpectedly"):
         list(batches)
     loader.close()
+
+
+def test_more_requests_than_fit_into_the_connection_of_a_reading_process_are_all_answered(dataset):
+    index = np.arange(16384) % dataset.num_images
+    slots = BatchSlots(3, len(index), 8)
+    pool = ReaderPool(dataset, slots, workers=1, skip_bad=False)
+
+    def read():
+        for slot in range(3):
+            pool.submit(slot, index)
+        for slot in range(3):
+            pool.wait(slot)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(60)
+    assert not reading.is_alive()
+    assert (slots.index == index).all() and slots.image.any((2, 3, 4)).all()
+    pool.close()
