@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb, encode_jpeg
+from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import groups_path
 from facetrain.data.formats.bin_subjects import subjects_path
 from facetrain.data.formats.image_table import remove_image_table
@@ -82,13 +83,21 @@ def alignment_path(bin_path: Path) -> Path:
     return bin_path.with_suffix(".alignment.csv")
 
 
-def remove_files_beside(bin_path: Path) -> None:
-    """Remove tables and landmarks of a `.bin` file that is about to be replaced: none may remain beside the new one.
+def write_set(bin_path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None:
+    """Write a `.bin` as `write_bin`; tables and landmarks of an older set of its name do not remain beside it.
+
+    They are removed when all images have been written, because they may be those of the set that is read: LFW.xz and
+    LFW.bin share them. If the writing fails, they stay.
 
     Raises:
-        PairsError: a table cannot be removed.
+        PairsError: the file cannot be written, or a table cannot be removed.
         DataError: the landmarks cannot be removed.
     """
-    for path in (subjects_path(bin_path), groups_path(bin_path), alignment_path(bin_path)):
-        remove_image_table(path)
-    remove_landmarks(bin_path)
+
+    def all_images() -> Iterator[bytes]:
+        yield from images
+        for path in (subjects_path(bin_path), groups_path(bin_path), alignment_path(bin_path)):
+            remove_image_table(path)
+        remove_landmarks(bin_path)
+
+    write_bin(bin_path, all_images(), same)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.data.decode import decode_rgb, encode_png, resize_square
-from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import read_group_table, write_group_table, write_groups
 from facetrain.data.formats.bin_subjects import read_subjects, subjects_agree, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside, write_landmarks
@@ -41,7 +40,7 @@ from facetrain.data.tools.listed_pairs import (
     quoted,
     read_lines,
 )
-from facetrain.data.tools.pair_images import PairImages, remove_files_beside
+from facetrain.data.tools.pair_images import PairImages, write_set
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.published_sets import (
     find_published_set,
@@ -272,8 +271,7 @@ def convert_pair_list(
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
     groups = [name for pair in pairs if pair.groups for name in pair.groups]
-    remove_files_beside(output)
-    write_bin(output, encoded, same)
+    write_set(output, encoded, same)
     if subjects_agree(subjects, same):
         write_subjects(output, subjects)
     if len(groups) == len(subjects):
@@ -300,8 +298,7 @@ def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = No
     landmarks_N52 = read_landmarks_beside(path, len(images))
     encoded = images if reduce_to is None else _reduced(images, path, reduce_to)
     subject_N, groups = read_subjects(path, same_P), read_group_table(path)
-    remove_files_beside(output)
-    write_bin(output, encoded, same_P.tolist())
+    write_set(output, encoded, same_P.tolist())
     if subject_N is not None:
         write_subjects(output, [str(subject) for subject in subject_N])
     if groups is not None:

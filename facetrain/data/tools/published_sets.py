@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import read_bin, write_bin
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_groups import write_groups
 from facetrain.data.tools.landmarks import LandmarkTable
 from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, interleave_folds, quoted, read_lines
 from facetrain.data.tools.near_duplicates import digest
-from facetrain.data.tools.pair_images import remove_files_beside
+from facetrain.data.tools.pair_images import write_set
 from facetrain.errors import PairsError
 from facetrain.files import shell_path
 
@@ -175,7 +175,6 @@ def join_group_bins(folder: Path, output: Path) -> tuple[int, int]:
     order = interleave_folds(places)
     same_P = np.array([same_of[group][pair] for group, pair in order])
     images = [image for group, pair in order for image in images_of[group][2 * pair : 2 * pair + 2]]
-    remove_files_beside(output)
-    write_bin(output, images, same_P.tolist())
+    write_set(output, images, same_P.tolist())
     write_groups(output, [group for group, _ in order for _ in range(2)])
     return len(same_P), int(same_P.sum())

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import image_landmarks
-from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_subjects import write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.pair_images import remove_files_beside
+from facetrain.data.tools.pair_images import write_set
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -73,8 +72,7 @@ def sample_pairs(
         sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
     numbers = [number for pair in sampled for number in pair]
     images = report_progress(map_in_order(source.read, numbers, workers), len(numbers), progress)
-    remove_files_beside(output)
-    write_bin(output, images, same)
+    write_set(output, images, same)
     write_subjects(output, [str(identity) for identity in source.labels[numbers].tolist()])
     if (landmarks_N52 := image_landmarks(source)) is not None:
         write_landmarks(landmarks_path(output), landmarks_N52[numbers])

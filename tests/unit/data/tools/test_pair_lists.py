@@ -1,3 +1,4 @@
+import lzma
 from unittest import mock
 
 import cv2
@@ -7,8 +8,8 @@ import pytest
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.image_header import encoded_image_size
 from facetrain.data.tools.landmarks import YuNet, read_landmarks
-from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
-from facetrain.errors import PairsError
+from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
+from facetrain.errors import ImageError, PairsError
 from facetrain.verify.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
 from tests.support.detector import write_detector
@@ -198,3 +199,17 @@ def test_a_wrong_line_of_a_list_is_named(dataset, tmp_path, line, message):
     (tmp_path / "pairs.txt").write_text(line + "\n")
     with pytest.raises(PairsError, match=message):
         convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin")
+
+
+def test_the_tables_of_a_set_stay_if_a_set_of_its_name_cannot_be_written(tmp_path):
+    write_bin(tmp_path / "a.bin", [encoded_image(0), b"no image"], [True])
+    (tmp_path / "set.xz").write_bytes(lzma.compress((tmp_path / "a.bin").read_bytes()))
+    (tmp_path / "set.groups.csv").write_text("group\nAsian\nAsian\n")
+    np.save(tmp_path / "set.landmarks.npy", np.zeros((2, 5, 2), np.float32))
+    with pytest.raises(ImageError, match="image 1"):
+        convert_pair_archive(tmp_path / "set.xz", tmp_path / "set.bin", reduce_to=16)
+    assert sorted(path.name for path in tmp_path.glob("set.*")) == [
+        "set.groups.csv", "set.landmarks.npy", "set.xz"
+    ]  # fmt: skip
+    convert_pair_archive(tmp_path / "set.xz", tmp_path / "set.bin")
+    assert len(list(tmp_path.glob("set.*"))) == 4
