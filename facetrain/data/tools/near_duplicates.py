@@ -17,6 +17,7 @@ at most 12 bits for 99 % of copies saved at JPEG quality 30, 5 bits for copies r
 and 18 bits for copies that are brighter by a sixth.
 """
 _NEIGHBORS = 8
+_ROWS_PER_CHUNK = 1 << 16
 
 
 def digest(data: bytes) -> np.uint64:
@@ -47,13 +48,16 @@ def near_pairs(hash_N8: np.ndarray, max_distance: int = MAX_DISTANCE) -> np.ndar
     their next eight neighbors. It misses a pair if the two rows are farther apart in all eight orders, which is rare
     below 8 differing bits and happens for about one pair of seven at 12.
     """
-    found = []
+    found = [np.empty((0, 2), np.int64)]
     for first in range(HASH_WORDS):
-        rotated = np.roll(hash_N8, -first, axis=1)
-        order = np.lexsort(rotated.T[::-1])
-        for step in range(1, min(_NEIGHBORS, len(hash_N8) - 1) + 1):
-            one, other = order[:-step], order[step:]
-            distance = np.bitwise_count(hash_N8[one] ^ hash_N8[other]).sum(1)
-            near = distance <= max_distance
-            found.append(np.sort(np.stack([one[near], other[near]], 1), axis=1))
-    return np.unique(np.concatenate(found), axis=0) if found else np.empty((0, 2), np.int64)
+        words = [(first + number) % HASH_WORDS for number in range(HASH_WORDS)]
+        order = np.lexsort([hash_N8[:, word] for word in reversed(words)])
+        # In chunks: the hashes of all rows and of their neighbors would be five times as large as the hashes.
+        for start in range(0, len(order), _ROWS_PER_CHUNK):
+            chunk = order[start : start + _ROWS_PER_CHUNK + _NEIGHBORS]
+            for step in range(1, min(_NEIGHBORS, len(chunk) - 1) + 1):
+                one, other = chunk[:-step][:_ROWS_PER_CHUNK], chunk[step:][:_ROWS_PER_CHUNK]
+                distance = np.bitwise_count(hash_N8[one] ^ hash_N8[other]).sum(1)
+                near = distance <= max_distance
+                found.append(np.sort(np.stack([one[near], other[near]], 1), axis=1))
+    return np.unique(np.concatenate(found), axis=0)

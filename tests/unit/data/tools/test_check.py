@@ -10,6 +10,7 @@ from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools import near_duplicates
 from facetrain.data.tools.check import check
 from facetrain.data.tools.inspect import inspect
 from facetrain.data.tools.near_duplicates import near_pairs, perceptual_hash
@@ -219,6 +220,19 @@ def test_near_pairs_are_those_of_an_exhaustive_comparison():
         bits[row + 1, rng.choice(8, 4, replace=False)] ^= np.uint32(1) << rng.integers(32, dtype=np.uint32)
     assert near_pairs(bits).tolist() == [[row, row + 1] for row in range(0, 200, 2)]
     assert near_pairs(bits[:1]).shape == (0, 2) and near_pairs(bits[:0]).shape == (0, 2)
+
+
+def test_the_search_for_near_pairs_needs_less_memory_than_the_hashes(monkeypatch):
+    bits = np.random.default_rng(0).integers(0, 2**32, (20_000, 8), dtype=np.uint32)
+    bits[1::2] = bits[::2]
+    bits[1::2, 0] ^= 1
+    monkeypatch.setattr(near_duplicates, "_ROWS_PER_CHUNK", 500)
+    assert near_pairs(bits).tolist() == [[row, row + 1] for row in range(0, 20_000, 2)]
+    tracemalloc.start()
+    assert not len(near_pairs(bits[::2].copy()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.5 * bits[::2].nbytes, "the copy and what the search needs"
 
 
 def test_the_perceptual_hash_does_not_depend_on_brightness():
