@@ -22,7 +22,7 @@ import numpy as np
 
 from facetrain.files import parse_json, replacing, user_cache_folder
 
-_VERSION = 2
+_VERSION = 3
 """Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64

@@ -4,11 +4,13 @@
     number <tab> identity … <tab> path          im2rec's .lst; of several labels, the first counts
     1 <tab> path <tab> identity                 InsightFace's .lst
 
-Paths are relative to the folder of the list, or to another folder given by the caller.
+Fields between commas may be in quotes. Paths are relative to the folder of the list, or to another folder given by the
+caller.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -30,6 +32,8 @@ _LINE_BYTES = 4096
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
 _SUFFIX = re.compile(r"[a-z][a-z0-9]{1,4}", re.IGNORECASE | re.ASCII)
+_INSIGHTFACE_FLAGS = ("0", "1")
+"""First field of InsightFace's lists: whether the image is aligned."""
 _WHOLE_NUMBER = re.compile(r"\d+(\.0*)?", re.ASCII)
 _USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 """Number as programs write it, without leading zeros."""
@@ -131,7 +135,9 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
         fields = _fields(text)
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1:
-            yield start + line.index(fields[column].encode()), fields[column], _identity(fields, column)
+            offset = line.find(fields[column].encode())
+            _check_entry(fields, column, offset, f"{place}, line {number}")
+            yield start + offset, fields[column], _identity(fields, column)
         elif text and (number > 1 or not _is_header(text, fields)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
@@ -140,15 +146,39 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
         start += len(line)
 
 
+def _check_entry(fields: list[str], column: int, offset: int, location: str) -> None:
+    if offset < 0:
+        raise DataError(
+            f"{location}: the path {fields[column]!r} contains a quote; separate the columns by tabs"
+        )
+    if column == 1 and len(fields) > 2 and fields[0] not in _INSIGHTFACE_FLAGS:
+        raise DataError(
+            f"{location}: it is not clear whether {fields[0][:60]!r} or {fields[2][:60]!r} is the identity; keep two "
+            "columns, the path and the identity"
+        )
+    if not _identity(fields, column):
+        raise DataError(f"{location}: {fields[column]!r} has no identity; add it, or remove the line")
+
+
 def _text(line: bytes, errors: str = "strict") -> str:
     return line.decode("utf-8", errors).strip().removeprefix(_BYTE_ORDER_MARK)
 
 
 def _fields(text: str) -> list[str]:
-    for separator in ("\t", ","):
-        if separator in text:
-            return [field.strip() for field in text.split(separator)]
-    return text.rsplit(maxsplit=1)  # a path may contain spaces
+    if "\t" in text:
+        return [field.strip() for field in text.split("\t")]
+    if "," in text:
+        return [field.strip() for field in (_quoted_fields(text) if '"' in text else text.split(","))]
+    words = text.split()
+    is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
+    return words if is_im2rec else text.rsplit(maxsplit=1)  # a path may contain spaces
+
+
+def _quoted_fields(text: str) -> list[str]:
+    try:
+        return next(csv.reader([text], skipinitialspace=True))
+    except csv.Error:
+        return [text]
 
 
 def _is_header(text: str, fields: list[str]) -> bool:

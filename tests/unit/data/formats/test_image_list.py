@@ -31,6 +31,11 @@ def images(tmp_path):
         ("b.tsv", "\ufeffa/1.png\tzoe\nb/my face.png\tann\na/2.png\tzoe\n", [1, 0, 1]),
         ("c.tsv", "\ufeffzoe\ta/1.png\nann\tb/my face.png\nzoe\ta/2.png\n", [1, 0, 1]),
         ("b.lst", "1\ta/1.png\t2\n1\tb/my face.png\t0\n0\ta/2.png\t2\t3\t4\n", [2, 0, 2]),
+        (
+            "c.csv",
+            'path,person\na/1.png,"Lee, Zoe"\n"b/my face.png", "Lee, Ann"\n"a/2.png","Lee, Zoe"\n',
+            [1, 0, 1],
+        ),
     ],
 )
 def test_every_form_of_a_list_gives_images_and_identities(images, name, text, labels):
@@ -88,6 +93,10 @@ def test_the_name_of_an_identity_is_found_without_a_search_of_all_labels(tmp_pat
         (b"a/1.png 10\na/2.png 10.0\na/3.png 010\n", "the identities 10 and 010 are"),
         (b"\xff\xfe a/1.png 0\n", "line 1: the text is not UTF-8"),
         (b"a/1.png 0\na/\0.png 0\n", "line 2: contains a zero byte"),
+        (b"a/1.png,ann\na/2.png,\n", "line 2: 'a/2.png' has no identity; add it"),
+        (b"ann,a/1.png,train\n", "line 1: it is not clear whether 'ann' or 'train' is the identity"),
+        (b'"a/""1"".png",ann\n', "line 1: the path 'a/\"1\".png' contains a quote"),
+        (b'a/1.png,ann\n"a/2.png,ann\n', "line 2: .* does not name an image"),
     ],
 )
 def test_an_invalid_list_is_refused(images, text, message):
@@ -109,3 +118,8 @@ def test_the_first_line_may_be_a_comment_or_name_columns(images, header):
 def test_a_number_may_be_written_with_a_fraction_or_an_exponent(images):
     (images / "a.txt").write_text("a/1.png 10\na/2.png 1.000000e+01\nb/my face.png 10.0\n")
     assert open_dataset(images / "a.txt").labels.tolist() == [10, 10, 10]
+
+
+def test_the_list_of_im2rec_may_have_spaces_in_place_of_tabs(images):
+    (images / "a.txt").write_text("7 2.000000 a/1.png\n2 0 a/2.png\n1 2.0 5.0 a/3.png\n")
+    assert open_dataset(images / "a.txt").labels.tolist() == [2, 0, 2]

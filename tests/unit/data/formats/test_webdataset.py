@@ -306,5 +306,5 @@ def test_a_catalog_of_an_earlier_version_is_not_used(tmp_path):
     write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0)})
     save_columns(tmp_path / ".shards.catalog", [tmp_path / "a.tar"], {"label": np.zeros(2, np.int32)}, {})
     catalog = tmp_path / ".shards.catalog"
-    catalog.write_bytes(catalog.read_bytes().replace(b'"version": 2', b'"version": 1'))
+    catalog.write_bytes(catalog.read_bytes().replace(b'"version": 3', b'"version": 2'))
     assert open_dataset(tmp_path).num_images == 1
