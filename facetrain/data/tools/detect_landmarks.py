@@ -16,7 +16,7 @@ from facetrain.data.formats.landmark_file import landmarks_path, square_landmark
 from facetrain.data.formats.pair_archives import is_pair_archive, read_pair_archive
 from facetrain.data.mixture import MIXTURE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.landmarks import LandmarkFinder, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -48,12 +48,14 @@ def write_dataset_landmarks(
         progress: called after every image.
 
     Raises:
-        DataError: the data cannot be read, is a mixture, or has no image with landmarks; or the file cannot be written.
+        DataError: the data cannot be read, is a mixture, has no image with landmarks, or two images of one name in a
+            list of landmarks; or the file cannot be written.
         ImageError: an image cannot be decoded.
     """
     if data.suffix in MIXTURE_SUFFIXES and data.is_file():
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
     count, read, name_of, location_of = _source(data)
+    require_distinct_names(finder, count, name_of, location_of)
 
     def find(number: int) -> np.ndarray | None:
         image = decode_rgb(read(number), location=location_of(number))

@@ -58,9 +58,42 @@ class LandmarkTable:
 
     def __call__(self, name: str, image: np.ndarray) -> np.ndarray | None:
         """Return the landmarks of this name, or None; the image is not used."""
+        row = self._row(name)
+        return None if row is None else self._points_N52[row]
+
+    def has(self, name: str) -> bool:
+        """Return whether there are landmarks of this name."""
+        return self._row(name) is not None
+
+    def _row(self, name: str) -> int | None:
         key = digest(name.encode())
         row = int(np.searchsorted(self._name_N, key))
-        return self._points_N52[row] if row < len(self._name_N) and self._name_N[row] == key else None
+        return row if row < len(self._name_N) and self._name_N[row] == key else None
+
+
+def require_distinct_names(
+    finder: LandmarkFinder | None,
+    count: int,
+    name_of: Callable[[int], str],
+    location_of: Callable[[int], str],
+) -> None:
+    """Check that no two of `count` images have one name in a table: shards and the parts of a mixture repeat names.
+
+    Lines of a list can name one file several times; its location is then the same.
+
+    Raises:
+        DataError: two images have one name, and the table has landmarks for it.
+    """
+    if not isinstance(finder, LandmarkTable):
+        return
+    digests = (digest(name_of(number).encode()) for number in range(count))
+    for rows in equal_groups(np.fromiter(digests, np.uint64, count)):
+        name, locations = name_of(int(rows[0])), list(dict.fromkeys(map(location_of, rows.tolist())))
+        if len(locations) > 1 and finder.has(name):
+            raise DataError(
+                f"{locations[1]}: has the name {name!r}, as {locations[0]}; the file of landmarks does not tell them "
+                "apart: give them different names, or use --detector"
+            )
 
 
 def read_landmarks(path: Path) -> LandmarkTable:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.open_dataset import drop_small_identities, open_dataset
 from facetrain.data.sampler import permute
 from facetrain.data.skipped_files import SkippedFile, skipped_table
-from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
+from facetrain.data.tools.landmarks import LandmarkFinder, YuNet, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError, UnreadableError
 from facetrain.face_landmarks import normalize_landmarks
@@ -83,10 +84,12 @@ def pack(
         progress: called after every image that is read.
 
     Raises:
-        DataError: the dataset cannot be read, no image is good, or the output exists or cannot be written.
+        DataError: the dataset cannot be read, no image is good, two images have one name in a list of landmarks, or
+            the output exists or cannot be written.
         ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
+    require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
     prepared = _PreparedImages(source, image_size, quality, landmarks)
     skipped = list(skipped_files(source))
     good = _large_identities(source, source_path, min_images_per_identity, skipped)

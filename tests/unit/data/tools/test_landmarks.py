@@ -8,8 +8,10 @@ import pytest
 from facetrain.data.align import align
 from facetrain.data.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks
 from facetrain.data.tools.pack import pack
+from facetrain.data.tools.rewrite import merge
 from facetrain.errors import DataError, ImageError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.detector import write_detector
@@ -129,6 +131,19 @@ def test_images_of_a_packed_dataset_keep_their_names(dataset, tmp_path):
     pack(dataset, tmp_path / "records", image_size=200)
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
+
+
+def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path):
+    merge([dataset, dataset], tmp_path / "twice")
+    points = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
+    message = r"has the name '.*\.png', as .*; the file of landmarks does not tell them apart"
+    with pytest.raises(DataError, match=message):
+        pack(tmp_path / "twice", tmp_path / "out", landmarks=points)
+    with pytest.raises(DataError, match=message):
+        write_dataset_landmarks(tmp_path / "twice", points)
+    # A list can name a file twice: both lines have the landmarks of the file.
+    (dataset / "list.tsv").write_text("ann/1.png\t0\nann/1.png\t0\nbob/1.png\t1\n")
+    assert pack(dataset / "list.tsv", tmp_path / "out", landmarks=points).images == 3
 
 
 def test_the_detector_selects_the_large_face_near_the_center(tmp_path):
