@@ -107,6 +107,7 @@ class Loader:
     ) -> None:
         self.skipped: list[str] = []
         """Messages about the bad images that were replaced so far, each once."""
+        self._known_skipped = set[str]()
         self.wait_s = 0.0
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
@@ -200,10 +201,15 @@ class Loader:
             return self._prefetcher.slot_to_device(slot)
         image_BHWC = self._prefetcher.run(partial(self._decoder, slot))
         self._add_skipped(self._decoder.skipped)
+        self._decoder.skipped.clear()
         return image_BHWC
 
     def _add_skipped(self, messages: Sequence[str]) -> None:
-        self.skipped += (message for message in messages if message not in self.skipped)
+        if len(self._known_skipped) != len(self.skipped):  # the list of an earlier stage
+            self._known_skipped = set(self.skipped)
+        new = dict.fromkeys(message for message in messages if message not in self._known_skipped)
+        self.skipped += new
+        self._known_skipped.update(new)
 
     def _submit_steps(self) -> None:
         """Have the pool read further steps, until `_steps_ahead` steps are pending."""

@@ -119,6 +119,26 @@ def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
     assert len(lenient.skipped) == 1 and "key 6 at byte" in lenient.skipped[0]
 
 
+class UncomparedMessage(str):
+    """Message that is compared with no other one: a dataset can have a million bad images."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise AssertionError("all messages are searched for one")
+
+
+def test_a_message_about_a_bad_image_is_found_without_a_search_of_all_messages(dataset):
+    sampler = GlobalSampler(40, seed=1, global_batch_size=4)
+    loader = Loader(dataset, sampler, replace(SMALL, workers=0), rank=0, world_size=1)
+    first, second, third = (UncomparedMessage(f"image {number}") for number in range(3))
+    loader.skipped = [first]  # those of an earlier stage
+    loader._add_skipped([first, second])
+    loader._add_skipped([second, third, third])
+    loader.close()
+    assert [*map(id, loader.skipped)] == [id(first), id(second), id(third)]
+
+
 @pytest.mark.parametrize("taken", [0, 1])
 def test_closing_ends_the_reading_processes(dataset, taken):
     sampler = GlobalSampler(40, seed=9, global_batch_size=4)
