@@ -5,7 +5,13 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from facetrain.data.image_header import FORMAT_SUFFIX, MAX_PIXELS, jpeg_orientation, read_header
+from facetrain.data.image_header import (
+    FORMAT_SUFFIX,
+    MAX_PIXELS,
+    jpeg_orientation,
+    pnm_largest_value,
+    read_header,
+)
 from facetrain.errors import ImageError
 
 _MAX_SCANS = 100
@@ -48,6 +54,7 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError(
             f"the image has {header.width:,} × {header.height:,} pixels; the limit is {MAX_PIXELS:,}"
         )
+    white = _unscaled_white(data) if header.format == "PNM" else None
     encoded = np.frombuffer(data, np.uint8)
     # Its second byte first: bytes.count() takes 5 % of the time of decoding, and few images have that many of it.
     if (
@@ -58,7 +65,7 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError(f"the JPEG has {scans:,} scans; the limit is {_MAX_SCANS}")
     try:
         # Without IMREAD_IGNORE_ORIENTATION, OpenCV turns the image upright: photos of telephones are stored turned.
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB | (cv2.IMREAD_ANYDEPTH if white else 0))
     except cv2.error as error:
         raise NotAnImageError(f"the image cannot be decoded ({error.err})") from error
     if image is None:
@@ -71,7 +78,14 @@ def decode(data: bytes) -> np.ndarray:
     # OpenCV decodes the existing part of a truncated JPEG and fills the rest with gray.
     if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < 0:
         raise NotAnImageError(f"the JPEG is truncated: its {len(data):,} bytes have no end marker")
-    return image
+    return cv2.convertScaleAbs(image, alpha=255 / white) if white else image
+
+
+def _unscaled_white(data: bytes) -> int | None:
+    """Return the value of white in a PNM image whose values OpenCV does not scale; it scales text up to 255."""
+    white = pnm_largest_value(data)
+    is_scaled = white in (0, 255, 65535) or (white < 255 and data[1:2] in b"1234")
+    return None if is_scaled else white
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from typing import NamedTuple
 
-from facetrain.data.image_header import ImageHeader, read_header, tiff_tags
+from facetrain.data.image_header import ImageHeader, pnm_largest_value, read_header, tiff_tags
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN = 0xDA
@@ -14,7 +13,6 @@ _START_OF_SCAN = 0xDA
 _PNG_IS_GRAY, _PNG_HAS_ALPHA = frozenset((0, 4)), frozenset((4, 6))
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLES, _TIFF_EXTRA_SAMPLES = 258, 262, 277, 338
 _TIFF_CMYK = 5
-_PNM = re.compile(rb"P([1-6])(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 
 
 class EncodedColor(NamedTuple):
@@ -63,9 +61,8 @@ def _encoded_color(data: bytes, header: ImageHeader) -> EncodedColor:
             channels, bits = struct.unpack_from(">HB", data, data.index(b"ihdr") + 12)
             return EncodedColor("gray" if channels < 3 else "RGB", (bits & 0x7F) + 1, channels in (2, 4))
         case "PNM":
-            match = _PNM.match(data[:4096])
             is_gray = data[1:2] in b"1245"
-            bits = 16 if match and data[1:2] in b"2356" and int(match[2]) > 255 else 8
+            bits = 16 if pnm_largest_value(data) > 255 else 8
             return EncodedColor("gray" if is_gray else "RGB", bits)
     return EncodedColor()
 

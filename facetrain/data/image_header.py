@@ -47,6 +47,8 @@ _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SEGMENT, _JPEG_SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
 _EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
+_PNM_LARGEST = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+\d{1,9}){2}(?:\s|#[^\n]*\n)+(\d{1,9})\s")
+_PNM_HEADER_BYTES = 4096
 _OS2_BYTES = 12
 """Size of the BMP header of OS/2 1.x, which has the width and the height in 16 bits each."""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
@@ -102,6 +104,12 @@ def jpeg_orientation(data: bytes) -> int:
     return 1
 
 
+def pnm_largest_value(data: bytes) -> int:
+    """Return the value of white in a gray or color PNM image; 1 for other data, as for black and white."""
+    match = _PNM_LARGEST.match(data[:_PNM_HEADER_BYTES])
+    return 1 if match is None else int(match[1])
+
+
 def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     if data[:2] == b"\xff\xd8":
         size = _jpeg_size(data)
@@ -128,7 +136,7 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         return "GIF", *struct.unpack_from("<HH", data, 6)
     if data[:4] == b"\x59\xa6\x6a\x95":
         return "Sun raster", *struct.unpack_from(">II", data, 4)
-    match = _PNM.match(data[:4096])
+    match = _PNM.match(data[:_PNM_HEADER_BYTES])
     return None if match is None else ("PNM", int(match[1]), int(match[2]))
 
 
