@@ -8,6 +8,7 @@ import numpy as np
 from facetrain.data.image_header import (
     FORMAT_SUFFIX,
     MAX_PIXELS,
+    is_complete_jpeg,
     jpeg_orientation,
     pnm_largest_value,
     read_header,
@@ -76,7 +77,7 @@ def decode(data: bytes) -> np.ndarray:
             "know this variant of the format"
         )
     # OpenCV decodes the existing part of a truncated JPEG and fills the rest with gray.
-    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < 0:
+    if header.format == "JPEG" and not is_complete_jpeg(data):
         raise NotAnImageError(f"the JPEG is truncated: its {len(data):,} bytes have no end marker")
     return cv2.convertScaleAbs(image, alpha=255 / white) if white else image
 
@@ -120,4 +121,4 @@ def encode_png(image: np.ndarray) -> bytes:
 
 def is_upright_jpeg(data: bytes) -> bool:
     """Return whether these are the bytes of a complete JPEG that decoders without support of EXIF show upright."""
-    return data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") > 0 and jpeg_orientation(data) == 1
+    return data[:2] == b"\xff\xd8" and is_complete_jpeg(data) and jpeg_orientation(data) == 1

@@ -46,6 +46,7 @@ FORMAT_SUFFIX = {
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SEGMENT, _JPEG_SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
 _EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
+_END_OF_IMAGE = b"\xff\xd9"
 _PNM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _PNM_LARGEST = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+\d{1,9}){2}(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _PNM_HEADER_BYTES = 4096
@@ -102,6 +103,24 @@ def jpeg_orientation(data: bytes) -> int:
     except (struct.error, IndexError):
         pass
     return 1
+
+
+def is_complete_jpeg(data: bytes) -> bool:
+    """Return whether a JPEG has an end marker after the start of its image; a thumbnail in its header has its own."""
+    return data.endswith(_END_OF_IMAGE) or data.rfind(_END_OF_IMAGE) > _start_of_scan(data)
+
+
+def _start_of_scan(data: bytes) -> int:
+    """Return the position of a JPEG's image; 0 if bytes between the segments hide it, the end if it is cut off."""
+    position = 2
+    while position + _JPEG_SEGMENT.size <= len(data):
+        first, marker, length = _JPEG_SEGMENT.unpack_from(data, position)
+        if first != 0xFF:
+            return 0
+        if marker == _START_OF_SCAN:
+            return position
+        position += 1 if marker == 0xFF else 2 + length
+    return len(data)
 
 
 def pnm_largest_value(data: bytes) -> int:

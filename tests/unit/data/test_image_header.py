@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from facetrain.data.decode import decode_rgb, encode_jpeg
-from facetrain.data.image_header import IMAGE_SUFFIXES, jpeg_orientation, read_header, suffix_of
+from facetrain.data.image_header import (
+    IMAGE_SUFFIXES,
+    is_complete_jpeg,
+    jpeg_orientation,
+    read_header,
+    suffix_of,
+)
+from facetrain.errors import ImageError
 from tests.support.exif import turned_jpeg
 
 FORMATS = {
@@ -85,3 +92,15 @@ def test_a_jpeg_with_fill_bytes_before_a_marker_has_a_size():
     data = encode_jpeg(photo(), 90)
     assert read_header(data[:2] + b"\xff\xff" + data[2:]) == ("JPEG", 160, 96)
     assert read_header(data[:2] + b"\0" + data[2:]) is None
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
+    jpeg, thumbnail = encode_jpeg(photo(), 90), encode_jpeg(photo(24, 40), 90)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + thumbnail
+    for data in (jpeg, jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]):
+        for complete in (data, data + b"\0" * 8, data[:2] + b"garbage" + data[2:] + b"\n"):
+            assert is_complete_jpeg(complete)
+        for end in (len(data) - 3, len(data) // 2, len(data) - len(jpeg) + 40, 30):
+            assert not is_complete_jpeg(data[:end])
+            with pytest.raises(ImageError):
+                decode_rgb(data[:end], location="x")
