@@ -124,12 +124,27 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text of plain values.
 
     Raises:
-        ValueError: the text is not YAML, nested too deeply, or a value does not have the type of its tag.
+        ValueError: the text is not YAML, nested too deeply, has a key twice, or a value does not have the type of its
+            tag.
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """SafeLoader that refuses a key that is given twice; YAML's would drop the first value."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if len({key.value for key in keys}) < len(keys):
+                names = [key.value for key in keys]
+                repeated = next(name for name in names if names.count(name) > 1)
+                line = node.start_mark.line + 1
+                raise ValueError(
+                    f"the key {printable(repeated)} occurs twice in the entry at line {line}; remove one"
+                )
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, OverflowError) as error:

@@ -121,6 +121,7 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
         ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
+        ("datasets:\n- path: one\n  path: two\n", "the key path occurs twice in the entry at line 2; remove one"),
         ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
          "with weight 0.08, an epoch shows none of the 6 images of one; take at least 0.17, or leave out"),
