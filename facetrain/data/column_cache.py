@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,23 @@ def _stamp(path: Path) -> list[int] | None:
     return [found.st_size, found.st_mtime_ns]
 
 
+def cached_columns(
+    name: Path,
+    inputs: Sequence[Path],
+    build: Callable[[], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]],
+) -> Columns:
+    """Return the cached columns, or those that `build` computes from the input files, which are then cached.
+
+    If a file changes while `build` reads it, the cache file is stale from the beginning.
+    """
+    columns = load_columns(name, inputs)
+    if columns is None:
+        stamp = _stamp_of_all(inputs)
+        arrays, facts = build()
+        columns = save_columns(name, inputs, arrays, facts, stamp=stamp)
+    return columns
+
+
 def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
     """Return the cached columns if they were computed from the input files as they are now; None otherwise."""
     for path in _cache_paths(name):
@@ -75,9 +92,16 @@ def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
 
 
 def save_columns(
-    name: Path, inputs: Sequence[Path], arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
+    name: Path,
+    inputs: Sequence[Path],
+    arrays: Mapping[str, np.ndarray],
+    facts: Mapping[str, Any],
+    *,
+    stamp: str | None = None,
 ) -> Columns:
     """Write a cache file beside the dataset, or in ~/.cache/facetrain if that folder is read-only.
+
+    `stamp` is that of the input files when they were read; None: they have not changed since.
 
     If neither can be written, the returned columns are the arrays themselves.
     """
@@ -86,7 +110,7 @@ def save_columns(
         layout.append([column, array.dtype.str, len(array), position])
         position += array.nbytes + -array.nbytes % _ALIGNMENT
     header = {
-        "version": _VERSION, "stamp": _stamp_of_all(inputs), "facts": dict(facts), "crc": 0, "columns": layout
+        "version": _VERSION, "stamp": stamp or _stamp_of_all(inputs), "facts": dict(facts), "crc": 0, "columns": layout
     }  # fmt: skip
     for path in _cache_paths(name):
         with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.arrow_columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -43,9 +43,7 @@ class SavedDataset:
         folder = train_folder(path)
         self._paths = _data_files(folder)
         name = folder / ".arrow.catalog"
-        columns = load_columns(name, self._paths) or save_columns(
-            name, self._paths, _build_catalog(self._paths), {}
-        )
+        columns = cached_columns(name, self._paths, lambda: (_build_catalog(self._paths), {}))
         self._columns = columns.arrays
         self.labels = self._columns["label"]
         self.num_images = len(self.labels)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.image_header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
@@ -50,7 +50,7 @@ class ListDataset:
         self._root = root if root is not None else path.parent
         self._list = PositionalFile(path)
         name = path.with_name(f".{path.name}.catalog")
-        columns = load_columns(name, [path]) or save_columns(name, [path], _build_catalog(path), {})
+        columns = cached_columns(name, [path], lambda: (_build_catalog(path), {}))
         self._offset, self._size = columns.arrays["offset"], columns.arrays["size"]
         self.labels = columns.arrays["label"]
         self.num_images = len(self.labels)

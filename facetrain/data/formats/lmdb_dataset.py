@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.lmdb_pages import LmdbFile, Value
 from facetrain.data.formats.serialized_values import image_and_label, list_items
 from facetrain.errors import DataError, UnreadableError
@@ -36,7 +36,7 @@ class LmdbDataset:
         file = path / DATA_FILE if path.is_dir() else path
         self._file = LmdbFile(file)
         name = file.with_name(f".{file.name}.catalog")
-        columns = load_columns(name, [file]) or save_columns(name, [file], *_build_catalog(self._file))
+        columns = cached_columns(name, [file], partial(_build_catalog, self._file))
         self._offset, self._size = columns.arrays["offset"], columns.arrays["size"]
         self._key_offset, self._key_size = columns.arrays["key_offset"], columns.arrays["key_size"]
         self._identities_at = columns.facts["identities"]

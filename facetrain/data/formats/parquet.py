@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.arrow_columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -58,9 +58,7 @@ class ParquetDataset:
         self._folder = folder
         self._paths, self.skipped = train_files(sorted(folder.glob("*.parquet")))
         name = folder / ".parquet.catalog"
-        columns = load_columns(name, self._paths) or save_columns(
-            name, self._paths, *_build_catalog(self._paths, folder)
-        )
+        columns = cached_columns(name, self._paths, partial(_build_catalog, self._paths, folder))
         self._column, self._columns = columns.facts["column"], columns.arrays
         self._offset, self._size = self._columns["offset"], self._columns["size"]
         self._groups = self._columns["groups"].reshape(-1, 3)

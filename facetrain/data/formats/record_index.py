@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.column_cache import Columns, load_columns, save_columns
+from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.identity_records import labels_by_ranges
 from facetrain.data.formats.record_headers import Headers, read_headers
 from facetrain.data.formats.recordio import RecordReader
@@ -69,10 +70,7 @@ def load_catalog(rec_path: Path, idx_path: Path) -> Catalog:
         RecordError: if the index or a record header is damaged, or there are no images.
     """
     name, inputs = rec_path.with_name(f".{rec_path.stem}.catalog"), [rec_path, idx_path]
-    columns = load_columns(name, inputs)
-    if columns is None:
-        columns = save_columns(name, inputs, *build_catalog(rec_path, idx_path))
-    return Catalog(columns)
+    return Catalog(cached_columns(name, inputs, partial(build_catalog, rec_path, idx_path)))
 
 
 def read_index(rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:

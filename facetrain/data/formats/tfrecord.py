@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.crc32c import masked_crc32c
 from facetrain.data.formats.labels import label_of_each
 from facetrain.data.formats.tf_example import Feature, read_features
@@ -69,9 +69,7 @@ class TfRecordDataset:
         indexes = sorted(path.glob("*.index")) if path.is_dir() else [path]
         inputs = [*self._shards, *indexes]
         name = folder / ".tfrecords.catalog" if path.is_dir() else path.with_name(f".{path.name}.catalog")
-        columns = load_columns(name, inputs) or save_columns(
-            name, inputs, _build_catalog(self._shards, indexes), {}
-        )
+        columns = cached_columns(name, inputs, lambda: (_build_catalog(self._shards, indexes), {}))
         self._columns = columns.arrays
         self.labels = self._columns["label"]
         self.num_images = len(self.labels)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.gzip_shards import GZIP_SUFFIXES, decompressed
 from facetrain.data.formats.labels import label_of_each, names_of_folders
 from facetrain.data.formats.member_path import member_path
@@ -49,9 +49,7 @@ class TarDataset:
         found = shards_in(path) if is_folder else [path]
         self._shards = [decompressed(one) if is_compressed(one) else one for one in found]
         name = path / ".shards.catalog" if is_folder else path.with_name(f".{path.name}.catalog")
-        columns = load_columns(name, self._shards) or save_columns(
-            name, self._shards, _build_catalog(self._shards), {}
-        )
+        columns = cached_columns(name, self._shards, lambda: (_build_catalog(self._shards), {}))
         self._columns = columns.arrays
         self._header, self._header_bytes = columns.arrays["header"], columns.arrays["header_bytes"]
         self._shard, self._offset = columns.arrays["shard"], columns.arrays["offset"]

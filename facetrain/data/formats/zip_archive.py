@@ -11,14 +11,14 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.image_list import LIST_SUFFIXES, list_entries, number_identities
 from facetrain.data.formats.labels import names_of_folders
 from facetrain.data.formats.member_path import member_path
@@ -57,7 +57,7 @@ class ZipDataset:
     def __init__(self, path: Path) -> None:
         self._file = PositionalFile(path)
         name = path.with_name(f".{path.name}.catalog")
-        self._columns = load_columns(name, [path]) or save_columns(name, [path], *_build_catalog(self._file))
+        self._columns = cached_columns(name, [path], partial(_build_catalog, self._file))
         columns = self._columns.arrays
         self._offset, self._packed, self._size = columns["offset"], columns["packed"], columns["size"]
         self._method, self._crc, self._entry = columns["method"], columns["crc"], columns["entry"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import cached_columns, load_columns, save_columns
 
 ARRAYS = {"label": np.arange(5), "size": np.ones(3, np.float32), "empty": np.empty(0, np.uint8)}
 
@@ -43,6 +43,20 @@ def test_columns_of_changed_inputs_are_not_used(tmp_path):
     save_columns(tmp_path / "a.catalog", [source], ARRAYS, {})
     source.write_bytes(b"xy")
     assert load_columns(tmp_path / "a.catalog", [source]) is None
+
+
+def test_columns_of_a_file_that_changes_while_it_is_read_are_not_used_again(tmp_path):
+    source = tmp_path / "source"
+    source.write_text("a")
+
+    def build():
+        content = source.read_bytes()
+        if len(content) == 1:
+            source.write_text("ab")
+        return {"text": np.frombuffer(content, np.uint8)}, {}
+
+    for length in (1, 2, 2):
+        assert len(cached_columns(tmp_path / "a.catalog", [source], build).arrays["text"]) == length
 
 
 def test_columns_can_have_any_number_of_inputs(tmp_path):
