@@ -12,13 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -44,10 +44,13 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
         LaunchError: the ranks could not be started, or one of them was killed.
     """
     with agent_folder() as log_dir:
-        signal.signal(signal.SIGINT, partial(_on_first_interrupt, log_dir))
+        on_signal = partial(_on_signal, log_dir, set())
+        signal.signal(signal.SIGINT, on_signal)
         try:
             with reported_wait(where, run_id, log_dir), _ended_if_stuck(where, log_dir):
-                elastic_launch(_config(where, run_id, log_dir), sys.executable)("-m", "facetrain", *arguments)
+                elastic_launch(_config(where, run_id, log_dir, on_signal), sys.executable)(
+                    "-m", "facetrain", *arguments
+                )
         except ChildFailedError as error:
             request_exit_at_once(in_any_program=False)  # the cleanup of torch's store can take many seconds
             return _exit_code(error)
@@ -93,19 +96,37 @@ def _ended_if_stuck(where: Topology, log_dir: Path) -> Iterator[None]:
         ended.set()
 
 
-def _on_first_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> None:
-    """Let the ranks save and end. The next Ctrl-C ends them and this process at once."""
-    signal.signal(signal.SIGINT, partial(_on_second_interrupt, log_dir))
-    raise SignalException("interrupted", signal.Signals(number))
+def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType | None) -> None:
+    """Let the ranks save and end at the first signal. The second Ctrl-C ends them and this process at once."""
+    if number == signal.SIGINT and number in received:
+        # Not by an exception: the agent would wait for its ranks again. The kernel ends them with this process.
+        shutil.rmtree(log_dir, ignore_errors=True)
+        exit_with_message("error: interrupted", 128 + number)
+    is_first = not received
+    received.add(number)
+    # Only once: a further exception would end the agent's wait for its ranks. The end of a terminal alone sends SIGHUP
+    # twice: by the shell, and by the kernel when the shell has ended.
+    if is_first:
+        raise SignalException("stopped", signal.Signals(number))
 
 
-def _on_second_interrupt(log_dir: Path, number: int, frame: FrameType | None) -> None:
-    # Not by an exception: the agent would wait for its ranks again. The kernel ends them with this process.
-    shutil.rmtree(log_dir, ignore_errors=True)
-    exit_with_message("error: interrupted", 128 + number)
+class _LogsSpecs(DefaultLogsSpecs):
+    """Settings of the ranks' logs, which the agent reads when it starts ranks: from then on, signals let them save."""
+
+    def __init__(self, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]) -> None:
+        super().__init__(log_dir=str(log_dir))
+        self._on_signal = on_signal
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        # SIGUSR1 announces the end of an allocation under Slurm.
+        for number in (signal.SIGTERM, signal.SIGUSR1, *([] if ignores_hangup() else [signal.SIGHUP])):
+            signal.signal(number, self._on_signal)
+        return super().reify(envs)
 
 
-def _config(where: Topology, run_id: str, log_dir: Path) -> LaunchConfig:
+def _config(
+    where: Topology, run_id: str, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]
+) -> LaunchConfig:
     if where.max_nodes > 1:
         # If all rounds share one store (the default of torch 2.13), a node that joins later waits without
         # end for the address of that store: it is published in the first round only.
@@ -120,9 +141,8 @@ def _config(where: Topology, run_id: str, log_dir: Path) -> LaunchConfig:
         rdzv_endpoint=where.endpoint or "localhost:0",
         max_restarts=where.max_restarts,
         local_addr=None if where.endpoint else "localhost",
-        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
-        # SIGUSR1 announces the end of an allocation under Slurm. SIGINT has a handler of its own, see above.
-        signals_to_handle="SIGTERM,SIGQUIT,SIGUSR1" + ("" if ignores_hangup() else ",SIGHUP"),
+        logs_specs=_LogsSpecs(log_dir, on_signal),
+        signals_to_handle="SIGQUIT",  # the others have a handler of their own, see above
     )
 
 

@@ -257,6 +257,21 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
     Checkpoint.open(folder).verify()
 
 
+def test_further_signals_to_the_launcher_do_not_keep_the_ranks_from_saving(started_run):
+    # The end of a terminal sends several: the shell sends SIGHUP to its jobs, and the kernel does when the shell ends.
+    folder, process = started_run(*LONG, "--set", "checkpoint.every_steps=100000")
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[1], signal.SIGSTOP)  # as a rank whose step takes long
+    for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+        time.sleep(0.3)
+    os.kill(ranks[1], signal.SIGCONT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 129 and "Traceback" not in stderr, stderr
+    assert "SIGHUP received: saving step" in stderr and "SIGTERM" not in stderr
+    Checkpoint.open(folder).verify()
+
+
 @pytest.mark.long
 def test_a_verification_that_a_signal_interrupts_is_repeated_after_the_resume(describe, dataset, tmp_path):
     write_bin(dataset / "data" / "long.bin", [encoded_image(n, 32) for n in range(1200)], [True, False] * 300)

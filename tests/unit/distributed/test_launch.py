@@ -30,9 +30,15 @@ def test_a_process_survives_the_end_of_its_terminal_only_under_nohup(action, cod
 
 @pytest.mark.parametrize("action", [signal.SIG_DFL, signal.SIG_IGN])
 def test_an_agent_handles_the_end_of_its_terminal_unless_it_runs_under_nohup(action, tmp_path):
-    before = signal.signal(signal.SIGHUP, action)
+    def on_signal(number, frame):
+        pass
+
+    numbers = [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
+    before = [signal.signal(number, action) for number in numbers]
     try:
-        handled = _config(Topology(nproc_per_node=2), "run", tmp_path).signals_to_handle.split(",")
+        _config(Topology(nproc_per_node=2), "run", tmp_path, on_signal).logs_specs.reify({})
+        handled = [signal.getsignal(number) == on_signal for number in numbers]
     finally:
-        signal.signal(signal.SIGHUP, before)
-    assert ("SIGHUP" in handled) == (action == signal.SIG_DFL) and "SIGTERM" in handled
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert handled == [action == signal.SIG_DFL, True, True]
