@@ -16,7 +16,7 @@ from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.data.staged_loader import TrainLoader
 from facetrain.errors import DivergedError, RunError
-from facetrain.files import error_reason, printable, write_atomically
+from facetrain.files import error_reason, os_errors_as, printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
 from facetrain.run.build_backbone import describe_model
 from facetrain.run.callbacks.logging import open_recorder
@@ -31,6 +31,7 @@ from facetrain.training.state import averaged_state
 
 _CARDS_FILE = "dataset_cards.yaml"
 """File of the run folder with the cards of the training data."""
+_DIVERGED_FILE, _SKIPPED_FILE, _SPIKES_FILE = "diverged.json", "skipped_images.txt", "loss_spikes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,22 @@ class RunOutputs:
 
 
 def open_outputs(run: PreparedRun) -> RunOutputs:
-    """Open the outputs of this rank. A resumed run drops the records after the step that it continues from."""
+    """Open the outputs of this rank.
+
+    A resumed run drops the records after the step that it continues from. A new one drops those of a run that has ended
+    in the folder before its first checkpoint.
+    """
     if not run.world.is_leader:
         return RunOutputs(Recorder(), Recorder(), None)
+    if not run.resumed:
+        with os_errors_as(RunError, run.folder):
+            for name in (_DIVERGED_FILE, _SKIPPED_FILE, _SPIKES_FILE):
+                (run.folder / name).unlink(missing_ok=True)
     console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
     resume_at = run.state.step if run.resumed else None
     recorder = open_recorder(run.config, run.folder, console, run_id=run.run_id, resume_at=resume_at)
     finds_spikes = run.state.spike_detector is not None
-    spikes = JsonLines(run.folder / "loss_spikes.jsonl", resume_at=resume_at) if finds_spikes else None
+    spikes = JsonLines(run.folder / _SPIKES_FILE, resume_at=resume_at) if finds_spikes else None
     return RunOutputs(recorder, Recorder(journal=spikes), console)
 
 
@@ -159,14 +168,14 @@ def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
     run.state.add_skipped_images(loader.skipped)
     skipped = sorted(run.state.skipped_images)
     if skipped and run.world.is_leader:
-        write_atomically(run.folder / "skipped_images.txt", "\n".join(skipped) + "\n")
+        write_atomically(run.folder / _SKIPPED_FILE, "\n".join(skipped) + "\n")
     return skipped
 
 
 def write_divergence(run: PreparedRun, error: DivergedError) -> None:
     """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
     with suppress(OSError):  # a full disk must not hide the reason why the run ended
-        write_atomically(run.folder / "diverged.json", json.dumps(error.report) + "\n")
+        write_atomically(run.folder / _DIVERGED_FILE, json.dumps(error.report) + "\n")
 
 
 def write_results(run: PreparedRun, skipped: list[str]) -> None:

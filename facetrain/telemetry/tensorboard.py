@@ -31,7 +31,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
-        """Open a new file. With `resume_at`, TensorBoard hides what earlier files have for later steps.
+        """Open a new file. TensorBoard hides what earlier files have for steps after `resume_at` (None: for all steps).
 
         TensorBoard names the run after the folder.
         """
@@ -44,9 +44,9 @@ class TensorBoard:
         self._header = _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
         """Records to write before the first one."""
         self._has_warned = False
-        if resume_at is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._header += _framed(Event(wall_time=time.time(), step=resume_at + 1, session_log=start))
+        first_step = 0 if resume_at is None else resume_at + 1
+        start = SessionLog(status=SessionLog.START)
+        self._header += _framed(Event(wall_time=time.time(), step=first_step, session_log=start))
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write all numbers among the values."""

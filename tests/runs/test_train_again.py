@@ -68,10 +68,14 @@ def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first
     values = values | {"run": {"name": "again", "dir": str(tmp_path)}}
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
     shutil.copy(folder / "config.yaml", tmp_path / "again")
+    lists = {"diverged.json", "loss_spikes.jsonl", "skipped_images.txt"}
+    for name in lists:
+        (tmp_path / "again" / name).write_text("{}\n")
     with pytest.raises(UsageError, match="again: already exists, without a checkpoint"):
         facetrain.train(values)
     assert facetrain.train(values, resume=True).folder == tmp_path / "again"
     assert metrics(tmp_path / "again") == metrics(folder)
+    assert not lists & {path.name for path in (tmp_path / "again").iterdir()}
 
 
 def test_it_does_not_start_over_a_run_whose_checkpoints_are_missing(stopped):

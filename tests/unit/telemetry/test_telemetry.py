@@ -184,6 +184,15 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
     assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == [1, 2, 3, 4]
 
 
+def test_tensorboard_shows_nothing_of_a_run_that_was_started_over(tmp_path):
+    for steps in ((1, 2, 3), (1, 2)):
+        board = TensorBoard(tmp_path)
+        for step in steps:
+            board.write(step, {"loss": float(step)})
+        board.close()
+    assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == [1, 2]
+
+
 def test_a_warning_outside_a_run_is_printed_once():
     # In a process of its own: pytest adds a handler.
     code = "from facetrain.telemetry.log import warn; warn('the disk is slow')"
