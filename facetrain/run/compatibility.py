@@ -13,9 +13,10 @@ from facetrain.backbone import mobilefacenet
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
-from facetrain.config.schema import Config
+from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
 from facetrain.run.step_schedule import StepSchedule
+from facetrain.telemetry.mlflow import flatten
 
 _SHAPING_KEYS = (
     "data.image_size",
@@ -85,6 +86,25 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
         raise ConfigError(
             f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
             f"restore them in the config, or change them on purpose with {options}"
+        )
+
+
+def check_recipe(config: Config, changes: list[ConfigChange]) -> None:
+    """Check that another recipe than that of the checkpoint has an effect.
+
+    Raises:
+        ConfigError: it has none, because the config gives the keys of the recipe, as that of a run folder does.
+    """
+    change = next((change for change in changes if change.key == "recipe"), None)
+    if change is None:
+        return
+    values, defaults = plain_config(config), dict(flatten(RECIPES[config.recipe]))
+    kept = {key: value for key, value in defaults.items() if _lookup(values, key) != value}
+    if kept and not any(other.key in defaults for other in changes):
+        options = " ".join(f"--set {key}={value}" for key, value in kept.items())
+        raise ConfigError(
+            f"{change}: has no effect, because the config gives {', '.join(kept)}; restore the recipe, and change the "
+            f"keys themselves with {options}"
         )
 
 

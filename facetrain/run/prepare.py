@@ -30,6 +30,7 @@ from facetrain.run.compatibility import (
     ConfigChange,
     check_compatibility,
     check_meaning,
+    check_recipe,
     describe_batch_change,
     find_config_changes,
 )
@@ -178,6 +179,7 @@ def _build_parts(
     changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
     if checkpoint is not None:
         check_compatibility(checkpoint, config, schedule)
+        check_recipe(config, changes)
         if world.is_leader:
             check_meaning(checkpoint, changes, set_keys)
             check_data(checkpoint, digests, source.num_classes, set_keys)
