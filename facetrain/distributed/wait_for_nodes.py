@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import socket
 import sys
 import threading
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from facetrain.distributed.process_lifetime import exit_with_message
 from facetrain.distributed.topology import Topology, host_and_port
 
 _QUIET_S = 10.0
@@ -24,31 +27,65 @@ _STORE_TIMEOUT_S = 5.0
 def reported_wait(where: Topology, run_id: str, log_dir: Path) -> Iterator[None]:
     """Print a line if the ranks of this node have not started within ten seconds, and again when it changes.
 
-    The agent creates a folder in `log_dir` when it starts ranks. Nothing is printed for a single node.
+    Until then, Ctrl-C ends this process even while torch waits for a host that does not answer. The agent creates a
+    folder in `log_dir` when it starts ranks. For a single node, nothing is done.
     """
     if where.max_nodes == 1:
         yield
         return
     ended = threading.Event()
-    args = (where, run_id, log_dir, ended)
-    thread = threading.Thread(target=_report, args=args, name="rendezvous", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        # Python aborts if it exits while a daemon thread is inside torch.
-        thread.join(_STORE_TIMEOUT_S + 1)
+    with _signal_numbers() as numbers:
+        args = (where, run_id, log_dir, ended, numbers)
+        thread = threading.Thread(target=_report, args=args, name="rendezvous", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            # Python aborts if it exits while a daemon thread is inside torch.
+            thread.join(_STORE_TIMEOUT_S + 1)
 
 
-def _report(where: Topology, run_id: str, log_dir: Path, ended: threading.Event) -> None:
+@contextmanager
+def _signal_numbers() -> Iterator[socket.socket]:
+    """Yield a socket that gets the number of a signal at once, even while the main thread is inside torch."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+def _report(
+    where: Topology, run_id: str, log_dir: Path, ended: threading.Event, numbers: socket.socket
+) -> None:
     since, printed, nodes = time.monotonic(), "", _NodeCount(where.endpoint, run_id)
-    while not ended.wait(_POLL_S) and not any(log_dir.glob("*/attempt_*")):
+    while not _is_over(log_dir, ended):
+        if _is_interrupted(numbers) and not _is_over(log_dir, ended):
+            # torch tries to reach the host for a minute, in which the handler of the signal does not run.
+            nodes.leave()
+            shutil.rmtree(log_dir, ignore_errors=True)
+            exit_with_message("error: interrupted", 128 + signal.SIGINT)
         line = nodes.describe(where)
         if time.monotonic() - since > _QUIET_S and line != printed:
             print(line, file=sys.stderr, flush=True)
             printed = line
     nodes.leave()
+
+
+def _is_over(log_dir: Path, ended: threading.Event) -> bool:
+    """Wait for a moment; return whether the ranks have started, or will not."""
+    return ended.wait(_POLL_S) or any(log_dir.glob("*/attempt_*"))
+
+
+def _is_interrupted(numbers: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        return signal.SIGINT in numbers.recv(64)
+    return False
 
 
 class _NodeCount:
