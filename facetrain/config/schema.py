@@ -23,7 +23,7 @@ class RunConfig(Section):
     """Name and place of the run."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] = "run"
-    """Name of the run. The run folder is `dir`/`name`; it must not exist yet."""
+    """Name of the run. The run folder is `dir`/`name`; without `train --resume`, it must not exist yet."""
     dir: str = "runs"
     """Folder that holds the run folders."""
     commercial: bool = False
