@@ -142,7 +142,7 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
         raise ConfigError(
             f"{checkpoint.folder}: the checkpoint is past step {schedule.total_steps:,}, the end of the run by "
             f"train.epochs, train.max_steps and the global batch of {schedule.global_batch_size:,}; raise them, or "
-            "continue from an earlier step with --checkpoint"
+            "continue from an earlier step with `facetrain resume RUN_DIR --checkpoint STEP`"
         )
 
 

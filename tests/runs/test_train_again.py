@@ -97,6 +97,15 @@ def test_a_config_of_another_run_is_refused(stopped):
         facetrain.train(values | {"seed": 7}, folder, resume=True)
 
 
+def test_a_run_that_ends_earlier_now_is_refused_with_a_command_that_has_the_option(stopped):
+    values, folder = stopped
+    shorter = values | {"train": values["train"] | {"max_steps": 1}}
+    with pytest.raises(
+        ConfigError, match=r"is past step 1, .*with `facetrain resume RUN_DIR --checkpoint STEP`$"
+    ):
+        facetrain.train(shorter, folder, resume=True)
+
+
 def test_two_ranks_continue_a_run_too(stopped, finished, tmp_path):
     values, folder = stopped
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
