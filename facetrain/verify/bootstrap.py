@@ -165,6 +165,7 @@ def equal_error_rates(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
 
 
 def true_accept_rates(far_RV: np.ndarray, tar_RV: np.ndarray, far: float) -> np.ndarray:
-    """Return TAR@FAR of each curve: float64 (R,). See `roc.tar_at_far`."""
+    """Return TAR@FAR of each curve: float64 (R,), NaN for a draw without impostor pairs. See `roc.tar_at_far`."""
     last = (far_RV <= far * ROUNDING).sum(1) - 1
-    return tar_RV[np.arange(len(tar_RV)), last]
+    # Without impostor pairs, every rate is NaN and no point is counted.
+    return np.where(last < 0, np.nan, tar_RV[np.arange(len(tar_RV)), last])

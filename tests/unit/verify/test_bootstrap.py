@@ -85,6 +85,18 @@ def test_the_draw_with_every_subject_once_gives_the_metrics_of_the_set():
     assert found.interval == {}
 
 
+def test_a_draw_without_pairs_of_one_kind_has_no_rates():
+    score, same = np.array([0.9, 0.8, 0.7]), np.array([True, True, False])
+    first, second = np.array([0, 1, 2]), np.array([0, 1, 3])
+    curve = bootstrap.WeightedCurve(score, same, first, second)
+    # Both kinds; no impostor pair; no genuine pair; nothing at all.
+    drawn = np.array([[1, 1, 1, 1], [2, 2, 0, 0], [0, 0, 2, 2], [0, 0, 4, 0]], np.uint16)
+    rates = curve.rates(drawn)
+    for metric in (bootstrap.areas(*rates), bootstrap.true_accept_rates(*rates, 0.1)):
+        np.testing.assert_array_equal(metric, [1, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(bootstrap.equal_error_rates(*rates), [0, np.nan, np.nan, np.nan])
+
+
 def test_draws_do_not_depend_on_the_number_in_memory_at_once():
     whole = np.concatenate(list(draw_subjects(30, 25, pairs=10)))
     pieces = np.concatenate(list(draw_subjects(30, 25, pairs=bootstrap._MAX_WEIGHTS // 4)))

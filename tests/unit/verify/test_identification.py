@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from facetrain.verify.identification import identification_result, search
+from facetrain.verify.identification import Search, identification_result, search
 from facetrain.verify.normalization import REJECTED, is_rejected, l2_normalize
 
 
@@ -93,6 +93,20 @@ def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():
     limit = 0.025 ** (1 / enrolled)
     assert result.interval["rank1"] == pytest.approx((limit, 1))
     assert result.interval["tpir@1e-01"] == pytest.approx((limit, 1))
+
+
+def test_draws_without_a_nonmated_probe_do_not_count_for_the_rates_of_an_open_set():
+    # Ten probes of one person without a mate, whom about a third of the draws lack; one mate in five is found.
+    subject = np.append(np.arange(50), np.full(10, 50))
+    mated = subject < 50
+    mate = np.where(mated, np.where(subject % 5 == 0, 0.9, 0.1), -np.inf)
+    other = np.where(mated, 0.0, 0.5)
+    one = Search(subject, mated, np.zeros(60, int), mate, other)
+    result = identification_result([one], subjects=51)
+    assert result.metrics["tpir@1e-01"] == pytest.approx(0.2)
+    low, high = result.interval["tpir@1e-01"]
+    assert 0.05 < low < 0.2 < high < 0.35
+    assert 0.3 < np.isnan(result.replicates["tpir@1e-01"]).mean() < 0.45
 
 
 def test_an_entry_as_similar_as_the_mate_ranks_before_it():
