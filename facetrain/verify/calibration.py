@@ -8,6 +8,7 @@ pairs reach an FMR of 1e-3, the 24 million of the same images compared with each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,7 +165,7 @@ def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: P
     if fmr is None:
         return thresholds[-1] if thresholds else None
     for one in thresholds:
-        if np.isclose(one.fmr, fmr, rtol=1e-6):
+        if math.isclose(one.fmr, fmr, rel_tol=1e-6):
             return one
     stored = ", ".join(f"{one.fmr:g}" for one in thresholds)
     raise UsageError(

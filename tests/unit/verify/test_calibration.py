@@ -102,6 +102,10 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
     assert pick_threshold(stored, None, Path("m")).fmr == 1e-3
     assert pick_threshold(stored, 0.01, Path("m")).fmr == 1e-2
     assert pick_threshold([], None, Path("m")) is None
+    rare = [replace(found[0], fmr=fmr) for fmr in (1e-8, 1e-9)]
+    assert [pick_threshold(rare, fmr, Path("m")).fmr for fmr in (1e-8, 1e-9)] == [1e-8, 1e-9]
+    with pytest.raises(UsageError, match="no threshold for an FMR of 2e-09; stored are 1e-08, 1e-09"):
+        pick_threshold(rare, 2e-9, Path("m"))
     with pytest.raises(UsageError, match="no threshold for an FMR of 0.5; stored are 0.01, 0.001"):
         pick_threshold(stored, 0.5, Path("m"))
     with pytest.raises(UsageError, match="measure it with facetrain calibrate"):
