@@ -111,6 +111,13 @@ class FoldSearch:
         return accuracy, THRESHOLDS[best]
 
 
+def mean_over_folds(accuracy_RF: np.ndarray) -> np.ndarray:
+    """Return the mean accuracy of the folds with pairs in each draw: float64 (R,), NaN for a draw without pairs."""
+    folds_R = np.isfinite(accuracy_RF).sum(1)
+    total_R = np.nansum(accuracy_RF, axis=1)
+    return np.divide(total_R, folds_R, out=np.full(len(total_R), np.nan), where=folds_R > 0)
+
+
 def squared_distances(embedding: np.ndarray) -> np.ndarray:
     """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> (P,).
 

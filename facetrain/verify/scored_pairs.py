@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.verify import bootstrap
-from facetrain.verify.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc
+from facetrain.verify.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc, mean_over_folds
 from facetrain.verify.pair_blocks import every_subject_once
 from facetrain.verify.result import HardPair, Histogram, Result
 from facetrain.verify.roc import (
@@ -102,9 +102,9 @@ def bootstrap_fold_accuracy(
 ) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
     """Return the fold accuracy, and `accuracy` and `threshold` in every draw, (R,) each.
 
-    Every draw repeats the search for the thresholds. `accuracy_std` has no replicates: a draw holds about 63 % of the
-    subjects, so its folds have fewer distinct pairs and differ more than those of the set. Its standard deviation over
-    the folds is therefore biased upward, often by more than it varies.
+    Every draw repeats the search for the thresholds; a draw without pairs gives NaN. `accuracy_std` has no replicates:
+    a draw holds about 63 % of the subjects, so its folds have fewer distinct pairs and differ more than those of the
+    set. Its standard deviation over the folds is therefore biased upward, often by more than it varies.
     """
     folds = min(FOLDS, len(pairs.same_P))
     search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
@@ -112,8 +112,8 @@ def bootstrap_fold_accuracy(
     chunks: list[tuple[np.ndarray, ...]] = []
     for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
         accuracy_RF, threshold_RF = search.accuracy(drawn_RS)
-        accuracy_RF = np.where(np.isnan(accuracy_RF).all(1, keepdims=True), 0, accuracy_RF)
-        chunks.append((np.nanmean(accuracy_RF, 1), threshold_RF.mean(1)))
+        mean_R = mean_over_folds(accuracy_RF)
+        chunks.append((mean_R, np.where(np.isnan(mean_R), np.nan, threshold_RF.mean(1))))
     names = ("accuracy", "threshold")
     replicate = {
         name: np.concatenate(column) for name, column in zip(names, zip(*chunks, strict=True), strict=False)

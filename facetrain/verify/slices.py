@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from facetrain.verify import bootstrap
-from facetrain.verify.fold_accuracy import FOLDS, FoldSearch, fold_order
+from facetrain.verify.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
 from facetrain.verify.group_summary import RATES, GroupSummary, summarize_groups
 from facetrain.verify.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.result import Group
@@ -155,8 +155,5 @@ class GroupFolds:
             if search is None:
                 means.append(np.full(len(drawn_RS), np.nan))
                 continue
-            accuracy_RF = search.accuracy(drawn_RS)[0]
-            folds_R = np.isfinite(accuracy_RF).sum(1)
-            total_R = np.nansum(accuracy_RF, axis=1)
-            means.append(np.divide(total_R, folds_R, out=np.full(len(total_R), np.nan), where=folds_R > 0))
+            means.append(mean_over_folds(search.accuracy(drawn_RS)[0]))
         return np.stack(means, axis=1)

@@ -97,6 +97,18 @@ def test_a_draw_without_pairs_of_one_kind_has_no_rates():
     np.testing.assert_array_equal(bootstrap.equal_error_rates(*rates), [0, np.nan, np.nan, np.nan])
 
 
+def test_a_draw_without_pairs_has_no_fold_accuracy():
+    # Five impostor pairs of ten people, all rejected: many draws have both people of none of them.
+    pair = np.arange(5)
+    pairs = ScoredPairs(np.full(5, -0.5), np.zeros(5, bool), 2 * pair, 2 * pair + 1, np.arange(10))
+    found = pair_result(pairs, protocol="x", replicates=200)
+    add_fold_accuracy(found, pairs, replicates=200)
+    accuracy_R = found.replicates["accuracy"]
+    assert np.isnan(accuracy_R).any() and np.nanmin(accuracy_R) == 1
+    assert np.isnan(found.replicates["threshold"]).tolist() == np.isnan(accuracy_R).tolist()
+    assert found.interval["accuracy"] == pytest.approx((0.025 ** (1 / 10), 1))
+
+
 def test_draws_do_not_depend_on_the_number_in_memory_at_once():
     whole = np.concatenate(list(draw_subjects(30, 25, pairs=10)))
     pieces = np.concatenate(list(draw_subjects(30, 25, pairs=bootstrap._MAX_WEIGHTS // 4)))
