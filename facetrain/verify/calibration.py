@@ -250,7 +250,9 @@ def _fmr_interval(
     rates = []
     for drawn_RS in bootstrap.draw_subjects(subjects, replicates, pairs=len(first_P), seed=seed):
         accepted_R = (drawn_RS[:, first_P].astype(np.int64) * drawn_RS[:, second_P]).sum(1)
-        rates.append(accepted_R / _pairs_between(drawn_RS * image_S))
+        pairs_R = _pairs_between(drawn_RS * image_S)
+        # A draw that has one person only has no impostor pairs; the interval ignores NaN.
+        rates.append(np.divide(accepted_R, pairs_R, out=np.full(len(pairs_R), np.nan), where=pairs_R > 0))
     estimate = len(first_P) / _pairs_between(image_S[None])[0]
     return bootstrap.interval(np.concatenate(rates), subjects, estimate) or (estimate, estimate)
 

@@ -75,6 +75,13 @@ def test_equal_scores_are_accepted_together_or_not_at_all():
     assert one.cosine == 1
 
 
+def test_draws_of_one_person_do_not_count_for_the_interval():
+    unit, label = faces(np.random.default_rng(0), 3, images=8)
+    (one,) = calibrate(unit, label, [0.05], data="few", replicates=200)
+    low, high = one.fmr_interval
+    assert 0 <= low <= one.fmr <= high < 1
+
+
 def test_a_rate_that_the_data_cannot_show_is_refused():
     unit, label = faces(np.random.default_rng(0), 10, images=2)
     with pytest.raises(
