@@ -62,7 +62,7 @@ def unify_columns(
         texts = _from_bfw(path, texts, score, need_score)
     elif score is not None:
         others = {name: values for name, values in texts.items() if name not in ("score", "distance", score)}
-        texts = others | {"score": texts[score]}
+        texts = others | {_kind_of_score(score): texts[score]}
     return texts
 
 
@@ -78,7 +78,12 @@ def _from_bfw(
             f"{' or '.join(systems)}"
         )
     found = {_BFW[name]: values for name, values in texts.items() if name in _BFW}
-    return found if score is None else found | {"score": texts[score]}
+    return found if score is None else found | {_kind_of_score(score): texts[score]}
+
+
+def _kind_of_score(column: str) -> str:
+    """Return the name of a selected column in a score file: a column `distance` keeps its meaning."""
+    return column if column == "distance" else "score"
 
 
 def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray]:

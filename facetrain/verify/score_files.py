@@ -10,7 +10,8 @@ A score file is a CSV file with a header line and one row for each pair. Columns
                  curve
     any other    slices, see `slice_table`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
 
-`FILE.csv:COLUMN` takes the score from another column. The table of BFW is read too, see `pair_columns`.
+`FILE.csv:COLUMN` takes the score from another column; `FILE.csv:distance` is a distance. The table of BFW is read too,
+see `pair_columns`.
 
 A pair list is a CSV file with the columns `first` and `second`, the names of two images in the file of embeddings,
 `genuine`, and the optional columns above.
@@ -86,7 +87,8 @@ def read_scores(path: Path) -> ScoreTable:
     texts = unify_columns(path, texts, score=column, need_score=True)
     if ("score" in texts) == ("distance" in texts):
         raise DataError(
-            f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance"
+            f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance; give the "
+            f"column to use as {path}:COLUMN"
         )
     is_distance = "distance" in texts
     score_P = _take_numbers(path, "distance" if is_distance else "score", texts)

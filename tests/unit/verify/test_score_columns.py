@@ -94,6 +94,23 @@ def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
     }
 
 
+def test_a_distance_that_is_selected_by_its_name_stays_a_distance(tmp_path):
+    columns = {"score": ["0.9", "0.2"], "distance": ["0.25", "1.5"], "genuine": [1, 0]}
+    path = write(tmp_path / "a.csv", columns)
+    with pytest.raises(
+        DataError, match=r"either a column score or a column distance; give .* as .*a.csv:COLUMN"
+    ):
+        read_scores(path)
+    assert read_scores(tmp_path / "a.csv:score").scored.score_P.tolist() == [0.9, 0.2]
+    found = read_scores(tmp_path / "a.csv:distance")
+    assert found.scored.score_P.tolist() == [-0.25, -1.5] and found.scored.scale.low == -1.5
+    assert not found.columns
+    pairs = people(np.random.default_rng(0), 60)
+    write_bfw(tmp_path / "bfw.csv", pairs, distance=[repr(1 - float(score)) for score in pairs.score_P])
+    bfw = read_scores(tmp_path / "bfw.csv:distance").scored
+    np.testing.assert_allclose(bfw.score_P, pairs.score_P - 1, atol=1e-12)
+
+
 def test_the_quality_of_a_pair_is_the_lower_one_of_both_images(tmp_path):
     columns = {"score": [1, 2], "genuine": [1, 0], "quality_1": ["0.3", "0.2"], "quality_2": ["0.1", "5"]}
     found = read_scores(write(tmp_path / "a.csv", columns))
