@@ -108,8 +108,18 @@ def slice_values(values: list[str]) -> np.ndarray:
         return _texts(values)
     edge = np.unique(np.quantile(number_P[is_known], [0, 0.25, 0.5, 0.75, 1]))
     quartile = np.clip(np.searchsorted(edge, number_P, side="right") - 1, 0, len(edge) - 2)
-    names = np.array([*(f"{low:g} to {high:g}" for low, high in pairwise(edge)), _MISSING])
+    names = np.array([*(f"{low} to {high}" for low, high in pairwise(_distinct_texts(edge))), _MISSING])
     return names[np.where(is_known, quartile, len(names) - 1)]
+
+
+def _distinct_texts(edge: np.ndarray) -> list[str]:
+    """Return the text of each of different numbers: with six digits, or with all if these are not enough."""
+    texts = [f"{number:g}" for number in edge]
+    return (
+        texts
+        if len(set(texts)) == len(texts)
+        else [repr(number).removesuffix(".0") for number in edge.tolist()]
+    )
 
 
 def _numbers(values: list[str]) -> np.ndarray | None:

@@ -136,6 +136,15 @@ def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
     assert count.tolist() == [25, 25, 25, 25] and "0 to 24.75" in names
 
 
+def test_quartiles_of_large_numbers_have_different_names(tmp_path):
+    table = write(tmp_path / "t.csv", ["time"], [[1_700_000_000 + n] for n in range(101)])
+    names, count = np.unique(read_slice_table(table, impostors(101)).columns["time"], return_counts=True)
+    assert dict(zip(names.tolist(), count.tolist(), strict=True)) == {
+        "1700000000 to 1700000025": 25, "1700000025 to 1700000050": 25,
+        "1700000050 to 1700000075": 25, "1700000075 to 1700000100": 26,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("unknown", ["", "nan", "N/A"])
 def test_a_number_that_is_not_known_is_missing_and_the_others_become_quartiles(tmp_path, unknown):
     table = write(tmp_path / "t.csv", ["age", "gap"], [[n, n % 2] for n in range(100)] + [[unknown, unknown]])
