@@ -71,7 +71,7 @@ class Verifier:
         plain, mirrored = embedder.embed_plain_and_mirrored(
             pairs.images, name=pairs.name, landmarks=pairs.landmarks
         )
-        if not np.isfinite(plain).all():
+        if not (np.isfinite(plain).all() and np.isfinite(mirrored).all()):
             return Result(
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
             )

@@ -76,6 +76,17 @@ def test_a_diverged_network_has_accuracy_zero():
     assert result.available_metrics["accuracy"] == 0 and figure_images(result) == {}
 
 
+@pytest.mark.parametrize("broken", ["plain", "mirrored"])
+def test_one_embedding_that_is_not_finite_gives_accuracy_zero(monkeypatch, broken):
+    rows = {"plain": np.ones((40, 4), np.float32), "mirrored": np.ones((40, 4), np.float32)}
+    rows[broken][7, 2] = np.inf
+    monkeypatch.setattr(
+        ImageEmbedder, "embed_plain_and_mirrored", lambda self, images, **_: (rows["plain"], rows["mirrored"])
+    )
+    result = make_verifier().score(Net(), pair_set())
+    assert result.metrics == {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": 20.0}
+
+
 def test_a_damaged_image_is_named_by_set_and_index():
     pairs = pair_set()
     pairs.images[5] = b"nothing"
