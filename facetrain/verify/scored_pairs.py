@@ -28,6 +28,7 @@ REPLICATES = 1000
 """Bootstrap draws by default."""
 _HARDEST = 50
 _HISTOGRAM_BINS = 200
+_NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICAT
     result.histogram = histogram(pairs)
     result.hardest_genuine, result.hardest_impostors = hardest_pairs(pairs)
     if curve is None:
-        result.needs["auc"] = "needs genuine and impostor pairs; all pairs are of one kind"
+        _add_need(result, "auc", _NEEDS_BOTH_KINDS)
         return result
     result.curve = curve
     _add_curve_metrics(result, curve)
@@ -144,6 +145,11 @@ def _add_curve_metrics(result: Result, curve: Roc) -> None:
             result.threshold[f"{far:.0e}"] = threshold_at(curve, far)
 
 
+def _add_need(result: Result, name: str, reason: str) -> None:
+    result.metrics[name] = None
+    result.needs[name] = reason
+
+
 def _needed_impostors(curve: Roc, far: float) -> str:
     return f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
 
@@ -165,19 +171,20 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
 def slice_threshold(result: Result, fmr: float | None) -> float | None:
     """Return the threshold of all slices and discard curves: that of an FMR, or the mean threshold of the folds.
 
-    Return None if the set has too few impostor pairs for the FMR.
+    Return None if the set has too few impostor pairs for the FMR, or no genuine pairs.
     """
-    if fmr is None or result.curve is None:
+    if fmr is None:
         return result.threshold["accuracy"]
-    return None if tar_at_far(result.curve, fmr) is None else threshold_at(result.curve, fmr)
+    curve = result.curve
+    return None if curve is None or tar_at_far(curve, fmr) is None else threshold_at(curve, fmr)
 
 
 def add_need_of_slices(result: Result, fmr: float | None) -> None:
     """Add why there are no slices and discard curves, where `slice_threshold` returns None."""
-    assert fmr is not None and result.curve is not None, "only an FMR can be out of reach"
-    name = f"slices@{fmr:.0e}"
-    result.metrics[name] = None
-    result.needs[name] = _needed_impostors(result.curve, fmr)
+    assert fmr is not None, "only an FMR can be out of reach"
+    curve = result.curve
+    reason = _NEEDS_BOTH_KINDS if curve is None else _needed_impostors(curve, fmr)
+    _add_need(result, f"slices@{fmr:.0e}", reason)
 
 
 def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:

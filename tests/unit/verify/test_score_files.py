@@ -114,6 +114,19 @@ def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_p
     assert not {name for name in (*result.metrics, *result.needs) if name.startswith("slices@")}
 
 
+@pytest.mark.parametrize("genuine", [0, 1])
+def test_pairs_of_one_kind_have_no_auc_and_no_slices_at_an_fmr(tmp_path, genuine):
+    columns = {"score": np.arange(40), "genuine": [genuine] * 40, "sex": ["f", "m"] * 20}
+    path = write(tmp_path / "system.csv", columns)
+    found = evaluate_scores(path, options=FAST)
+    result, reason = found.results["system"], "needs genuine and impostor pairs; all pairs are of one kind"
+    assert result.metrics["auc"] is None and f"  auc              {reason}" in format_evaluation(found)
+    assert len(result.groups) == 2
+    result = evaluate_scores(path, options=replace(FAST, slice_fmr=0.1)).results["system"]
+    assert not result.groups and result.metrics["slices@1e-01"] is None
+    assert result.needs == {"auc": reason, "slices@1e-01": reason}
+
+
 def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path):
     pairs = people(np.random.default_rng(0), 60)
     columns = columns_of(pairs, quality=[repr(float(score)) for score in pairs.score_P])
