@@ -77,7 +77,8 @@ def calibrate_model(
     with join(device) as world:
         opened = open_model(model, world.device)
         unit_ND = embed_images(opened, images, target, world, batch_size=batch_size, progress=progress)
-    thresholds = calibrate(unit_ND, labels, fmrs, data=Path(target).name, seed=seed)
+    name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
+    thresholds = calibrate(unit_ND, labels, fmrs, data=name, seed=seed)
     stored = {THRESHOLDS_KEY: [one.as_json() for one in thresholds]}
     if path.is_file() and output is None:
         weights, metadata = read_weights(path)

@@ -122,6 +122,8 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
         facetrain("calibrate", model, "--target", tmp_path / "faces", "--fmr", 0.01, "--fmr", 0.1)
     )
     assert "2,376 impostor pairs of 12 people in faces" in shown and "FMR 0.01  cosine >= " in shown
+    here = ["--target", ".", "--fmr", 0.1, "--output", tmp_path / "here.safetensors"]
+    assert "12 people in faces" in output_of(facetrain("calibrate", model, *here, cwd=tmp_path / "faces"))
     found = json.loads(output_of(facetrain("compare", model, one, one, "--json")))
     assert found["same"] is True and found["threshold"]["fmr"] == 0.01
     shown = output_of(facetrain("compare", model, one, other, "--fmr", 0.1))

@@ -26,6 +26,15 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
         open_evaluation_set("./lfw/", tmp_path / "lfw")
 
 
+@pytest.mark.parametrize("write", [write_ijb, write_tinyface, write_megaface])
+def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkeypatch, write):
+    folder = write(tmp_path / "Some")
+    monkeypatch.chdir(folder)
+    assert open_evaluation_set(".", tmp_path).name == "some"
+    monkeypatch.chdir(next(path for path in folder.iterdir() if path.is_dir()))
+    assert open_evaluation_set("..", tmp_path).name == "some"
+
+
 @pytest.mark.parametrize("write", [write_tinyface, write_megaface])
 def test_hidden_files_are_no_images_of_a_set(tmp_path, write):
     folder = write(tmp_path / "set")
