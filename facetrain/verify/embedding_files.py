@@ -85,11 +85,17 @@ def load_embeddings(path: Path) -> Embeddings:
         and label.ndim == 1
         and embedding.size
     )
-    # A comparison with NaN is false.
-    if not fits or not -_LARGEST < embedding.min() <= embedding.max() < _LARGEST:
+    if not fits:
         raise DataError(
             f"{path}: {len(name):,} names, {label.size:,} labels and embeddings of shape {embedding.shape}; expected "
-            f"one name, one label and one row of numbers, smaller than {_LARGEST:g}, for each image"
+            "one name, one label and one row of numbers for each image"
+        )
+    # A comparison with NaN is false.
+    if not -_LARGEST < embedding.min() <= embedding.max() < _LARGEST:
+        row = int(np.argmin((np.abs(embedding) < _LARGEST).all(1)))
+        raise DataError(
+            f"{path}: row {row:,} ({name[row]}) has numbers that are not finite or not below {_LARGEST:g}; embed the "
+            "image again, or write zeros if the system cannot process it"
         )
     if label.dtype.kind not in "iu" or not all(isinstance(one, str) for one in name):
         raise DataError(f"{path}: the names must be texts, and the labels whole numbers (−1 for none)")
@@ -133,7 +139,8 @@ def _read_npz(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
         for column in COLUMNS:
             read_array_header(archive, f"{column}.npy")
         require_fitting(path, sum(archive.getinfo(f"{column}.npy").file_size for column in COLUMNS))
-    with np.load(path, allow_pickle=False) as arrays:
+    # float64 beyond float32 becomes infinite, which `load_embeddings` reports.
+    with np.load(path, allow_pickle=False) as arrays, np.errstate(over="ignore"):
         embedding = np.asarray(arrays["embedding"], np.float32)
         return embedding, np.atleast_1d(arrays["name"]).tolist(), arrays["label"]
 

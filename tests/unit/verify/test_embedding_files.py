@@ -53,11 +53,13 @@ def test_a_file_with_fewer_names_than_embeddings_is_refused(tmp_path):
         load_embeddings(tmp_path / "p.npz")
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -1e30])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -1e30, 1e300])
 def test_numbers_whose_length_is_not_finite_are_refused(tmp_path, number):
-    embedding = np.array([[1, 0], [number, 1]], np.float32)
+    embedding = np.array([[1, 0], [number, 1]])
     np.savez(tmp_path / "e.npz", embedding=embedding, name=np.array(["a", "b"]), label=np.zeros(2, int))
-    with pytest.raises(DataError, match=r"e\.npz: .* numbers, smaller than 1e\+15"):
+    with pytest.raises(
+        DataError, match=r"e\.npz: row 1 \(b\) has numbers that are not finite or not below 1e\+15"
+    ):
         load_embeddings(tmp_path / "e.npz")
 
 
