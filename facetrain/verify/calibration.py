@@ -270,4 +270,4 @@ def _fnmr_with_interval(
     rejected_R, genuine_R = (np.concatenate(count) for count in zip(*counts, strict=True))
     # A draw of people with one image each has no genuine pairs; the interval ignores NaN.
     rates = np.divide(rejected_R, genuine_R, out=np.full(len(genuine_R), np.nan), where=genuine_R > 0)
-    return estimate, bootstrap.interval(rates, subjects, estimate)
+    return estimate, bootstrap.interval(rates, int(np.count_nonzero(genuine_S)), estimate)

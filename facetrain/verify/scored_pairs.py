@@ -59,9 +59,16 @@ class ScoredPairs:
         """Subject ids of the first and the second side of each pair, int (P,) each."""
         return self.subject_N[self.first_P], self.subject_N[self.second_P]
 
+    def count_subjects(self, pair: np.ndarray) -> int:
+        """Return the number of subjects in some pairs, given by their indices or as bool (P,)."""
+        return len(np.unique(self.subject_N[np.append(self.first_P[pair], self.second_P[pair])]))
+
 
 def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICATES, seed: int = 0) -> Result:
-    """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs."""
+    """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs.
+
+    `tar@FAR` is a rate of genuine pairs, so its interval rests on the subjects that have one.
+    """
     curve = roc(pairs.score_P, pairs.same_P)
     genuine = int(pairs.same_P.sum())
     counts = {"pairs": len(pairs.same_P), "genuine": genuine, "impostors": len(pairs.same_P) - genuine}
@@ -74,7 +81,10 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICAT
         return result
     result.curve = curve
     _add_curve_metrics(result, curve)
-    add_replicates(result, _bootstrap_curve(pairs, result, replicates, seed))
+    replicate = _bootstrap_curve(pairs, result, replicates, seed)
+    with_genuine_pairs = pairs.count_subjects(pairs.same_P)
+    result.metric_subjects = {name: with_genuine_pairs for name in replicate if name.startswith("tar@")}
+    add_replicates(result, replicate)
     return result
 
 

@@ -66,10 +66,14 @@ def _slice_column(
         metrics = {name: _none_if_nan(rate[0, at]) for name, rate in rates.items()}
         impostors, genuine = float(counts[at, :2].sum()), float(counts[at, 2:].sum())
         metrics |= {"pairs": impostors + genuine, "genuine": genuine, "impostors": impostors}
-        members = value_index_P == at
-        subjects = len(np.unique(np.concatenate([first_P[members], second_P[members]])))
+        members = np.flatnonzero(value_index_P == at)
+        is_genuine = pairs.same_P[members]
+        # A rate of one kind of pairs rests on the subjects that have such a pair.
+        of_kind = {"fmr": members[~is_genuine], "fnmr": members[is_genuine]}
         found = {
-            name: bootstrap.interval(rate[:, at], subjects, float(rates[name][0, at]))
+            name: bootstrap.interval(
+                rate[:, at], pairs.count_subjects(of_kind.get(name, members)), float(rates[name][0, at])
+            )
             for name, rate in replicate.items()
             if metrics[name] is not None
         }

@@ -209,6 +209,19 @@ def test_an_interval_without_any_error_ends_at_the_binomial_limit():
     assert interval(np.array([np.nan]), 5, 0.5) is None
 
 
+def test_the_intervals_of_rates_of_one_kind_of_pairs_rest_on_the_people_of_that_kind():
+    # Ten people have a genuine pair, two hundred others an impostor pair; there is no error.
+    same = np.arange(110) < 10
+    first, second = np.arange(110), np.where(same, np.arange(110), np.arange(110) + 100)
+    pairs = ScoredPairs(np.where(same, 0.9, 0.1), same, first, second, np.arange(210))
+    genuine, impostors = 0.025 ** (1 / 10), 0.025 ** (1 / 200)
+    result = pair_result(pairs, protocol="x", replicates=50)
+    assert result.interval["tar@1e-01"] == pytest.approx((genuine, 1))
+    ((group,), _) = slice_groups(pairs, {"all": np.array(["x"] * 110)}, 0.5, replicates=50)
+    assert group.interval["fnmr"] == pytest.approx((0, 1 - genuine))
+    assert group.interval["fmr"] == pytest.approx((0, 1 - impostors))
+
+
 def simulated_set(seed):
     """A small set with people who are in several pairs, and the embeddings of a model of any quality."""
     random = np.random.default_rng(seed)

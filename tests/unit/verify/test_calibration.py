@@ -75,6 +75,12 @@ def test_equal_scores_are_accepted_together_or_not_at_all():
     assert one.cosine == 1
 
 
+def test_the_interval_of_the_fnmr_rests_on_the_people_with_two_images():
+    unit = np.eye(60, dtype=np.float32)[[*range(60), *range(5)]]
+    (one,) = calibrate(unit, [*range(60), *range(5)], [0.01], data="x", replicates=50)
+    assert one.fnmr == 0 and one.fnmr_interval == pytest.approx((0, 1 - 0.025 ** (1 / 5)))
+
+
 def test_draws_of_one_person_do_not_count_for_the_interval():
     unit, label = faces(np.random.default_rng(0), 3, images=8)
     (one,) = calibrate(unit, label, [0.05], data="few", replicates=200)
