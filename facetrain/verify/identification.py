@@ -27,6 +27,7 @@ from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 RANKS = (1, 5, 10, 20)
 FPIRS = (1e-1, 1e-2)
 """False positive identification rates at which TPIR is reported; IJB-B and IJB-C report these two."""
+_NEEDS_MATES = "needs probes whose person is in the gallery; there are none"
 _MAX_SIMILARITIES = 1 << 24
 """Largest number of similarities in memory at once: 64 MiB of float32."""
 
@@ -121,17 +122,24 @@ def identification_result(
     for fpir in FPIRS:
         _add_tpir(result, searches, fpir)
     result.curve = searches[0].curve
-    for rank in ranks:
-        hits = [
-            np.mean(search.rank_Q[search.mated_Q] < rank) if search.mated_Q.any() else 0
-            for search in searches
-        ]
-        result.metrics[f"rank{rank}"] = float(np.mean(hits))
+    ranks = _add_ranks(result, searches, ranks)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
     replicate = _bootstrap_searches(searches, subjects, ranks, result, replicates, seed)
     result.metric_subjects = dict.fromkeys(replicate, mated)
     add_replicates(result, replicate)
     return result
+
+
+def _add_ranks(result: Result, searches: list[Search], ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Add the rank-k rates, and return the ranks that have one: none if a gallery has no mate of any probe."""
+    if not all(search.mated_Q.any() for search in searches):
+        result.metrics |= dict.fromkeys((f"rank{rank}" for rank in ranks), None)
+        result.needs |= dict.fromkeys((f"rank{rank}" for rank in ranks), _NEEDS_MATES)
+        return ()
+    for rank in ranks:
+        hits = [np.mean(search.rank_Q[search.mated_Q] < rank) for search in searches]
+        result.metrics[f"rank{rank}"] = float(np.mean(hits))
+    return ranks
 
 
 def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
@@ -144,6 +152,8 @@ def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
         nonmated = min(int((~search.mated_Q).sum()) for search in searches)
         result.needs[name] = (
             f"needs {round(1 / fpir):,} probes whose person is not in the gallery; there are {nonmated:,}"
+            if all(search.mated_Q.any() for search in searches)
+            else _NEEDS_MATES
         )
 
 

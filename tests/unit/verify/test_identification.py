@@ -95,6 +95,18 @@ def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():
     assert result.interval["tpir@1e-01"] == pytest.approx((limit, 1))
 
 
+@pytest.mark.parametrize("enrolled", [[20], [0, 20]])
+def test_a_gallery_without_the_mate_of_any_probe_has_no_rates(enrolled):
+    unit, probe = np.eye(30), np.arange(20)
+    galleries = [np.arange(first, first + 10) for first in enrolled]
+    searches = [search(unit[probe], probe, unit[gallery], gallery) for gallery in galleries]
+    found = identification_result(searches, subjects=20, replicates=20)
+    reason = "needs probes whose person is in the gallery; there are none"
+    rates = ("tpir@1e-01", "tpir@1e-02", "rank1", "rank5", "rank10", "rank20")
+    assert found.needs == dict.fromkeys(rates, reason) and not found.interval
+    assert all(found.metrics[name] is None for name in rates)
+
+
 def test_draws_without_a_nonmated_probe_do_not_count_for_the_rates_of_an_open_set():
     # Ten probes of one person without a mate, whom about a third of the draws lack; one mate in five is found.
     subject = np.append(np.arange(50), np.full(10, 50))
