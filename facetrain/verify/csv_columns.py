@@ -20,7 +20,8 @@ _MAX_SHARED = 1 << 12
 def read_columns(path: Path) -> dict[str, list[str]]:
     """Read a CSV file: return the texts of each column by the name in its header line, without outer spaces.
 
-    Empty lines are skipped. Equal texts of a column with few different ones share their memory: a table of millions
+    Empty lines are skipped, and so are columns without a name: pandas writes its row numbers as one, and spreadsheets
+    write several empty ones. Equal texts of a column with few different ones share their memory: a table of millions
     of pairs takes about eight times its file.
 
     Raises:
@@ -36,7 +37,8 @@ def read_columns(path: Path) -> dict[str, list[str]]:
             if len(names) > _MAX_COLUMNS:
                 raise DataError(f"{path}: has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}")
             names = [name.strip() for name in names]
-            # Spreadsheets write several empty columns without a name.
+            if not any(names):
+                raise DataError(f"{path}: cannot read the table: no column has a name in the first line")
             if repeated := [name for name, times in Counter(names).items() if name and times > 1]:
                 raise DataError(
                     f"{path}: has two columns with the name {listed(repeated[:1])}; rename one of them"
@@ -59,7 +61,7 @@ def _columns(path: Path, names: list[str], rows: Iterator[list[str]]) -> dict[st
             )
         for column, known, texts in zip(columns, shared, zip(*chunk, strict=True), strict=True):
             column += _with_shared_texts(map(str.strip, texts), known)
-    return dict(zip(names, columns, strict=True))
+    return {name: column for name, column in zip(names, columns, strict=True) if name}
 
 
 def _with_shared_texts(texts: Iterator[str], known: dict[str, str]) -> Iterator[str]:

@@ -31,7 +31,7 @@ _BFW = {
     "e1": "ethnicity_1", "e2": "ethnicity_2",
 }  # fmt: skip
 """Names of BFW's columns in a pair list."""
-_BFW_IGNORED = {"ID", "", "Unnamed: 0", "fold", "a1", "a2"}
+_BFW_IGNORED = {"ID", "Unnamed: 0", "fold", "a1", "a2"}
 """Row number, the published five folds, and abbreviations of att1 and att2."""
 
 

@@ -39,8 +39,14 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     (tmp_path / "table.csv").write_text("a,b, a\n1,2,3\n")
     with pytest.raises(DataError, match=r"table\.csv: has two columns with the name a; rename one"):
         read_columns(tmp_path / "table.csv")
-    (tmp_path / "table.csv").write_text("a,b,,\n1,2,,\n")
-    assert read_columns(tmp_path / "table.csv") == {"a": ["1"], "b": ["2"], "": [""]}
+
+
+def test_columns_without_a_name_are_left_out(tmp_path):
+    (tmp_path / "table.csv").write_text(",a,b,,\n0,1,2,,\n1,3,4,,5\n")
+    assert read_columns(tmp_path / "table.csv") == {"a": ["1", "3"], "b": ["2", "4"]}
+    (tmp_path / "table.csv").write_text(" ,\n1,2\n")
+    with pytest.raises(DataError, match=r"table\.csv: .* no column has a name in the first line"):
+        read_columns(tmp_path / "table.csv")
 
 
 def test_an_empty_file_is_refused(tmp_path):
