@@ -13,6 +13,9 @@ from facetrain.files import os_errors_as
 from facetrain.verify.exact_search import Found
 from facetrain.verify.stored_embeddings import StoredEmbeddings
 
+_ROUNDING = 1e-12
+"""Tolerance of `lowest`: the cosine of an embedding with itself is 1 up to float64 rounding."""
+
 
 @dataclass(frozen=True)
 class SearchResults:
@@ -38,7 +41,7 @@ class SearchResults:
                         "row": row,
                     }
                     for row, cosine in zip(rows.tolist(), cosines, strict=True)
-                    if row >= 0 and (self.lowest is None or cosine >= self.lowest)
+                    if row >= 0 and (self.lowest is None or cosine >= self.lowest - _ROUNDING)
                 ],
             }
 

@@ -9,6 +9,8 @@ from facetrain.errors import DataError
 from facetrain.verify import exact_search, stored_embeddings
 from facetrain.verify.embedding_files import Embeddings
 from facetrain.verify.exact_search import search_exactly
+from facetrain.verify.normalization import l2_normalize
+from facetrain.verify.search_results import SearchResults
 from facetrain.verify.stored_embeddings import StoredEmbeddings
 
 SIZE = 24
@@ -101,3 +103,14 @@ def test_the_row_of_a_number_that_is_not_finite_is_named(number):
         with pytest.raises(DataError, match=r"row 41 \(41\.jpg\) has numbers that are not finite") as caught:
             search_exactly(stored(probes), stored(entries), 3)
         assert "\n" not in str(caught.value)
+
+
+def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
+    row = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
+    faces = StoredEmbeddings.of(
+        Embeddings(l2_normalize(row), [str(n) for n in range(50)], np.full(50, -1)), Path("faces")
+    )
+    found = search_exactly(faces, faces, 3)
+    assert (found.cosine_QK[:, 0] < 1).any(), "rounded to a number below 1"
+    results = list(SearchResults(found, faces, faces, lowest=1.0))
+    assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]
