@@ -120,12 +120,18 @@ def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:
 
 
 def sampled_images(labels: np.ndarray, *, seed: int = 0, limit: int = MAX_IMAGES) -> np.ndarray:
-    """Return the images to compare, int ascending: all, or those of randomly drawn people up to about `limit`."""
+    """Return the images to compare, int ascending: all, or those of randomly drawn people up to about `limit`.
+
+    People who would exceed the limit are left out, so that one with very many images does not end the draw.
+    """
     if len(labels) <= limit:
         return np.arange(len(labels))
     people, person_N, image_S = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.random.default_rng(seed).permutation(len(people))
-    drawn = order[np.cumsum(image_S[order]) <= limit]
+    drawn, images, count = [], image_S.tolist(), 0
+    for person in np.random.default_rng(seed).permutation(len(people)).tolist():
+        if count + images[person] <= limit:
+            drawn.append(person)
+            count += images[person]
     return np.flatnonzero(np.isin(person_N, drawn))
 
 

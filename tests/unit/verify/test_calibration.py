@@ -106,6 +106,13 @@ def test_of_many_images_whole_people_are_drawn():
     assert (sampled_images(label) == np.arange(1000)).all()
 
 
+def test_a_person_with_very_many_images_does_not_end_the_draw():
+    labels = np.append(np.zeros(90, int), np.arange(1, 61))
+    for seed in range(5):
+        chosen = labels[sampled_images(labels, seed=seed, limit=50)]
+        assert len(set(chosen.tolist())) == len(chosen) == 50 and 0 not in chosen
+
+
 def test_stored_thresholds_are_read_and_picked_by_their_rate():
     unit, label = faces(np.random.default_rng(0), 60)
     found = calibrate(unit, label, [1e-3, 1e-2], data="faces", replicates=10)
