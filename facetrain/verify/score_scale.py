@@ -28,7 +28,7 @@ class ScoreScale:
 
     def distance(self, score: np.ndarray) -> np.ndarray:
         """Return the distance from 0 to 4 of each score."""
-        return _DISTANCES * (self.high - score) / (self.high - self.low)
+        return _DISTANCES * ((self.high - score) / (self.high - self.low))
 
     @overload
     def score(self, distance: float) -> float: ...
@@ -38,7 +38,7 @@ class ScoreScale:
 
     def score(self, distance: float | np.ndarray) -> float | np.ndarray:
         """Return the score of each distance."""
-        return self.high - distance * (self.high - self.low) / _DISTANCES
+        return self.high - distance * ((self.high - self.low) / _DISTANCES)
 
 
 COSINE = ScoreScale()
@@ -60,4 +60,6 @@ def scale_of(score_P: np.ndarray) -> ScoreScale:
 def range_scale(score_P: np.ndarray) -> ScoreScale:
     """Return the scale from the lowest to the highest score, so that the 400 thresholds have equal steps there."""
     low, high = float(score_P.min()), float(score_P.max())
-    return ScoreScale(low, high if high > low else low + 1, "score")
+    if high == low:
+        high = max(low + 1, float(np.nextafter(low, np.inf)))  # above 2^53, low + 1 is low
+    return ScoreScale(low, high, "score")

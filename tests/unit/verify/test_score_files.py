@@ -85,6 +85,15 @@ def test_two_systems_are_compared_pair_by_pair_in_any_order(tmp_path):
         evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
 
 
+@pytest.mark.parametrize("score", [[1e17] * 4, [0.9, 0.8, 0.1, -np.finfo(np.float64).max]])
+def test_scores_of_any_size_have_thresholds(tmp_path, score):
+    path = write(tmp_path / "a.csv", {"score": [repr(float(one)) for one in score], "genuine": [1, 1, 0, 0]})
+    scored = read_scores(path).scored
+    distance = scored.scale.distance(scored.score_P)
+    assert (distance >= 0).all() and (distance <= 4).all() and (np.diff(distance) >= 0).all()
+    assert scored.scale.score(4.0) == scored.scale.low
+
+
 def test_other_columns_are_slices(tmp_path):
     pairs = people(np.random.default_rng(0), 60)
     group = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
