@@ -242,10 +242,11 @@ def _take_numbers(path: Path, column: str, texts: dict[str, list[str]]) -> np.nd
     number_P = np.fromiter(map(_finite_or_nan, values), np.float64, len(values))
     wrong = np.flatnonzero(~np.isfinite(number_P))
     if len(wrong):
+        least = "highest distance" if column == "distance" else "lowest score"
         raise DataError(
             f"{path}, row {wrong[0] + 2}: {column} is {values[wrong[0]]!r}, not a finite number; "
-            f"{len(wrong):,} of {len(number_P):,} rows have no score. Give pairs that the system could not process "
-            "the lowest score"
+            f"{len(wrong):,} of {len(number_P):,} rows have no {column}. Give pairs that the system could not process "
+            f"the {least} of the other rows"
         )
     return number_P
 

@@ -85,6 +85,16 @@ def test_two_systems_are_compared_pair_by_pair_in_any_order(tmp_path):
         evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
 
 
+@pytest.mark.parametrize(("column", "least"), [("score", "lowest score"), ("distance", "highest distance")])
+def test_a_pair_without_a_score_is_refused_with_the_score_that_a_failure_gets(tmp_path, column, least):
+    path = write(tmp_path / "a.csv", {column: ["0.5", "nan"], "genuine": [1, 0]})
+    message = (
+        f"row 3: {column} is 'nan', not a finite number; 1 of 2 rows have no {column}. .* the {least} of the"
+    )
+    with pytest.raises(DataError, match=message):
+        read_scores(path)
+
+
 @pytest.mark.parametrize("score", [[1e17] * 4, [0.9, 0.8, 0.1, -np.finfo(np.float64).max]])
 def test_scores_of_any_size_have_thresholds(tmp_path, score):
     path = write(tmp_path / "a.csv", {"score": [repr(float(one)) for one in score], "genuine": [1, 1, 0, 0]})
