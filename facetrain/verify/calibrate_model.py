@@ -24,6 +24,7 @@ from facetrain.models.model_file import (
 from facetrain.models.weight_files import read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
+    MAX_IMAGES,
     Threshold,
     calibrate,
     reachable_fmrs,
@@ -67,6 +68,11 @@ def calibrate_model(
     path = _writable_model(model, output)
     images, labels = read_known_people(target, data_dir)
     chosen = sampled_images(labels, seed=seed)
+    if not len(chosen):
+        raise DataError(
+            f"{target}: every person has more than {MAX_IMAGES:,} images, too many to compare with each other; use "
+            "fewer images of each person"
+        )
     images, labels = [images[index] for index in chosen.tolist()], labels[chosen]
     fmrs = fmrs or reachable_fmrs(labels)
     if not fmrs:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from facetrain.errors import RunError, UsageError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.verify import evaluate as evaluation
 from facetrain.verify import report
+from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.embedding_files import load_embeddings, save_embeddings
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
@@ -174,6 +176,14 @@ def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model
     )
     assert "thresholds" in open_model(copy, torch.device("cpu")).metadata
     assert "thresholds" not in open_model(model, torch.device("cpu")).metadata
+
+
+def test_a_person_with_more_images_than_can_be_compared_is_refused(model, monkeypatch):
+    labels = np.zeros(MAX_IMAGES + 1, int)
+    people = [face(0)] * len(labels), labels
+    monkeypatch.setattr("facetrain.verify.calibrate_model.read_known_people", lambda *_: people)
+    error = refusal("calibrate", model, "--target", "faces", "--fmr", 0.1)
+    assert "faces: every person has more than 50,000 images" in str(error) and error.exit_code == 2
 
 
 def test_one_system_is_evaluated_at_a_time(model):
