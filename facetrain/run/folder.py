@@ -42,7 +42,9 @@ from facetrain.run.lock import LOCK_FILE
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 
 
-def create_run_folder(world: World, *, given: Path | None, default: Path) -> tuple[Path, bool]:
+def create_run_folder(
+    world: World, *, given: Path | None, default: Path, may_exist: bool = False
+) -> tuple[Path, bool]:
     """Return the folder of a new run, and whether the run was restarted and has to continue in it. Collective.
 
     torch's elastic launcher restarts its workers after a failure. The folder lists the launchers that have used it,
@@ -50,14 +52,16 @@ def create_run_folder(world: World, *, given: Path | None, default: Path) -> tup
 
     A folder that the user names (`given`) may exist, if it holds no run. The `default` folder must not exist. It is
     created at once, so that of several runs that start at the same time only one gets it. `remove_if_empty` removes
-    it again if the run fails before it writes anything.
+    it again if the run fails before it writes anything. With `may_exist`, either folder may hold a run.
 
     Raises:
         UsageError: the folder holds the checkpoints of another run, the default folder exists, or the folder cannot
             be created.
     """
     launchers = launchers_of(world)
-    folder, restarted = decide_on_leader(world, lambda: _create(world, launchers, given, default))
+    folder, restarted = decide_on_leader(
+        world, lambda: _create(world, launchers, given, default, may_exist=may_exist)
+    )
     return Path(folder), restarted
 
 
@@ -140,12 +144,16 @@ def missing_newest(folder: Path) -> str | None:
     return named[0] if named and int(named[1]) > max(complete_steps(checkpoints), default=0) else None
 
 
-def _create(world: World, launchers: list[str], given: Path | None, default: Path) -> tuple[str, bool]:
+def _create(
+    world: World, launchers: list[str], given: Path | None, default: Path, *, may_exist: bool
+) -> tuple[str, bool]:
+    if may_exist:
+        given = given or default
     _check_creatable(given or default)
     folder = given or _create_default(default, launchers, world.restarts)
     has_run = bool(complete_steps(folder / CHECKPOINTS))
     restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
-    if given and has_run and not restarted:
+    if given and has_run and not restarted and not may_exist:
         raise _existing_run(folder)
     with os_errors_as(UsageError, folder, "give another --run-dir"):
         make_folder(folder)

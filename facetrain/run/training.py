@@ -72,17 +72,20 @@ def train(
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
-        if resume_existing:
-            run_dir = run_dir or default
         # A host that replaces a lost one may have begun with `facetrain resume`.
-        if collectives.any_rank(resume_existing and has_checkpoint(run_dir or default)):
+        if collectives.any_rank(False):
             return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
         is_new = run_dir is None or not run_dir.exists()
-        folder, restarted = create_run_folder(world, given=run_dir, default=default)
+        folder, continues = create_run_folder(
+            world, given=run_dir, default=default, may_exist=resume_existing
+        )
         try:
             with locked(world, folder, launchers_of(world)) as lock:
-                prepare_checkpoints(world, folder, is_new_run=not restarted)
-                checkpoint = open_on_all_ranks(world, folder) if restarted else None
+                if resume_existing:
+                    # With the lock: until then, a command that is ending may save the first checkpoint.
+                    continues = collectives.any_rank(has_checkpoint(folder))
+                prepare_checkpoints(world, folder, is_new_run=not continues)
+                checkpoint = open_on_all_ranks(world, folder) if continues else None
                 return _run(
                     prepare_run(config, world, folder, checkpoint, lock, profile=profile, set_keys=set_keys)
                 )

@@ -7,6 +7,8 @@ import yaml
 
 import facetrain
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
+from facetrain.run import training
+from facetrain.run.lock import locked
 from tests.runs.test_training import checked, losses, metrics
 from tests.support.command import torchrun
 
@@ -87,6 +89,21 @@ def test_it_does_not_start_over_a_run_whose_checkpoints_are_missing(stopped):
     ):
         facetrain.train(values, folder, resume=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_it_finds_the_first_checkpoint_of_a_command_that_ends_while_it_waits_for_the_lock(
+    finished, stopped, monkeypatch
+):
+    values, folder = stopped
+    (folder / "checkpoints").rename(folder / "saved_later")
+
+    def locked_later(*arguments):
+        (folder / "saved_later").rename(folder / "checkpoints")
+        return locked(*arguments)
+
+    monkeypatch.setattr(training, "locked", locked_later)
+    facetrain.train(values, folder, resume=True)
+    assert metrics(folder) == metrics(finished[1])
 
 
 def test_a_config_of_another_run_is_refused(stopped):
