@@ -80,10 +80,8 @@ def _is_endpoint(endpoint: str) -> bool:
     if not _ENDPOINT.fullmatch(endpoint):
         return False
     try:
-        host_and_port(endpoint)[0].encode(
-            "idna"
-        )  # fails for a label that is empty or too long, as the connection would
-    except UnicodeError:
+        host_and_port(endpoint)[0].encode("idna")
+    except UnicodeError:  # a label is empty or too long: the connection would fail
         return False
     return True
 

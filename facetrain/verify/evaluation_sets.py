@@ -37,10 +37,8 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
     for path in (Path(target), folder / target, folder / target.upper()):
         if is_file_name or not path.is_dir():
             continue
-        if path.name in ("", ".."):
-            path = Path(
-                os.path.abspath(path)
-            )  # a set has the name of its folder, also of the current one, "."
+        if path.name in ("", ".."):  # a set has the name of its folder, also of the current one, "."
+            path = Path(os.path.abspath(path))
         name = path.name.lower()
         if is_pair_archive(path):
             return load_pair_set(path.name, path.parent)

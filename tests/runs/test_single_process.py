@@ -41,9 +41,9 @@ def started(describe, tmp_path):
         process.communicate()
 
 
-def handles(pid, number):
-    """Return whether a process has a handler for a signal."""
-    (mask,) = re.findall(r"SigCgt:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
+def handles(pid, number, how="SigCgt"):
+    """Return whether a process has a handler for a signal, or ignores it ("SigIgn")."""
+    (mask,) = re.findall(rf"{how}:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
@@ -69,6 +69,17 @@ def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_o
     assert commands and not [command for command in commands if b"facetrain" in command.split(b"\0")]
     libraries = Path(f"/proc/{process.pid}/maps").read_text()
     assert "libtorch" in libraries
+
+
+def test_reading_processes_ignore_signals_to_the_group_because_the_run_needs_batches_until_it_has_saved(
+    started,
+):
+    process, folder = started()
+    wait_for_step(folder, 2, process)
+    there = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
+    readers = [pid for pid, command in there.items() if b"spawn_main" in command]
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+    assert readers and all(handles(pid, number, "SigIgn") for pid in readers for number in numbers)
 
 
 @pytest.mark.parametrize(
