@@ -160,6 +160,6 @@ def test_docstrings_name_a_thing_or_command_an_action(path):
 
 def test_reading_and_changing_datasets_takes_no_torch():
     tools = [f"facetrain.data.tools.{path.stem}" for path in (ROOT / "data" / "tools").glob("[!_]*.py")]
-    loaded = "facetrain.data.reader", "facetrain.data.synthetic.dataset_writer", *sorted(tools)
+    loaded = "facetrain.data.loading.reader", "facetrain.data.synthetic.dataset_writer", *sorted(tools)
     script = f"import sys, {', '.join(loaded)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 
 PathLike = str | os.PathLike[str]

@@ -19,11 +19,13 @@ from torch import nn
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.loading import eval_dir_of_run
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.augment import mirror_landmarks
 from facetrain.data.dataset import image_landmarks
-from facetrain.data.decode import decode_rgb, resize_square
 from facetrain.data.formats.landmark_file import without_gaps
+from facetrain.data.images.augment import mirror_landmarks
+from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed.world import pick_device
+from facetrain.embeddings.embed_images import input_landmarks, read_input
+from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.errors import DataError, UsageError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import os_errors_as
@@ -31,8 +33,6 @@ from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
-from facetrain.verify.image_embeddings import input_landmarks, read_input
-from facetrain.verify.normalization import l2_normalize, require_finite
 from facetrain.verify.protocols import Options
 
 Image = PathLike | np.ndarray

@@ -22,8 +22,8 @@ from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed.process_setup import keep_freed_memory
+from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import RunError, UsageError
-from facetrain.spawn import HelperContext
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.execution import Execution, ExecutionSettings
 from facetrain.training.fused_trunk import choose_trunk

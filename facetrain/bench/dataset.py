@@ -20,7 +20,7 @@ import numpy as np
 from facetrain.bench.failed_process import failure_reason
 from facetrain.data.formats.record_headers import RAW_HEADER
 from facetrain.data.formats.recordio import MAGIC
-from facetrain.data.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler
 from facetrain.errors import RunError
 
 _RECORDS_AT_A_TIME = 1 << 20

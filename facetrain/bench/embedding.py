@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.zoo import build_backbone, names
-from facetrain.data.augment import normalize
+from facetrain.data.images.augment import normalize
 from facetrain.distributed.world import join
 from facetrain.models.export.example_inputs import example_pixels
 from facetrain.models.export.formats import ExportOptions

@@ -23,9 +23,7 @@ import numpy as np
 import torch
 
 from facetrain.bench.generated_dataset import open_or_generate
-from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.crc32c import masked_crc32c
 from facetrain.data.formats.image_writers import (
     LabeledImage,
@@ -35,8 +33,10 @@ from facetrain.data.formats.image_writers import (
     write_zip,
 )
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.reader import ImageReader, ReadRequest
 from facetrain.errors import DataError
 
 _BATCH = 128

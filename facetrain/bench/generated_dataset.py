@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import encode_jpeg
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.images.decode import encode_jpeg
 from facetrain.data.open_dataset import open_dataset
 
 _NUM_IMAGES = 4096

@@ -37,7 +37,7 @@ from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import CombinedMargin
-from facetrain.run.build_head import head_settings, optimizer_settings, product_dtype
+from facetrain.run.build.head import head_settings, optimizer_settings, product_dtype
 
 # The published ArcFace recipe (arcface_torch's configs), the same for every variant.
 SCALE, MARGIN, MOMENTUM, WEIGHT_DECAY, LR = 64.0, 0.5, 0.9, 5e-4, 0.1

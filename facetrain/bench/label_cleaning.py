@@ -22,8 +22,8 @@ from facetrain.data.tools.label_faults import (
     MIXED_IDENTITY,
     OUTLIER_IMAGE,
 )
+from facetrain.embeddings.embed_images import embed_input
 from facetrain.errors import UsageError
-from facetrain.verify.image_embeddings import embed_input
 
 
 @dataclass(frozen=True)

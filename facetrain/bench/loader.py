@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import synchronize
-from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loader import Loader, LoaderSettings
-from facetrain.data.sampler import GlobalSampler
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import GlobalSampler
 
 _WARM_UP_BATCHES = 4
 _DECODED_IMAGES = 4096

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from facetrain.bench.failed_process import failure_reason
+from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, save_embeddings
 from facetrain.errors import DataError, RunError, UsageError
-from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
 
 METHODS = ("exact", "flat", "ivf")
 _IMAGES_PER_PERSON = 8
@@ -211,9 +211,9 @@ def _search_in_new_process(
 
 
 def _measure(folder: Path, method: str, nlist: int, nprobes: list[int]) -> dict[str, Any]:
-    from facetrain.verify.exact_search import Found, scan_with_faiss, search_exactly
-    from facetrain.verify.ivf_index import IvfIndex, build_ivf, default_nlist, import_faiss, recall
-    from facetrain.verify.stored_embeddings import open_embeddings
+    from facetrain.embeddings.exact_search import Found, scan_with_faiss, search_exactly
+    from facetrain.embeddings.ivf_index import IvfIndex, build_ivf, default_nlist, import_faiss, recall
+    from facetrain.embeddings.stored_embeddings import open_embeddings
 
     gallery, probes = open_embeddings(folder / "gallery.npz"), open_embeddings(folder / "probes.npz")
     exact = folder / "exact.npz"

@@ -18,19 +18,19 @@ from facetrain.bench.arcface_torch_step import ArcfaceTorchStep
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
 from facetrain.config.schema import Config
-from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loader import Batch, Loader, LoaderSettings
-from facetrain.data.sampler import build_sampler
+from facetrain.data.images.augment import normalize
+from facetrain.data.loading.loader import Batch, Loader, LoaderSettings
+from facetrain.data.loading.sampler import build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
-from facetrain.run.build import build_augment, build_state, count_workers
-from facetrain.run.build_backbone import describe_model
-from facetrain.run.build_execution import build_execution
-from facetrain.run.step_schedule import StepSchedule, schedule_steps
+from facetrain.run.build.backbone import describe_model
+from facetrain.run.build.execution import build_execution
+from facetrain.run.build.parts import build_augment, build_state, count_workers
+from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.precision import tf32_convolutions

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from facetrain.telemetry.memory import peak_gib
-from facetrain.verify.fold_accuracy import THRESHOLDS, FoldAccuracy, fold_accuracy
-from facetrain.verify.ijb import read_pair_list
-from facetrain.verify.scored_pairs import ScoredPairs, pair_result
-from facetrain.verify.templates import pool_templates, score_pairs
+from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, FoldAccuracy, fold_accuracy
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
+from facetrain.verify.metrics.templates import pool_templates, score_pairs
+from facetrain.verify.sets.ijb import read_pair_list
 
 PARTS = ("folds", "templates", "intervals", "pair-list")
 # Sizes of IJB-C's 1:1 protocol.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from facetrain.page_locked import page_locked
+from facetrain.device.page_locked import page_locked
 
 _LARGE = 1 << 20
 """Bytes from which a tensor has page-locked memory of exactly its size. Smaller ones share torch's pool."""

@@ -19,7 +19,7 @@ def list_() -> None:
     """List the configs that come with facetrain, with dataset, backbone, GPUs, and published accuracy."""
     from facetrain.config.loading import load_config
     from facetrain.config.presets import presets
-    from facetrain.run.step_schedule import local_batch_size
+    from facetrain.run.build.step_schedule import local_batch_size
 
     rows = [("name", "dataset", "backbone", "GPUs", "images per step", "IJB-C TAR@1e-4")]
     for preset in presets():

@@ -47,11 +47,11 @@ def embed(
     """
     from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
-    from facetrain.run.teacher_embeddings import write_teacher_embeddings
+    from facetrain.embeddings.embed_images import embed_input
+    from facetrain.embeddings.embedding_files import SUFFIXES, require_format, save_embeddings
+    from facetrain.embeddings.partial_embeddings import remove_partial_files
+    from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
     from facetrain.training.teacher_cache import SUFFIX
-    from facetrain.verify.embedding_files import SUFFIXES, require_format, save_embeddings
-    from facetrain.verify.image_embeddings import embed_input
-    from facetrain.verify.partial_embeddings import remove_partial_files
 
     require_no_input((model, input), output)
     if output.suffix == SUFFIX:
@@ -114,8 +114,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
     """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
+    from facetrain.embeddings.embed_images import embed_image_files
     from facetrain.verify.calibration import pick_threshold, stored_thresholds
-    from facetrain.verify.image_embeddings import embed_image_files
 
     embedding, metadata = embed_image_files(model, [first, second], device=device)
     threshold = pick_threshold(stored_thresholds(metadata, model), fmr, model)

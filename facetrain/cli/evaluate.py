@@ -34,7 +34,7 @@ from facetrain.cli.evaluation_options import (
 from facetrain.cli.outputs import echo_line, require_distinct, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
-from facetrain.verify.formatting import format_evaluation
+from facetrain.verify.output.formatting import format_evaluation
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluate import Evaluation
@@ -69,8 +69,8 @@ def evaluate(
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores
-    from facetrain.verify.pair_columns import score_file_and_column
     from facetrain.verify.protocols import Options
+    from facetrain.verify.sets.pair_columns import score_file_and_column
 
     targets = target or []
     system = pick_system(model, scores, embeddings, pairs, targets, checkpoint, slices or [])
@@ -106,8 +106,8 @@ def evaluate(
     # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
     _give_results(evaluation, system, json_file)
     if report is not None:
-        from facetrain.verify.pair_set import PairSet
-        from facetrain.verify.report import write_report
+        from facetrain.verify.output.report import write_report
+        from facetrain.verify.sets.pair_set import PairSet
 
         if system.run is None:
             files = [system_file, pairs]
@@ -137,7 +137,7 @@ def _check_outputs(json_file: Path | None, report: Path | None) -> None:
     """Check all outputs before the evaluation, which may take hours."""
     require_writable(None if _is_standard_output(json_file) else json_file)
     if report is not None:
-        from facetrain.verify.report import report_files, require_report
+        from facetrain.verify.output.report import report_files, require_report
 
         require_distinct(json_file, report, *report_files(report))
         require_report(report)

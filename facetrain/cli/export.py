@@ -154,7 +154,7 @@ def _check_output(name: str, row: ExportFormat, output: Path) -> None:
 
 def _read_evenly(input: Path, count: int) -> list[bytes]:
     """Return up to `count` encoded images of an input, evenly spaced."""
-    from facetrain.verify.image_embeddings import read_input
+    from facetrain.embeddings.embed_images import read_input
 
     images, _, _ = read_input(input)
     step = max(len(images) / count, 1)

@@ -100,8 +100,8 @@ def _report(
     from facetrain.plan.limits import MemoryBudget
     from facetrain.plan.stages import forecast_stages
     from facetrain.plan.teacher_cost import teacher_cost
-    from facetrain.run.build_backbone import check_stage_sizes
-    from facetrain.run.step_schedule import local_batch_size
+    from facetrain.run.build.backbone import check_stage_sizes
+    from facetrain.run.build.step_schedule import local_batch_size
 
     check_stage_sizes(config)
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
@@ -136,7 +136,7 @@ def _time(
     config: Config, num_classes: int, num_images: int | None, gpus: int, device: Device
 ) -> dict[str, Any]:
     from facetrain.plan.speed import step_time
-    from facetrain.run.step_schedule import stage_configs
+    from facetrain.run.build.step_schedule import stage_configs
 
     times = [
         (end, step_time(staged, num_classes, gpus, device, image_size=size))
@@ -164,7 +164,7 @@ def _images_of_stages(
     config: Config, num_images: int | None, gpus: int, global_batch: int
 ) -> list[int] | None:
     """Return the images that each stage of the run trains on; None if the size of the dataset is not known."""
-    from facetrain.run.step_schedule import schedule_steps
+    from facetrain.run.build.step_schedule import schedule_steps
 
     if num_images:
         stages = schedule_steps(config, num_images, gpus).stages

@@ -15,9 +15,9 @@ from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from facetrain.verify.exact_search import Found
-    from facetrain.verify.search_results import SearchResults
-    from facetrain.verify.stored_embeddings import StoredEmbeddings
+    from facetrain.embeddings.exact_search import Found
+    from facetrain.embeddings.stored_embeddings import StoredEmbeddings
+    from facetrain.verify.output.search_results import SearchResults
 
 _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"
 _RECALL_PROBES = 1000
@@ -91,8 +91,8 @@ def search(
 
     Files of embeddings are read in blocks: a gallery may be larger than the memory.
     """
-    from facetrain.verify.embedding_files import SUFFIXES
-    from facetrain.verify.search_results import SearchResults
+    from facetrain.embeddings.embedding_files import SUFFIXES
+    from facetrain.verify.output.search_results import SearchResults
 
     if fmr is not None and threshold is not None:
         raise UsageError("--fmr and --threshold both give the smallest cosine similarity; remove one of them")
@@ -131,8 +131,8 @@ def _search_exactly(
     probes: StoredEmbeddings, entries: StoredEmbeddings, top: int, *, with_faiss: bool
 ) -> Found:
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.exact_search import scan_with_faiss, search_exactly
-    from facetrain.verify.ivf_index import import_faiss
+    from facetrain.embeddings.exact_search import scan_with_faiss, search_exactly
+    from facetrain.embeddings.ivf_index import import_faiss
 
     scan = scan_with_faiss(import_faiss()) if with_faiss else None
     with progress_bar("comparing") as progress:
@@ -150,8 +150,8 @@ def _search_ivf(
 ) -> Found:
     """Search with the index in `folder`, which is built first if it does not exist."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.exact_search import require_same_size
-    from facetrain.verify.ivf_index import IvfIndex, build_ivf, default_nlist
+    from facetrain.embeddings.exact_search import require_same_size
+    from facetrain.embeddings.ivf_index import IvfIndex, build_ivf, default_nlist
 
     require_same_size(probes, entries)
     if not folder.exists():
@@ -186,8 +186,8 @@ def _recall_of_first(
 ) -> tuple[float, int]:
     """Return the share of the exact results that were found for the first probes, and the number of these."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.exact_search import Found, search_exactly
-    from facetrain.verify.ivf_index import recall
+    from facetrain.embeddings.exact_search import Found, search_exactly
+    from facetrain.embeddings.ivf_index import recall
 
     first = replace(probes, count=min(probes.count, _RECALL_PROBES))
     with progress_bar("searching exactly") as progress:
@@ -213,9 +213,9 @@ def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
 
 def _embeddings(path: Path, model: Path | None, device: str) -> StoredEmbeddings:
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.embedding_files import SUFFIXES
-    from facetrain.verify.image_embeddings import embed_input
-    from facetrain.verify.stored_embeddings import StoredEmbeddings, open_embeddings
+    from facetrain.embeddings.embed_images import embed_input
+    from facetrain.embeddings.embedding_files import SUFFIXES
+    from facetrain.embeddings.stored_embeddings import StoredEmbeddings, open_embeddings
 
     if path.suffix in SUFFIXES:
         return open_embeddings(path)

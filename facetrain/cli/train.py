@@ -152,7 +152,7 @@ def runs(
     ] = False,
 ) -> None:
     """List the runs of a folder with their state, step, last loss and best accuracy."""
-    from facetrain.run.list_runs import format_runs, list_runs
+    from facetrain.run.report.list_runs import format_runs, list_runs
 
     found = list_runs(folder)
     if as_json:
@@ -171,7 +171,7 @@ def report(
 ) -> None:
     """Write a report of a run, as one HTML page that needs no network."""
     from facetrain.cli.outputs import require_writable
-    from facetrain.run.report import write_run_report
+    from facetrain.run.report.page import write_run_report
 
     require_writable(output)
     page = output or run_dir / "report.html"

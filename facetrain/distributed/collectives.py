@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facetrain.profiling import profiler_range
+from facetrain.device.profiler_ranges import profiler_range
 
 # torch 2.13 renamed these two and warns about the old names; 2.11 and 2.12 know only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

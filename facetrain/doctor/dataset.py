@@ -9,7 +9,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.dataset_card import card_path, read_cards
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning

@@ -10,9 +10,9 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone, takes_landmarks
 from facetrain.config.schema import Config
-from facetrain.data.augment import normalize
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.images.augment import normalize
+from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
 from facetrain.doctor.check_result import CheckResult, count_text, passed, run_check
@@ -29,9 +29,9 @@ from facetrain.models.initialize_from import (
     read_centers,
 )
 from facetrain.plan.stages import forecast_stages
-from facetrain.run.build_backbone import check_stage_sizes, describe_model, load_initial_weights
-from facetrain.run.step_schedule import schedule_steps
-from facetrain.verify.pair_set import PairSet, load_pair_sets
+from facetrain.run.build.backbone import check_stage_sizes, describe_model, load_initial_weights
+from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 _NORMALIZATION_IMAGES = 64
 

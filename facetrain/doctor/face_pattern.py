@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from facetrain.data.decode import resize_square
+from facetrain.data.images.decode import resize_square
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 
 PATTERN_SIZE = 56

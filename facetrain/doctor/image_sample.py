@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.data.decode import NotAnImageError, decode
-from facetrain.data.image_color import EncodedColor, encoded_color
-from facetrain.data.image_header import jpeg_orientation
+from facetrain.data.images.color import EncodedColor, encoded_color
+from facetrain.data.images.decode import NotAnImageError, decode
+from facetrain.data.images.header import jpeg_orientation
 from facetrain.doctor.face_pattern import face_pattern
 from facetrain.errors import DataError
 

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.config.schema import Config
-from facetrain.data.augment import Augment
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment
+from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.data.loading.loader import Batch
 from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
 from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.run.teacher_embeddings import open_cache
+from facetrain.run.build.teacher_embeddings import open_cache
 
 _PAIRS = 24
 """Identities of which two images are embedded; a large teacher takes some 0.2 s for an image on a CPU core."""

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from facetrain.counter_rng import key_of
+from facetrain.device.page_locked import page_locked
 from facetrain.errors import RunError
 from facetrain.head.chunk_transfer import ChunkTransfer, CopyStreams
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_file import Layout, RowFile
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
-from facetrain.page_locked import page_locked
 
 Rows = slice | Tensor
 """Rows of a table: consecutive ones as a slice, or selected ones as an ascending int64 index."""

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable, RowTables
@@ -31,7 +32,6 @@ from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
 from facetrain.head.losses import Loss
 from facetrain.head.margins import Margin
 from facetrain.head.target import TargetClass, find_target
-from facetrain.profiling import profiler_range
 
 TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
 """Called in the backward pass with a chunk's rows, their gradient, and whether the loss is finite.

@@ -30,7 +30,7 @@ from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone, build_on_met
 from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was_put_aside
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
-from facetrain.data.augment import normalize
+from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ModelError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.mxnet_network import open_mxnet

@@ -198,7 +198,7 @@ def _count_pass(
 
 def _count_fused_pass(net: Backbone, image_BCHW: Tensor, precision: str) -> _Pass:
     from facetrain.backbone.fused_iresnet import FusedTrunk
-    from facetrain.kernel_launches import shapes_only
+    from facetrain.device.kernel_launches import shapes_only
 
     assert isinstance(net, IResNet)
     for module in net.modules():

@@ -13,7 +13,7 @@ from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.plan.execution import replays_graphs
 from facetrain.plan.limits import MemoryBudget
-from facetrain.run.step_schedule import local_batch_size, stage_configs
+from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 
 
 @dataclass(frozen=True)

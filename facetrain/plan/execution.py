@@ -9,8 +9,8 @@ from facetrain.backbone.iresnet import LAYERS
 from facetrain.config.schema import Config
 from facetrain.plan.backbone_cost import TrainedParts, can_count_fused, freezes_batch_norm
 from facetrain.plan.device import Device
-from facetrain.run.build import is_batch_norm_synced
-from facetrain.run.step_schedule import local_batch_size, stage_configs
+from facetrain.run.build.parts import is_batch_norm_synced
+from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 from facetrain.training.execution import MOST_GRAPHED_IMAGES
 
 

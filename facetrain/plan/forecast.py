@@ -17,8 +17,8 @@ from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
 from facetrain.plan.execution import backbone_options, replays_graphs, runs_fused, trained_parts
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
-from facetrain.run.build_head import optimizer_settings
-from facetrain.run.step_schedule import local_batch_size, stage_configs
+from facetrain.run.build.head import optimizer_settings
+from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 from facetrain.training.distillation import CENTER_LOSSES
 
 _MOMENTS = {"sgd": 1, "adamw": 2}

@@ -22,7 +22,7 @@ from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, teach
 from facetrain.plan.head_cost import HeadShape, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.teacher_cost import teacher_cost
-from facetrain.run.step_schedule import local_batch_size
+from facetrain.run.build.step_schedule import local_batch_size
 
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
 _PRODUCTS = 4

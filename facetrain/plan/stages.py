@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.plan.forecast import Forecast, forecast
-from facetrain.run.step_schedule import stage_configs
+from facetrain.run.build.step_schedule import stage_configs
 
 
 class StageForecast(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from facetrain.data.loader import Batch
-from facetrain.data.staged_loader import TrainLoader
+from facetrain.data.loading.loader import Batch
+from facetrain.data.loading.staged_loader import TrainLoader
 from facetrain.files import error_reason, write_atomically
-from facetrain.run.open_data import must_generate, write_while_training
+from facetrain.run.build.open_data import must_generate, write_while_training
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.telemetry.log import warn

@@ -13,16 +13,16 @@ from typing import Any
 from facetrain.backbone.low_rank import merge_adapters, trained_share
 from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
+from facetrain.data.loading.staged_loader import TrainLoader
 from facetrain.data.skipped_files import skipped_summary, skipped_table
-from facetrain.data.staged_loader import TrainLoader
 from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, os_errors_as, printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
-from facetrain.run.build_backbone import describe_model
+from facetrain.run.build.backbone import describe_model
 from facetrain.run.callbacks.logging import open_recorder
-from facetrain.run.curves import plot_curves
 from facetrain.run.prepare import PreparedRun
-from facetrain.run.summary import summarize
+from facetrain.run.report.curves import plot_curves
+from facetrain.run.report.summary import summarize
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger, warn

@@ -16,17 +16,19 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.sampler import epoch_size
+from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
-from facetrain.run.build import build_state, check_decoder, count_workers
-from facetrain.run.build_backbone import check_stage_sizes
-from facetrain.run.build_execution import build_execution
+from facetrain.run.build.backbone import check_stage_sizes
+from facetrain.run.build.execution import build_execution
+from facetrain.run.build.open_data import open_data
+from facetrain.run.build.parts import build_state, check_decoder, count_workers
+from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.callbacks.evaluation import require_best_metric
-from facetrain.run.compatibility import (
+from facetrain.run.folder.compatibility import (
     ConfigChange,
     check_compatibility,
     check_meaning,
@@ -34,15 +36,18 @@ from facetrain.run.compatibility import (
     describe_batch_change,
     find_config_changes,
 )
-from facetrain.run.data_digests import DataDigests, check_data, digest_data
-from facetrain.run.folder import missing_newest, recorded_threads, rename_later_checkpoints, write_run_files
-from facetrain.run.lock import RunLock
-from facetrain.run.open_data import open_data
-from facetrain.run.step_schedule import StepSchedule, schedule_steps
+from facetrain.run.folder.create import (
+    missing_newest,
+    recorded_threads,
+    rename_later_checkpoints,
+    write_run_files,
+)
+from facetrain.run.folder.data_digests import DataDigests, check_data, digest_data
+from facetrain.run.folder.lock import RunLock
 from facetrain.telemetry.log import LogFile, log_to, logger, warn
 from facetrain.training.execution import Execution
 from facetrain.training.state import TrainState
-from facetrain.verify.pair_set import PairSet
+from facetrain.verify.sets.pair_set import PairSet
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,16 @@ from facetrain.distributed.world import World, join
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
 from facetrain.files import shell_path
 from facetrain.run.batches import run_batches
-from facetrain.run.build import build_augment, build_loader
-from facetrain.run.build_callbacks import (
+from facetrain.run.build.callbacks import (
     build_checkpointing,
     build_evaluation,
     build_intervals,
     build_logging,
 )
-from facetrain.run.build_execution import begin_trial
+from facetrain.run.build.execution import begin_trial
+from facetrain.run.build.parts import build_augment, build_loader
 from facetrain.run.callbacks.checkpointing import Stopping
-from facetrain.run.folder import (
+from facetrain.run.folder.create import (
     create_run_folder,
     has_checkpoint,
     is_restart,
@@ -37,7 +37,8 @@ from facetrain.run.folder import (
     prepare_checkpoints,
     remove_if_empty,
 )
-from facetrain.run.lock import locked
+from facetrain.run.folder.lock import locked
+from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.outputs import (
     RunOutputs,
     open_outputs,
@@ -47,7 +48,6 @@ from facetrain.run.outputs import (
     write_skipped_images,
 )
 from facetrain.run.prepare import PreparedRun, prepare_run
-from facetrain.run.run_state import Start, train_recorded
 from facetrain.telemetry.log import stop_logging
 from facetrain.telemetry.recorder import RunEnd
 from facetrain.training.deterministic import deterministic_algorithms

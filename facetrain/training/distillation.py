@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facetrain.data.loader import Batch
+from facetrain.data.loading.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError
 from facetrain.head.head_group import Head, head_parts

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from facetrain.data.loader import Batch
+from facetrain.data.loading.loader import Batch
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 

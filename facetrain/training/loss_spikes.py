@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from facetrain.data.loader import Batch
+from facetrain.data.loading.loader import Batch
 from facetrain.distributed import collectives
 
 _HISTORY = 128

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from facetrain.data.augment import Augment
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Batch
+from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import StepResult
-from facetrain.profiling import profiler_range
 from facetrain.training.execution_trial import ExecutionTrial
 from facetrain.training.state import TrainState
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.checkpoint.manifest import sha256_of
-from facetrain.data.augment import normalize
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import normalize
+from facetrain.data.loading.loader import Batch
 from facetrain.models.model_file import EmbeddingModel
 
 

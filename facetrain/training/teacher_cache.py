@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.data.loader import Batch
+from facetrain.data.loading.loader import Batch
 from facetrain.errors import DataError
 from facetrain.files import new_file, os_errors_as
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from facetrain.profiling import RANGE_PREFIX, RANGES
+from facetrain.device.profiler_ranges import RANGE_PREFIX, RANGES
 
 Event = dict[str, Any]
 _STEP = "ProfilerStep#"

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.distributed.world import join
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.embed_images import embed_images, read_input
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
@@ -30,9 +32,7 @@ from facetrain.verify.calibration import (
     reachable_fmrs,
     sampled_images,
 )
-from facetrain.verify.image_embeddings import embed_images, read_input
-from facetrain.verify.pair_set import load_pair_set
-from facetrain.verify.subjects import dense_ids
+from facetrain.verify.sets.pair_set import load_pair_set
 
 
 def calibrate_model(

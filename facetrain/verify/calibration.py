@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
-from facetrain.verify import bootstrap
-from facetrain.verify.operating_points import FMRS
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.operating_points import FMRS
+from facetrain.verify.metrics.roc import ROUNDING
+from facetrain.verify.metrics.scored_pairs import REPLICATES
 from facetrain.verify.result import Interval
-from facetrain.verify.roc import ROUNDING
-from facetrain.verify.scored_pairs import REPLICATES
-from facetrain.verify.subjects import dense_ids
 
 MAX_IMAGES = 50_000
 """Most images that are compared with each other; the people of a larger dataset are sampled."""

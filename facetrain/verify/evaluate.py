@@ -12,19 +12,20 @@ import torch
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.world import World, join
+from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
 from facetrain.errors import UsageError
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
-from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
-from facetrain.verify.evaluation_sets import EvaluationSet, open_evaluation_sets
+from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.model_comparison import Difference, compare_results
-from facetrain.verify.pair_columns import score_file_and_column
-from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, evaluate_set, scores_result
 from facetrain.verify.result import Result
-from facetrain.verify.score_files import (
+from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
+from facetrain.verify.sets.pair_columns import score_file_and_column
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.score_files import (
     ScoreTable,
     is_score_file,
     read_scored_pairs,
@@ -32,8 +33,7 @@ from facetrain.verify.score_files import (
     scores_of_same_pairs,
     scores_of_set,
 )
-from facetrain.verify.scored_pairs import ScoredPairs
-from facetrain.verify.slice_table import SliceTable, read_slice_table
+from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
 
 

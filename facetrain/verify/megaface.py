@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from facetrain.verify import bootstrap
-from facetrain.verify.exact_search import float32_error, rescore, unit_rows
-from facetrain.verify.normalization import is_rejected
+from facetrain.embeddings.exact_search import float32_error, rescore, unit_rows
+from facetrain.embeddings.normalization import is_rejected
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
 from facetrain.verify.result import Result
-from facetrain.verify.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 10)
 """Ranks that MegaFace reports."""

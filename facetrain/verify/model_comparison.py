@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.verify import bootstrap
+from facetrain.verify.metrics import bootstrap
 from facetrain.verify.result import Interval, Result
 
 

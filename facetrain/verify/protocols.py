@@ -11,17 +11,14 @@ from typing import TypedDict
 import numpy as np
 
 from facetrain.distributed import collectives
-from facetrain.verify.discard import discard_curve
-from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.evaluation_sets import EvaluationSet
-from facetrain.verify.fold_accuracy import fold_order
-from facetrain.verify.identification import Search, identification_result, search
-from facetrain.verify.ijb import IjbSet, TemplateSubjects
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.normalization import is_rejected, l2_normalize, require_finite
 from facetrain.verify.megaface import megaface_result
-from facetrain.verify.normalization import is_rejected, l2_normalize, require_finite
-from facetrain.verify.pair_set import PairSet
-from facetrain.verify.result import Result
-from facetrain.verify.scored_pairs import (
+from facetrain.verify.metrics.discard import discard_curve
+from facetrain.verify.metrics.fold_accuracy import fold_order
+from facetrain.verify.metrics.identification import Search, identification_result, search
+from facetrain.verify.metrics.scored_pairs import (
     REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
@@ -29,11 +26,15 @@ from facetrain.verify.scored_pairs import (
     pair_result,
     slice_threshold,
 )
-from facetrain.verify.search_sets import DistractorSet, SearchSet
-from facetrain.verify.slice_table import SliceTable
-from facetrain.verify.slices import slice_groups
-from facetrain.verify.subjects import connected_subjects, dense_ids, items_of_pairs, subjects_of_items
-from facetrain.verify.templates import pool_templates, score_pairs
+from facetrain.verify.metrics.slices import slice_groups
+from facetrain.verify.metrics.templates import pool_templates, score_pairs
+from facetrain.verify.result import Result
+from facetrain.verify.sets.evaluation_sets import EvaluationSet
+from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.search_sets import DistractorSet, SearchSet
+from facetrain.verify.sets.slice_table import SliceTable
+from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
 from facetrain.verify.verification import verification_result
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.verify.discard import DiscardCurve
-from facetrain.verify.fold_accuracy import FoldAccuracy, GridRoc
-from facetrain.verify.group_summary import GroupSummary
-from facetrain.verify.operating_points import OperatingPoint, match_points, search_points
-from facetrain.verify.roc import Roc
-from facetrain.verify.score_scale import COSINE, ScoreScale
+from facetrain.verify.metrics.discard import DiscardCurve
+from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
+from facetrain.verify.metrics.group_summary import GroupSummary
+from facetrain.verify.metrics.operating_points import OperatingPoint, match_points, search_points
+from facetrain.verify.metrics.roc import Roc
+from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
 _JSON_POINTS = 512

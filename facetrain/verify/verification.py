@@ -8,13 +8,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from facetrain.verify.bootstrap import draw_subjects
-from facetrain.verify.discard import discard_curve, pair_quality
-from facetrain.verify.fold_accuracy import squared_distances
-from facetrain.verify.normalization import is_rejected
-from facetrain.verify.pair_set import PairSet
-from facetrain.verify.result import Result
-from facetrain.verify.scored_pairs import (
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.normalization import is_rejected
+from facetrain.verify.metrics.bootstrap import draw_subjects
+from facetrain.verify.metrics.discard import discard_curve, pair_quality
+from facetrain.verify.metrics.fold_accuracy import squared_distances
+from facetrain.verify.metrics.scored_pairs import (
     REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
@@ -24,7 +23,9 @@ from facetrain.verify.scored_pairs import (
     pair_result,
     slice_threshold,
 )
-from facetrain.verify.subjects import connected_subjects, dense_ids
+from facetrain.verify.result import Result
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.subjects import connected_subjects
 
 
 def verification_result(

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.data.augment import normalize
+from facetrain.data.images.augment import normalize
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
 from facetrain.progress import ProgressCallback
-from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.pair_set import PairSet
 from facetrain.verify.result import Result
+from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from facetrain.data.decode import encode_jpeg
 from facetrain.data.formats.bin import read_bin, write_bin
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.images.decode import encode_jpeg
+from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
 from tests.support.command import facetrain, refusal, start

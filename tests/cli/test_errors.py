@@ -180,7 +180,7 @@ def test_a_path_in_a_folder_that_may_not_be_read_ends_with_2_and_one_line():
     code = """
 import sys
 from facetrain.cli.app import main
-from facetrain.run import list_runs
+from facetrain.run.report import list_runs
 def refuse(folder):
     raise PermissionError(13, "Permission denied", f"{folder}/metrics.jsonl")
 list_runs.list_runs = refuse

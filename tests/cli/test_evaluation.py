@@ -12,12 +12,12 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_subjects import write_subjects
+from facetrain.embeddings.embedding_files import load_embeddings, save_embeddings
 from facetrain.errors import RunError, UsageError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.verify import evaluate as evaluation
-from facetrain.verify import report
 from facetrain.verify.calibration import MAX_IMAGES
-from facetrain.verify.embedding_files import load_embeddings, save_embeddings
+from facetrain.verify.output import report
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
 from tests.support.mxnet_files import write_iresnet

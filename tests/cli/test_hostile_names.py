@@ -11,9 +11,9 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
 from facetrain.cli.bench.options import print_report
 from facetrain.cli.progress import progress_bar
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import describe_backbone, save_model
-from facetrain.verify.embedding_files import Embeddings, save_embeddings
 from tests.support.datasets import encoded_image
 
 NAME = "ann\x1b[2J\x1b]0;title\x07\nforged: line\u202e<script>alert(1)</script>"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from facetrain.cli.app import app
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic import write_dataset
 from tests.support.command import ROOT

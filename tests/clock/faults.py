@@ -21,13 +21,13 @@ from typing import Any
 
 PLACES = {
     "start-up": ("facetrain.run.prepare", "open_data", 1),
-    "loading": ("facetrain.data.reader_pool", "ReaderPool.wait", 6),
+    "loading": ("facetrain.data.loading.reader_pool", "ReaderPool.wait", 6),
     "forward": ("torch.nn.parallel.distributed", "DistributedDataParallel.forward", 6),
     "head": ("facetrain.head.margin_head", "MarginHead.__call__", 6),
     "head, sampled": ("facetrain.head.margin_head", "MarginHead.__call__", 6),
     "gather": ("facetrain.distributed.collectives", "GatheredRows.wait", 6),
     "update": ("facetrain.optim.stepper", "Stepper.finish", 6),
-    "verification": ("facetrain.verify.embedder", "ImageEmbedder._embed_shared", 2),
+    "verification": ("facetrain.embeddings.embedder", "ImageEmbedder._embed_shared", 2),
     "save": ("facetrain.checkpoint.save", "CheckpointWriter._write_file", 1),
     "end": ("facetrain.run.training", "write_results", 1),
 }

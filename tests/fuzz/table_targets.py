@@ -24,20 +24,20 @@ from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, Rec
 from facetrain.data.formats.webdataset import TarDataset
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import read_pairs
+from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, save_embeddings
+from facetrain.embeddings.stored_embeddings import open_embeddings
 from facetrain.errors import CheckpointError, DataError, ModelError, PairsError, RunError, UsageError
 from facetrain.models import model_file
 from facetrain.models.published_weights import convert_published
 from facetrain.models.weight_files import read_weights
-from facetrain.run.lock import LOCK_FILE, RunLock
-from facetrain.run.run_state import read_state
+from facetrain.run.folder.lock import LOCK_FILE, RunLock
+from facetrain.run.folder.run_state import read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.calibration import stored_thresholds
-from facetrain.verify.embedding_files import Embeddings, load_embeddings, save_embeddings
-from facetrain.verify.ijb import open_ijb
-from facetrain.verify.score_files import read_scores, score_pair_list
-from facetrain.verify.search_sets import read_noise_list
-from facetrain.verify.slice_table import read_slice_table
-from facetrain.verify.stored_embeddings import open_embeddings
+from facetrain.verify.sets.ijb import open_ijb
+from facetrain.verify.sets.score_files import read_scores, score_pair_list
+from facetrain.verify.sets.search_sets import read_noise_list
+from facetrain.verify.sets.slice_table import read_slice_table
 from tests.fuzz.framing import SEPARATOR, catalog_of, members_of, tar_with_checksums, zip_of
 from tests.fuzz.outcome import describe, outcome
 from tests.support.datasets import encoded_image

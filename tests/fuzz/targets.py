@@ -25,10 +25,10 @@ from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.data import column_cache
 from facetrain.data.dataset import identity_name, image_name
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone

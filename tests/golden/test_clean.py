@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.tools.clean import find_label_faults
-from facetrain.verify.image_embeddings import embed_input
+from facetrain.embeddings.embed_images import embed_input
 from tests.support.shared import shared_path
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
 from tests.support.command import facetrain

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.record_index import read_index
 from facetrain.data.formats.recordio import RecordReader, RecordWriter, decode_record
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from tests.support.shared import shared_path
 

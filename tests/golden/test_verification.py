@@ -1,7 +1,7 @@
 import numpy as np
 
-from facetrain.verify.fold_accuracy import fold_accuracy, grid_roc, squared_distances
-from facetrain.verify.pair_set import PairSet
+from facetrain.verify.metrics.fold_accuracy import fold_accuracy, grid_roc, squared_distances
+from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from tests.support.shared import shared_path
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.data.augment import normalize
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.augment import normalize
+from facetrain.data.images.decode import decode_rgb
 from facetrain.models.initialize_from import (
     check_backbone_weights,
     initialize_backbone,
@@ -13,8 +13,8 @@ from facetrain.models.initialize_from import (
 )
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.pair_set import load_pair_sets
 from facetrain.verify.protocols import Options
+from facetrain.verify.sets.pair_set import load_pair_sets
 from tests.support.shared import shared_path
 
 FACES = "real/lfw_verification/lfw_folds1-2.bin"

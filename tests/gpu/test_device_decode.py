@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from facetrain.bench.generated_dataset import open_or_generate
-from facetrain.data.loader import Loader, LoaderSettings
-from facetrain.data.sampler import GlobalSampler
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import GlobalSampler
 
 pytestmark = [
     pytest.mark.gpu,

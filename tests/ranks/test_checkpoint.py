@@ -12,7 +12,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.head.class_shard import shard_classes
-from facetrain.run.folder import create_run_folder
+from facetrain.run.folder.create import create_run_folder
 from tests.support.faults import files_limited_to
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot

@@ -9,7 +9,7 @@ import torch
 
 from facetrain.config.loading import load_config
 from facetrain.run import training
-from facetrain.run.run_state import read_state
+from facetrain.run.folder.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
 from tests.support.ranks import free_ports, start_ranks

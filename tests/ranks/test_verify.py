@@ -8,9 +8,9 @@ from torch import nn
 
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
-from facetrain.verify.evaluation_sets import open_evaluation_set
-from facetrain.verify.pair_set import PairSet
 from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
 from tests.support.faces import embedder

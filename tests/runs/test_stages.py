@@ -13,8 +13,8 @@ from facetrain import load_model
 from facetrain.backbone.iresnet import IResNet
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
+from facetrain.data.loading.sampler import GlobalSampler
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import GlobalSampler
 from facetrain.errors import ConfigError
 from facetrain.run import training
 from tests.ranks.test_resume import free_ports, with_rank

@@ -8,7 +8,7 @@ import yaml
 import facetrain
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
 from facetrain.run import training
-from facetrain.run.lock import locked
+from facetrain.run.folder.lock import locked
 from tests.runs.test_training import checked, losses, metrics
 from tests.support.command import torchrun
 

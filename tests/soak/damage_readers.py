@@ -15,8 +15,8 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.doctor.run_checks import check_checkpoints
 from facetrain.models.model_file import open_model
-from facetrain.run.list_runs import list_runs
-from facetrain.run.report import write_run_report
+from facetrain.run.report.list_runs import list_runs
+from facetrain.run.report.page import write_run_report
 
 MAX_SECONDS = 120
 """Seconds that a reader or a resume may take, by the clock: it finds one that waits without end."""

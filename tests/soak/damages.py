@@ -33,7 +33,7 @@ import torch._dynamo
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.errors import FacetrainError
-from facetrain.run import lock
+from facetrain.run.folder import lock
 from tests.soak.damage_kinds import CRAFTED, Damager
 from tests.soak.damage_readers import Hang, Readers, limited
 from tests.soak.damage_resumes import Resumer

@@ -26,15 +26,15 @@ import torch
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.recordio import MAGIC
+from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.open_dataset import open_dataset
+from facetrain.embeddings.embedding_files import load_embeddings
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import open_model
 from facetrain.models.weight_files import read_weights
-from facetrain.verify.embedding_files import load_embeddings
-from facetrain.verify.score_files import read_scores
+from facetrain.verify.sets.score_files import read_scores
 
 MAX_SECONDS, SPARE_MIB = 10.0, 256
 _SAFETY = 6 << 30

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from facetrain.data.decode import encode_jpeg
+from facetrain.data.images.decode import encode_jpeg
 
 
 def turned_jpeg(image: np.ndarray, orientation: int) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.verify.embedder import ImageEmbedder
+from facetrain.embeddings.embedder import ImageEmbedder
 
 
 def face(person: int, variation: int = 0, size: int = 16) -> bytes:

@@ -36,7 +36,7 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
 
     `patch` is pytest's monkeypatch; `one_pass`: the Triton kernel updates the centers.
     """
-    launches = pytest.importorskip("facetrain.kernel_launches")
+    launches = pytest.importorskip("facetrain.device.kernel_launches")
     for kernel, used in (("margin_softmax", True), ("center_update", one_pass)):
         patch.setattr(f"facetrain.head.kernels.{kernel}.can_launch", lambda *_, used=used: used)
     patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)

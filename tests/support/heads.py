@@ -15,7 +15,7 @@ from facetrain.head import sharded_softmax
 from facetrain.head.head_settings import HeadSettings
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
-from facetrain.run.build_head import head_settings, optimizer_settings
+from facetrain.run.build.head import head_settings, optimizer_settings
 from tests.support.fake_cuda import GPU, Context
 
 

@@ -15,12 +15,12 @@ import torch
 
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
-from facetrain.data.augment import Augment
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
-from facetrain.run.build import build_state
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.parts import build_state
+from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.training.step import TrainStep
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

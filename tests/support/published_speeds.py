@@ -14,7 +14,7 @@ from facetrain.plan.execution import on_device
 from facetrain.plan.forecast import backbone_cost, moments_of
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.speed import StepTime, step_time
-from facetrain.run.step_schedule import local_batch_size
+from facetrain.run.build.step_schedule import local_batch_size
 from tests.support.command import ROOT
 
 V100 = device.DEVICES["v100"]

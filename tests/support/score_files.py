@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from facetrain.verify.scored_pairs import ScoredPairs
+from facetrain.verify.metrics.scored_pairs import ScoredPairs
 
 
 def write(path: Path, columns: Mapping[str, Any]) -> Path:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from facetrain.config.loading import build_config
-from facetrain.data.augment import Augment
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.head.head_group import HeadGroup
-from facetrain.run.build import build_state
-from facetrain.run.build_head import build_teacher_centers
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.head import build_teacher_centers
+from facetrain.run.build.parts import build_state
+from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.training.distillation import CENTER_LOSSES, LOSSES, Distillation
 from facetrain.training.step import TrainStep
 from facetrain.training.teacher_cache import CachedTeacher, new_cache

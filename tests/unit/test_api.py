@@ -11,9 +11,9 @@ import torch
 import facetrain
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
+from facetrain.embeddings.embed_images import embed_image_files
 from facetrain.models.model_file import describe_backbone, save_model
-from facetrain.run.teacher_embeddings import write_teacher_embeddings
-from facetrain.verify.image_embeddings import embed_image_files
+from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 from tests.support.datasets import encoded_image, write_records
 
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}

@@ -19,7 +19,7 @@ from facetrain.backbone.kernels.launch import (
 )
 from facetrain.backbone.kernels.normalize import Normalization
 from facetrain.backbone.kernels.tiles import channel, store_part, tile_at
-from facetrain.kernel_launches import is_only_counted
+from facetrain.device.kernel_launches import is_only_counted
 
 
 def reduce_gradient(

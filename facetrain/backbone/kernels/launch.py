@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from facetrain.kernel_launches import is_only_counted
+from facetrain.device.kernel_launches import is_only_counted
 
 BLOCK_ROWS, BLOCK_CHANNELS = 32, 64
 """Tile of one iteration: 128 contiguous bytes of each row in 16 bits. Each thread sums its own numbers of all tiles,

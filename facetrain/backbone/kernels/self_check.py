@@ -12,7 +12,7 @@ from facetrain.backbone.kernels.gradient import apply_gradient, reduce_gradient
 from facetrain.backbone.kernels.normalize import Normalization, normalize
 from facetrain.backbone.kernels.statistics import finish_statistics, partial_statistics
 from facetrain.backbone.kernels.tiles import count_rows
-from facetrain.kernel_launches import launch_error
+from facetrain.device.kernel_launches import launch_error
 
 
 def why_unusable(device: torch.device, dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from facetrain.backbone.kernels.launch import (
     size_of,
 )
 from facetrain.backbone.kernels.tiles import count_rows, first_row, store_statistics, tile_at
-from facetrain.kernel_launches import is_only_counted
+from facetrain.device.kernel_launches import is_only_counted
 
 
 def partial_statistics(x: Tensor) -> Tensor:

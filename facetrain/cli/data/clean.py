@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
     from facetrain.data.tools.clean import CleanReport
     from facetrain.data.tools.label_faults import LabelFault
-    from facetrain.verify.embedding_files import Embeddings
+    from facetrain.embeddings.embedding_files import Embeddings
 
 _MAX_CUT, _SMALL_CUT = 0.05, 2
 """Share of the images or identities, and number of them in small datasets, that `clean` changes without --yes."""
@@ -185,7 +185,7 @@ def _read_decisions(report: Path, source: FaceDataset) -> _Decisions:
 
 def _embed(model: Path, folder: Path, device: str, batch_size: int) -> Embeddings:
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.image_embeddings import embed_input
+    from facetrain.embeddings.embed_images import embed_input
 
     with progress_bar("embedding") as progress:
         return embed_input(model, folder, device=device, batch_size=batch_size, progress=progress)

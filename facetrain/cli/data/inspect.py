@@ -117,7 +117,7 @@ def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path
 
     if augment is not None:
         from facetrain.config.loading import load_config
-        from facetrain.run.build import build_augment
+        from facetrain.run.build.parts import build_augment
 
         config = load_config(augment)
         write_augmented_sheet(dataset, build_augment(config), sheet, size=config.data.image_size)

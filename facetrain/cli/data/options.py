@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.data.image_header import MAX_PIXELS
+from facetrain.data.images.header import MAX_PIXELS
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard output.")

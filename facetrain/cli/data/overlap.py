@@ -17,7 +17,7 @@ from facetrain.errors import UsageError
 if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
     from facetrain.data.tools.overlap import OverlapReport
-    from facetrain.verify.embedding_files import Embeddings
+    from facetrain.embeddings.embedding_files import Embeddings
 
 _PRINTED_IDENTITIES = 20
 
@@ -75,7 +75,7 @@ def overlap(
 
 def _embed(model: Path, images: Path, device: str, batch_size: int, title: str) -> Embeddings:
     from facetrain.cli.progress import progress_bar
-    from facetrain.verify.image_embeddings import embed_input
+    from facetrain.embeddings.embed_images import embed_input
 
     with progress_bar(title) as progress:
         return embed_input(model, images, device=device, batch_size=batch_size, progress=progress)
@@ -89,7 +89,7 @@ def _write_list(report: OverlapReport, dataset: Path, output: Path) -> None:
 
 def _write_sheet(report: OverlapReport, dataset: Path, test: Path, sheet: Path, titles: list[str]) -> None:
     from facetrain.data.tools.contact_sheet import write_pair_sheet
-    from facetrain.verify.image_embeddings import read_input
+    from facetrain.embeddings.embed_images import read_input
 
     pairs = [(one.image, one.test_image) for one in report.found]
     left, right = read_input(dataset)[0], read_input(test)[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, os_errors_as, printable

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.column_cache import cached_columns
-from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import os_errors_as

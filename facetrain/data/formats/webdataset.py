@@ -22,7 +22,7 @@ from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.gzip_shards import GZIP_SUFFIXES, decompressed
 from facetrain.data.formats.labels import label_of_each, names_of_folders
 from facetrain.data.formats.member_path import member_path
-from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError

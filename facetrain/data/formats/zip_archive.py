@@ -30,7 +30,7 @@ from facetrain.data.formats.zip_directory import (
     read_directory,
     read_name,
 )
-from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError

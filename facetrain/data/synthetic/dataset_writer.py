@@ -20,9 +20,9 @@ from facetrain.data.synthetic.render import render_jpeg
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.distributed.process_lifetime import end_with_parent
+from facetrain.distributed.spawn import HelperContext
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
-from facetrain.spawn import HelperContext
 
 EVAL_SET_NAME = "synth"
 _CARD = DatasetCard(

@@ -18,8 +18,8 @@ from facetrain.data.synthetic.dataset_writer import write_dataset
 from facetrain.data.synthetic.image_cache import ImageCache
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.distributed.process_lifetime import end_with_parent
+from facetrain.distributed.spawn import HelperProcess
 from facetrain.errors import DataError
-from facetrain.spawn import HelperProcess
 
 _LOWEST_PRIORITY = 19
 """Nice value of the writing process: it uses the CPU time that training leaves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from facetrain.data.decode import encode_jpeg
+from facetrain.data.images.decode import encode_jpeg
 from facetrain.data.synthetic.canvas import Canvas
 from facetrain.data.synthetic.capture_conditions import CaptureConditions, sample_conditions
 from facetrain.data.synthetic.facial_features import (

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset_card import ImageDigest, carry_cards
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.record_writer import write_identities
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.damaged_images import DataFault, TolerantReader, open_tolerant
 from facetrain.data.tools.near_duplicates import HASH_WORDS, digest, equal_groups, near_pairs, perceptual_hash

@@ -16,9 +16,9 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import permute
 from facetrain.data.tools.inspect import image_numbers
 from facetrain.data.tools.label_faults import MIXED_IDENTITY, LabelFault
 from facetrain.errors import DataError
@@ -26,7 +26,7 @@ from facetrain.files import os_errors_as
 from facetrain.html_page import escape, html_page
 
 if TYPE_CHECKING:
-    from facetrain.data.augment import Augment
+    from facetrain.data.images.augment import Augment
 
 
 LABEL_HEIGHT = 16

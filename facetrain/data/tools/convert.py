@@ -18,7 +18,7 @@ from facetrain.data.formats.image_writers import (
     write_zip,
 )
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, landmarks_path, write_landmarks
-from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset, write_images

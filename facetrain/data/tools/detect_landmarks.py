@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import image_name
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
 from facetrain.data.formats.pair_archives import is_pair_archive, read_pair_archive
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import MIXTURE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmarks import LandmarkFinder, require_distinct_names

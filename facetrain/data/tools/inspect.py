@@ -12,9 +12,9 @@ import numpy as np
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, skipped_files
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.image_header import encoded_image_size, read_header
+from facetrain.data.images.header import encoded_image_size, read_header
+from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import permute
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 

@@ -19,7 +19,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from facetrain.data.image_header import MAX_PIXELS
+from facetrain.data.images.header import MAX_PIXELS
 from facetrain.data.tools.near_duplicates import digest, equal_groups
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE

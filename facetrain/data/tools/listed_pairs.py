@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from facetrain.data.image_header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.align import align, aligned_landmarks
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
 from facetrain.data.dataset_card import ImageDigest, carry_cards
-from facetrain.data.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.images.align import align, aligned_landmarks
+from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
+from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import drop_small_identities, open_dataset
-from facetrain.data.sampler import permute
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.landmarks import LandmarkFinder, YuNet, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress

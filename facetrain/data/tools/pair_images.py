@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.align import align
-from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import groups_path
 from facetrain.data.formats.bin_subjects import subjects_path
 from facetrain.data.formats.image_table import remove_image_table
 from facetrain.data.formats.landmark_file import remove_landmarks
+from facetrain.data.images.align import align
+from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.tools.landmarks import DETECTED, LandmarkFinder, YuNet
 from facetrain.errors import PairsError
 from facetrain.files import os_errors_as, write_atomically

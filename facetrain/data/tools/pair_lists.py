@@ -24,11 +24,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from facetrain.data.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.formats.bin_groups import read_group_table, write_group_table, write_groups
 from facetrain.data.formats.bin_subjects import read_subjects, subjects_agree, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside, write_landmarks
 from facetrain.data.formats.pair_archives import read_pair_archive
+from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import (
     Line,

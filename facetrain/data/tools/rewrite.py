@@ -14,10 +14,10 @@ from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.images.header import encoded_image_size
+from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset, read_identities
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import permute
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError, ImageError
 from facetrain.files import new_folder

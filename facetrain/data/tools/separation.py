@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.sampler import permute
+from facetrain.data.loading.sampler import permute
 from facetrain.data.tools.similarity import (
     compute_centers,
     leave_one_out_similarity,

@@ -10,7 +10,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
 from facetrain.data.dataset_card import carry_cards
-from facetrain.data.image_header import IMAGE_SUFFIXES, read_header, suffix_of
+from facetrain.data.images.header import IMAGE_SUFFIXES, read_header, suffix_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.rewrite import WrittenDataset

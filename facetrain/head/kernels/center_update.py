@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facetrain.device.kernel_launches import launch, launch_error
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.stochastic_rounding import INT8_BLOCK, MIX_1, MIX_2, Noise
-from facetrain.kernel_launches import launch, launch_error
 
 LARGEST_SIZE = 4096
 """Largest embedding: a center must fit into the registers of a thread block."""

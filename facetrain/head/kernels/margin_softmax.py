@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.kernel_launches import launch, launch_error
+from facetrain.device.kernel_launches import launch, launch_error
 
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""

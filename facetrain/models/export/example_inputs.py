@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import EmbeddingModel

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from facetrain.data.decode import decode_rgb, resize_square
+from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.errors import ModelError, RunError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE

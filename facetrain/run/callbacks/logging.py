@@ -9,8 +9,8 @@ from typing import Any
 
 from facetrain.config.loading import dump_config, plain_config
 from facetrain.config.schema import Config
-from facetrain.data.loader import Batch
-from facetrain.data.staged_loader import TrainLoader
+from facetrain.data.loading.loader import Batch
+from facetrain.data.loading.staged_loader import TrainLoader
 from facetrain.errors import SkippedError
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines

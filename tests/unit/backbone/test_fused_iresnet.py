@@ -102,7 +102,7 @@ class MovedBytes(TorchDispatchMode):
 def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
     """Return what a training step of a trunk in bfloat16 moves and keeps, counted on tensors without content."""
     from facetrain.backbone.fused_iresnet import FusedTrunk
-    from facetrain.kernel_launches import shapes_only
+    from facetrain.device.kernel_launches import shapes_only
 
     with FakeTensorMode():
         net = IResNet(LAYERS[name])

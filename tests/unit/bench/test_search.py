@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from facetrain.bench.search import _FaceRows
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError
-from facetrain.verify.embedding_files import Embeddings, save_embeddings
 
 
 def faces(path, people=600, images=6, size=64):

@@ -8,7 +8,7 @@ from facetrain.backbone.zoo import names
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.command import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

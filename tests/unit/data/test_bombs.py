@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from facetrain.data.column_cache import load_columns, save_columns
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError, ImageError, ModelError
 from facetrain.models.onnx_limits import require_fitting_sizes
 from facetrain.models.weight_files import read_weights
-from facetrain.verify.slice_table import slice_values
+from facetrain.verify.sets.slice_table import slice_values
 from tests.support.bombs import (
     MAX_SECONDS,
     SPARE_MIB,

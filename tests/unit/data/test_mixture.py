@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import SubsetDataset
+from facetrain.data.loading.sampler import MixtureSampler, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import MixtureSampler, build_sampler, epoch_size
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from facetrain.data.batch_slots import BatchSlots
 from facetrain.data.formats.recordio import RecordHeader, encode_record
+from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.reader import ImageReader, ReadRequest
 from facetrain.data.tools.convert import convert
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.unpack import unpack

@@ -8,9 +8,9 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.dataset import image_name
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.image_color import encoded_color
+from facetrain.data.images.color import encoded_color
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.doctor import input_normalization

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from facetrain.config.loading import build_config
-from facetrain.data.augment import normalize
+from facetrain.data.images.augment import normalize
 from facetrain.data.open_dataset import open_dataset
 from facetrain.doctor import teacher as checks
 from facetrain.errors import DataError
 from facetrain.models.model_file import EmbeddingModel
-from facetrain.run import teacher_embeddings
-from facetrain.run.data_digests import digest_labels
+from facetrain.run.build import teacher_embeddings
+from facetrain.run.folder.data_digests import digest_labels
 from facetrain.training.teacher_cache import new_cache
 
 SIDE = 16

@@ -11,8 +11,8 @@ from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_settings import HeadStage
 from facetrain.head.teacher_centers import follow_teacher
-from facetrain.run.build_head import build_head
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.head import build_head
+from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.heads import head_step, make_head, make_margin
 
@@ -93,7 +93,7 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     precision, capability, dtype, monkeypatch, tmp_path
 ):
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
-    launches = pytest.importorskip("facetrain.kernel_launches")
+    launches = pytest.importorskip("facetrain.device.kernel_launches")
     products, found = Products(), []
 
     def statistics(statistics_2G, factors):

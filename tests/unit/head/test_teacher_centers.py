@@ -8,8 +8,8 @@ from facetrain.distributed.world import World
 from facetrain.head.class_centers import RowTable
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.teacher_centers import follow_teacher, start_teacher_gather
-from facetrain.run.build_head import build_teacher_centers
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.head import build_teacher_centers
+from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.dense_head import dense_loss, sample_classes
 from tests.support.heads import make_head, make_margin
 from tests.support.teacher_centers import move_plainly

@@ -8,7 +8,7 @@ import torch
 
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
-from facetrain.data.augment import normalize
+from facetrain.data.images.augment import normalize
 from facetrain.errors import ModelError
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx

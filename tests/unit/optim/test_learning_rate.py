@@ -8,7 +8,7 @@ from facetrain.config.loading import build_config
 from facetrain.errors import ConfigError
 from facetrain.optim.learning_rate import LearningRateSchedule, cosine_lr, one_cycle_lr, polynomial_lr
 from facetrain.optim.optimizer import parameter_groups
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.shared import shared_path
 
 

@@ -7,7 +7,7 @@ from facetrain.config.training_section import OptimConfig
 from facetrain.errors import ConfigError
 from facetrain.optim.muon import Muon, hidden_weights, orthogonalize, split_groups
 from facetrain.optim.optimizer import fused_step
-from facetrain.run.build_stepper import build_optimizers
+from facetrain.run.build.stepper import build_optimizers
 
 LR, MOMENTUM, DECAY = 0.03, 0.9, 0.2
 

@@ -3,7 +3,7 @@ import torch
 
 from facetrain.config.training_section import OptimConfig
 from facetrain.plan.head_cost import HeadShape, head_bytes, moved_per_number
-from facetrain.run.build_head import optimizer_settings
+from facetrain.run.build.head import optimizer_settings
 from facetrain.torch_private import LiveBytes
 from tests.support.head_traffic import step_bytes
 from tests.support.heads import make_head, make_margin

@@ -6,8 +6,8 @@ from facetrain.config.loading import build_config
 from facetrain.head.margin_head import MarginHead
 from facetrain.plan.forecast import forecast, teacher_head_shape
 from facetrain.plan.stages import forecast_stages
-from facetrain.run.build_head import head_settings, margin_from_config, optimizer_settings
-from facetrain.run.step_schedule import schedule_steps, stage_configs
+from facetrain.run.build.head import head_settings, margin_from_config, optimizer_settings
+from facetrain.run.build.step_schedule import schedule_steps, stage_configs
 
 CLASSES = 1001
 

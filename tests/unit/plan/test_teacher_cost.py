@@ -16,7 +16,7 @@ from facetrain.plan.execution import runs_fused
 from facetrain.plan.forecast import forecast
 from facetrain.plan.head_cost import HeadShape, head_bytes
 from facetrain.plan.speed import step_time
-from facetrain.run.build_head import optimizer_settings
+from facetrain.run.build.head import optimizer_settings
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
 from tests.support.heads import make_head, make_margin

@@ -3,7 +3,7 @@
 import cv2
 import pytest
 
-from facetrain.run.curves import PANELS, draw_curves, plot_curves
+from facetrain.run.report.curves import PANELS, draw_curves, plot_curves
 from facetrain.telemetry.jsonl import JsonLines
 
 NAMES = ("lfw", "cfp_fp", "agedb_30", "a_set_with_a_rather_long_name")

@@ -8,10 +8,10 @@ import pytest
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, RunError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
-from facetrain.run.folder import missing_newest, recorded_threads
-from facetrain.run.list_runs import list_runs, read_metrics
-from facetrain.run.report import write_run_report
-from facetrain.run.run_state import read_state
+from facetrain.run.folder.create import missing_newest, recorded_threads
+from facetrain.run.folder.run_state import read_state
+from facetrain.run.report.list_runs import list_runs, read_metrics
+from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from facetrain.errors import ConfigError
-from facetrain.run.data_digests import DataDigests, check_data, digest_landmarks
+from facetrain.run.folder.data_digests import DataDigests, check_data, digest_landmarks
 
 
 def checkpoint_of(**meta):

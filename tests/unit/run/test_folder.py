@@ -5,7 +5,7 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.errors import UsageError
-from facetrain.run.folder import create_run_folder, remove_if_empty
+from facetrain.run.folder.create import create_run_folder, remove_if_empty
 
 
 def world(launcher_id, restarts=0):

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from facetrain.config.schema import Config
-from facetrain.data.augment import Augment
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.run.build import build_learning_check, build_state
-from facetrain.run.step_schedule import schedule_steps
+from facetrain.run.build.parts import build_learning_check, build_state
+from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.training.learning_check import chance_loss
 from facetrain.training.step import TrainStep
 

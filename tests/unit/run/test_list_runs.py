@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from facetrain.errors import DivergedError, UsageError
-from facetrain.run import list_runs as run_list
-from facetrain.run import run_state
-from facetrain.run.list_runs import format_runs, list_runs
-from facetrain.run.run_state import Start, read_state, train_recorded
+from facetrain.run.folder import run_state
+from facetrain.run.folder.run_state import Start, read_state, train_recorded
+from facetrain.run.report import list_runs as run_list
+from facetrain.run.report.list_runs import format_runs, list_runs
 from facetrain.telemetry.jsonl import JsonLines
 from tests.support.command import facetrain
 
@@ -71,7 +71,7 @@ def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state
 def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     folder = make_run(tmp_path / "tiny")
     script = (
-        "import os; from pathlib import Path; from facetrain.run.run_state import *\n"
+        "import os; from pathlib import Path; from facetrain.run.folder.run_state import *\n"
         f"train_recorded(Path({str(folder)!r}), Start(0, 1, 'cpu'), 40, lambda: os._exit(9))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9

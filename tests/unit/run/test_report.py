@@ -8,8 +8,8 @@ import pytest
 
 from facetrain.config.loading import dump_config, load_config
 from facetrain.errors import UsageError
-from facetrain.run.report import write_run_report
-from facetrain.run.run_state import Start, train_recorded
+from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.jsonl import JsonLines
 from tests.support.command import facetrain
 

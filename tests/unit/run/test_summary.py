@@ -1,6 +1,6 @@
 """Summary of a finished run."""
 
-from facetrain.run.summary import summarize
+from facetrain.run.report.summary import summarize
 from facetrain.telemetry.jsonl import JsonLines
 
 

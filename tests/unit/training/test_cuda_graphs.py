@@ -185,7 +185,7 @@ def test_required_graphs_that_cannot_be_recorded_are_an_error():
 def test_every_parameter_of_the_fused_trunk_gets_its_gradient_from_the_graphs():
     pytest.importorskip("triton", reason="Triton is not installed")
     from facetrain.backbone.fused_iresnet import FusedTrunk
-    from facetrain.kernel_launches import shapes_only
+    from facetrain.device.kernel_launches import shapes_only
 
     backbone = make_network().backbone
     network = InPrecision(

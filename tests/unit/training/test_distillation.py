@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.data.augment import normalize
+from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ConfigError
 from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model, save_model
 from facetrain.run import training

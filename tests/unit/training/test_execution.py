@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from facetrain.errors import ConfigError
-from facetrain.run.build_execution import begin_trial
+from facetrain.run.build.execution import begin_trial
 from facetrain.telemetry.log import logger
 from facetrain.training.execution import Execution, ExecutionSettings, possible_modes
 from facetrain.training.execution_trial import ExecutionTrial

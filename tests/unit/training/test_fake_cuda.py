@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from facetrain.config.training_section import OptimConfig
-from facetrain.data.augment import Augment, normalize
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment, normalize
+from facetrain.data.loading.loader import Batch
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.stepper import Stepper
-from facetrain.run.build_stepper import build_optimizers
+from facetrain.run.build.stepper import build_optimizers
 from facetrain.telemetry.meter import Meter
 from facetrain.training.loss_spikes import SpikeDetector
 from tests.support.fake_cuda import GPU, fake_cuda

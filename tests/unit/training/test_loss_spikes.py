@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from facetrain.config.loading import load_config
-from facetrain.data.loader import Batch
+from facetrain.data.loading.loader import Batch
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.loss_spikes import SpikeDetector

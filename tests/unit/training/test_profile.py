@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from facetrain.profiling import profiler_range
+from facetrain.device.profiler_ranges import profiler_range
 from facetrain.training.profile import profiled
 
 

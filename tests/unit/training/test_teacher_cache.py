@@ -10,15 +10,15 @@ from safetensors.torch import load_file
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.data.augment import Augment
-from facetrain.data.decode import decode_rgb
-from facetrain.data.loader import Batch
+from facetrain.data.images.augment import Augment
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.loading.loader import Batch
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
 from facetrain.run import training
-from facetrain.run.data_digests import digest_labels
-from facetrain.run.teacher_embeddings import open_cache, write_teacher_embeddings
+from facetrain.run.build.teacher_embeddings import open_cache, write_teacher_embeddings
+from facetrain.run.folder.data_digests import digest_labels
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher

@@ -4,21 +4,22 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import norm, t
 
-from facetrain.verify import bootstrap
-from facetrain.verify.bootstrap import (
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.bootstrap import (
     WeightedCurve,
     draw_subjects,
     excluded_level,
     interval,
     interval_quantiles,
 )
-from facetrain.verify.fold_accuracy import FoldSearch, fold_accuracy
+from facetrain.verify.metrics.fold_accuracy import FoldSearch, fold_accuracy
+from facetrain.verify.metrics.roc import auc, equal_error_rate, roc, tar_at_far
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
+from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
-from facetrain.verify.pair_set import PairSet
-from facetrain.verify.roc import auc, equal_error_rate, roc, tar_at_far
-from facetrain.verify.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
-from facetrain.verify.slices import slice_groups
-from facetrain.verify.subjects import connected_subjects, dense_ids
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.subjects import connected_subjects
 from facetrain.verify.verification import verification_result
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from facetrain.errors import DataError
-from facetrain.verify.csv_columns import read_columns
+from facetrain.verify.sets.csv_columns import read_columns
 
 MANY = 20_000
 """Rows: more than are read at once."""

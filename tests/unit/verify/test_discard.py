@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from facetrain.verify.discard import discard_curve, pair_quality
+from facetrain.verify.metrics.discard import discard_curve, pair_quality
 
 
 def test_the_curve_is_what_a_plain_loop_over_the_shares_finds():

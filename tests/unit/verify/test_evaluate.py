@@ -9,9 +9,9 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import write_groups
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.fold_accuracy import fold_accuracy
+from facetrain.verify.metrics.fold_accuracy import fold_accuracy
+from facetrain.verify.metrics.roc import threshold_at
 from facetrain.verify.protocols import Options
-from facetrain.verify.roc import threshold_at
 from tests.support.datasets import encoded_image
 
 PAIRS = 20

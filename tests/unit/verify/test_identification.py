@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from facetrain.verify.identification import Search, identification_result, search
-from facetrain.verify.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.verify.metrics.identification import Search, identification_result, search
 
 
 def small_set(seed, *, probes=40, entries=25, people=12):
@@ -33,7 +33,7 @@ def by_loops(probe, sought, entry, owner):
 @pytest.mark.parametrize("at_once", [7, 1 << 24])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_point_of_the_open_set_curve_equals_counting(seed, at_once, monkeypatch):
-    monkeypatch.setattr("facetrain.verify.identification._MAX_SIMILARITIES", at_once)
+    monkeypatch.setattr("facetrain.verify.metrics.identification._MAX_SIMILARITIES", at_once)
     given = small_set(seed)
     found, expected = search(*given), by_loops(*given)
     mates = np.array([mate for mate, _, _ in expected if mate is not None])
@@ -56,7 +56,7 @@ def test_rejected_probes_and_entries_match_nobody_in_blocks_of_any_size(monkeypa
     expected[[3, 20]] = expected[:, [0, 7]] = REJECTED
     expected[sought[:, None] == owner] = -np.inf
     for at_once in (7, 100, 1 << 24):
-        monkeypatch.setattr("facetrain.verify.identification._MAX_SIMILARITIES", at_once)
+        monkeypatch.setattr("facetrain.verify.metrics.identification._MAX_SIMILARITIES", at_once)
         np.testing.assert_allclose(search(probe, sought, entry, owner).other_Q, expected.max(1))
 
 

@@ -8,9 +8,9 @@ import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.errors import PairsError
-from facetrain.verify.evaluation_sets import open_evaluation_set
+from facetrain.verify.metrics.roc import tar_at_far
 from facetrain.verify.protocols import Options, evaluate_set
-from facetrain.verify.roc import tar_at_far
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder
 from tests.support.protocols import write_ijb
 
@@ -19,7 +19,7 @@ FEW = Options(replicates=60)
 
 def colors(folder, names, landmarks, size=16):
     """Return the embeddings of `mean_color` for the aligned faces, times two because the mirror image has the same."""
-    from facetrain.data.align import align
+    from facetrain.data.images.align import align
 
     rows = []
     for name, points in zip(names, landmarks, strict=True):

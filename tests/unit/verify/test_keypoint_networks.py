@@ -10,11 +10,13 @@ from torch import nn
 import facetrain
 from facetrain.api.model import Model
 from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
-from facetrain.data.augment import mirror_landmarks, normalize
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.landmark_file import write_landmarks
+from facetrain.data.images.augment import mirror_landmarks, normalize
+from facetrain.data.images.decode import decode_rgb
 from facetrain.distributed.world import join
+from facetrain.embeddings.embed_images import embed_images, input_landmarks, read_input
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from facetrain.models.export.formats import FORMATS, ExportOptions
@@ -22,10 +24,8 @@ from facetrain.models.export.onnx import export_onnx
 from facetrain.models.export.torch_formats import export_program
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.ijb import AlignedLandmarks
-from facetrain.verify.image_embeddings import embed_images, input_landmarks, read_input
-from facetrain.verify.pair_set import load_pair_set
+from facetrain.verify.sets.ijb import AlignedLandmarks
+from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image, write_records
 

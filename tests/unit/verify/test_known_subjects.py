@@ -3,8 +3,8 @@ import pytest
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_subjects import write_subjects
-from facetrain.verify.known_subjects import TABLE, known_subjects
-from facetrain.verify.pair_set import PairSet, load_pair_set
+from facetrain.verify.sets.known_subjects import TABLE, known_subjects
+from facetrain.verify.sets.pair_set import PairSet, load_pair_set
 from facetrain.verify.verification import inferred_subjects, verification_result
 
 PEOPLE = {"lfw": 4281, "cfp_fp": 500, "cfp_ff": 500}

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from facetrain.embeddings import exact_search
+from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import PairsError
-from facetrain.verify import exact_search
-from facetrain.verify.evaluation_sets import open_evaluation_set
 from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
-from facetrain.verify.normalization import l2_normalize
 from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder
 from tests.support.protocols import write_megaface
 

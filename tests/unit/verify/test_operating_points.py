@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from facetrain.verify.identification import Search, identification_result
-from facetrain.verify.scored_pairs import ScoredPairs, pair_result
+from facetrain.verify.metrics.identification import Search, identification_result
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
 
 
 def result_with(impostors, genuine=200, replicates=20):

@@ -9,8 +9,8 @@ from scipy.io import savemat
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
-from facetrain.verify.evaluation_sets import open_evaluation_set, open_evaluation_sets
 from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set, open_evaluation_sets
 from tests.support.faces import embedder, face
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface
 

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from facetrain.verify.evaluate import Evaluation
-from facetrain.verify.figures import figure_images, result_figures
-from facetrain.verify.pair_set import PairSet
-from facetrain.verify.report import write_report
+from facetrain.verify.output.figures import figure_images, result_figures
+from facetrain.verify.output.report import write_report
+from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from tests.support.faces import face
 

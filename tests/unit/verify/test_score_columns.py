@@ -5,11 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError
-from facetrain.verify.embedding_files import Embeddings, save_embeddings
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.protocols import Options
-from facetrain.verify.score_files import read_scored_pairs, read_scores
+from facetrain.verify.sets.score_files import read_scored_pairs, read_scores
 from tests.support.score_files import columns_of, write
 from tests.unit.verify.test_bootstrap import people
 

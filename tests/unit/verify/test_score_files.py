@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError
-from facetrain.verify.embedding_files import Embeddings, save_embeddings
 from facetrain.verify.evaluate import evaluate_scores
-from facetrain.verify.fold_accuracy import fold_order
-from facetrain.verify.formatting import format_evaluation
-from facetrain.verify.pair_set import PairSet
+from facetrain.verify.metrics.fold_accuracy import fold_order
+from facetrain.verify.metrics.score_scale import COSINE
+from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocols import Options, scores_result
-from facetrain.verify.score_files import read_scores, scores_of_set
-from facetrain.verify.score_scale import COSINE
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.score_files import read_scores, scores_of_set
 from tests.support.score_files import columns_of, write
 from tests.unit.verify.test_bootstrap import people
 

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError, UsageError
-from facetrain.verify.embedding_files import Embeddings, save_embeddings
 from facetrain.verify.evaluate import evaluate_scores
-from facetrain.verify.formatting import format_evaluation
-from facetrain.verify.pair_set import PairSet
+from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocols import Options, results_from_embeddings, scores_result
-from facetrain.verify.score_files import read_scored_pairs, scores_of_set
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.score_files import read_scored_pairs, scores_of_set
 from tests.support.score_files import write
 
 FAST = Options(replicates=50)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from facetrain.verify import templates
-from facetrain.verify.templates import pool_templates, score_pairs
+from facetrain.verify.metrics import templates
+from facetrain.verify.metrics.templates import pool_templates, score_pairs
 
 
 def pooled_by_loops(embedding, template, medium, weight):

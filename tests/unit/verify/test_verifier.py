@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ImageError, PairsError
-from facetrain.verify.embedder import ImageEmbedder
-from facetrain.verify.figures import figure_images
-from facetrain.verify.pair_set import PairSet, load_pair_sets
+from facetrain.verify.output.figures import figure_images
+from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image

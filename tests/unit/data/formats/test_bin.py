@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import read_bin, write_bin
+from facetrain.data.images.decode import decode_rgb
 from facetrain.errors import PairsError
 from tests.support.datasets import encoded_image
 from tests.support.shared import shared_path

@@ -3,9 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.data.augment import Augment, mirror_landmarks
 from facetrain.data.dataset import SubsetDataset, image_landmarks
-from facetrain.data.decode import resize_square
 from facetrain.data.formats.landmark_file import (
     landmarks_path,
     read_landmarks_beside,
@@ -13,10 +11,12 @@ from facetrain.data.formats.landmark_file import (
     without_gaps,
     write_landmarks,
 )
-from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.images.augment import Augment, mirror_landmarks
+from facetrain.data.images.decode import resize_square
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import GlobalSampler
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset, require_landmarks
-from facetrain.data.sampler import GlobalSampler
 from facetrain.data.tools.convert import convert
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import read_landmarks

@@ -7,16 +7,16 @@ import pickle
 import numpy as np
 import pytest
 
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import write_groups
 from facetrain.data.formats.bin_subjects import write_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
 from facetrain.data.formats.pair_archives import is_pair_archive
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.tools.pair_lists import convert_pair_archive
 from facetrain.errors import PairsError
-from facetrain.verify.evaluation_sets import open_evaluation_set
-from facetrain.verify.pair_set import load_pair_set
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from facetrain.verify.sets.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
 
 SAME = [True, False, True]

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from facetrain.data.decode import decode_rgb
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic import write_dataset
 from facetrain.data.synthetic.dataset_writer import render_eval_pairs

@@ -4,7 +4,7 @@ import numpy as np
 from facetrain.data.synthetic.capture_conditions import sample_conditions
 from facetrain.data.synthetic.identity import sample_identity
 from facetrain.data.synthetic.render import render_face
-from facetrain.verify.fold_accuracy import fold_accuracy
+from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 
 
 def baseline_accuracy(features, same):

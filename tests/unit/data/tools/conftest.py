@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from facetrain.data.decode import encode_jpeg
+from facetrain.data.images.decode import encode_jpeg
 from tests.unit.data.tools.helpers import EACH, IDENTITIES, SIZE, unit
 
 

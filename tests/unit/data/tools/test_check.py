@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import image_landmarks
-from facetrain.data.decode import decode_rgb, encode_jpeg
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools import near_duplicates
 from facetrain.data.tools.check import check

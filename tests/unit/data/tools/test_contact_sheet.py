@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from facetrain.data.augment import Augment
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.augment import Augment
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import (
     LABEL_HEIGHT,

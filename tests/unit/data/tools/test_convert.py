@@ -5,9 +5,9 @@ import pytest
 
 from facetrain.data.dataset import identity_name, image_landmarks, original_name
 from facetrain.data.formats.landmark_file import write_landmarks
-from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import build_sampler
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import build_sampler
 from facetrain.data.tools.check import check
 from facetrain.data.tools.convert import FORMATS, convert
 from facetrain.data.tools.unpack import unpack

@@ -5,8 +5,8 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.align import align
-from facetrain.data.decode import decode_rgb
+from facetrain.data.images.align import align
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks

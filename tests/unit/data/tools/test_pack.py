@@ -5,8 +5,8 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.decode import decode_rgb, resize_square
-from facetrain.data.image_header import jpeg_orientation
+from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.data.images.header import jpeg_orientation
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SKIP_KINDS
 from facetrain.data.tools.pack import pack

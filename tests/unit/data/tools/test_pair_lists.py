@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.images.header import encoded_image_size
 from facetrain.data.tools.landmarks import YuNet, read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
 from facetrain.errors import ImageError, PairsError
-from facetrain.verify.pair_set import load_pair_set
+from facetrain.verify.sets.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
 from tests.support.detector import write_detector
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
-from facetrain.data.image_header import encoded_image_size
+from facetrain.data.images.header import encoded_image_size
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
 from facetrain.data.tools.published_sets import find_group_bins, find_published_set, join_group_bins
 from facetrain.errors import PairsError
-from facetrain.verify.pair_set import load_pair_set
-from facetrain.verify.slice_table import read_slice_table
+from facetrain.verify.sets.pair_set import load_pair_set
+from facetrain.verify.sets.slice_table import read_slice_table
 from tests.support.datasets import encoded_image
 
 POINTS = "4\t6\t11\t6\t8\t8\t5\t11\t10\t11"

@@ -6,16 +6,16 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.head_section import HeadConfig, MarginConfig
 from facetrain.config.training_section import OptimConfig
-from facetrain.data.augment import Augment
-from facetrain.data.loader import Loader, LoaderSettings
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import build_sampler
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.sampler import build_sampler
 from facetrain.distributed.world import World
 from facetrain.head.margin_head import MarginHead
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.stepper import Stepper
-from facetrain.run.build_head import head_settings, margin_from_config, optimizer_settings
+from facetrain.run.build.head import head_settings, margin_from_config, optimizer_settings
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision
 from facetrain.training.state import TrainState

@@ -6,7 +6,7 @@ import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.data.augment import Augment
+from facetrain.data.images.augment import Augment
 from facetrain.errors import CheckpointError
 from facetrain.run.callbacks.checkpointing import Checkpointing
 from facetrain.telemetry.recorder import Recorder

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from facetrain.data.loader import Batch
+from facetrain.data.loading.loader import Batch
 from facetrain.errors import SkippedError
 from facetrain.run.callbacks.logging import Logging
 from facetrain.telemetry.log import logger

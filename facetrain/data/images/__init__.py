@@ -1,0 +1,1 @@
+"""Face images: decoding, alignment, augmentation."""

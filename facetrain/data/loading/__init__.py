@@ -1,0 +1,1 @@
+"""Batches of a dataset: sampler, reading processes, loader, copies to the device."""

@@ -1,0 +1,233 @@
+"""Training batches of one rank: read and decoded ahead by processes, copied ahead to the device."""
+
+# B local batch   G global batch   H height   W width   C channels
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facetrain.data.dataset import FaceDataset, SupportsPrefetch, image_landmarks
+from facetrain.data.formats.landmark_file import without_gaps
+from facetrain.data.images.device_decode import DeviceDecoder, build_decoder
+from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
+from facetrain.data.loading.reader import ImageReader
+from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
+from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.device.profiler_ranges import profiler_range
+
+_STEPS_AHEAD = 3
+_REQUESTS_AHEAD = 3
+"""Requests queued for each reading process, whatever the batch size, so that none waits for work."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of a rank."""
+
+    step: int
+    epoch: int
+    image_BHWC: Tensor
+    """RGB, uint8 (B, H, W, 3), on the device."""
+    label_B: Tensor
+    """int64 (B,), on the device."""
+    sample_B: Tensor
+    """Dataset index of each image, int64 (B,), on the host. For a replaced bad image, the index of the bad one."""
+    host_label_B: Tensor | None = None
+    """`label_B` on the host; None: it is not known there."""
+    read_B: Tensor | None = None
+    """`sample_B` with the index of the replacement for each bad image; None: no image was replaced."""
+    landmarks_B52: Tensor | None = None
+    """Landmarks before augmentation, as fractions of the sides, float32 (B, 5, 2), on the host; None: not loaded."""
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """Batch size, image size and reading options of a `Loader`."""
+
+    local_batch_size: int
+    """Images per rank and micro-batch."""
+    accumulate: int = 1
+    """Micro-batches per step."""
+    image_size: int = 112
+    """Side of the square images in pixels; other sizes are resized."""
+    workers: int = 2
+    """Reading processes; 0 reads in the training process."""
+    bad_records: str = "error"
+    """`error` raises if an image cannot be read or decoded; `skip` replaces it with the next readable image."""
+    landmarks: bool = False
+    """Load the landmarks of the images, which the dataset must have."""
+    decode: str = "cpu"
+    """Decoder of JPEGs that need no resizing: `cpu`, or `gpu` (torchvision) or `dali`, in whole batches."""
+
+
+class Loader:
+    """Iterator over the steps of a rank; each step is a tuple of `accumulate` micro-batches.
+
+    Micro-batch a of rank r holds rows [(a·W + r)·B, (a·W + r + 1)·B) of the global batch, with W ranks and B
+    images per micro-batch. So the images of a step, and the order in which gradients are accumulated, are the
+    same for any number of ranks.
+
+    Every rank replaces bad images by itself, without communication, and all ranks stay in step.
+
+    Args:
+        dataset: images and labels.
+        sampler: images of every global batch.
+        settings: sizes and reading options.
+        rank: global rank, from 0.
+        world_size: number of ranks.
+        device: device of the batches; None: CPU.
+        start_step: first step, after a resume the step of the checkpoint.
+        stop_step: step to stop before; None: endless.
+
+    Raises:
+        DataError: if `settings.decode` cannot work on the device.
+    """
+
+    def __init__(
+        self,
+        dataset: FaceDataset,
+        sampler: GlobalSampler,
+        settings: LoaderSettings,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device | None = None,
+        start_step: int = 0,
+        stop_step: int | None = None,
+    ) -> None:
+        self.skipped: list[str] = []
+        """Messages about the bad images that were replaced so far, each once."""
+        self._known_skipped = set[str]()
+        self.wait_s = 0.0
+        """Seconds that training has waited for batches."""
+        self._dataset, self._sampler, self._settings = dataset, sampler, settings
+        # Kept: isinstance with a runtime-checkable protocol is slow.
+        self._prefetch = dataset.prefetch if isinstance(dataset, SupportsPrefetch) else None
+        self._landmarks = image_landmarks(dataset) if settings.landmarks else None
+        self._rank, self._world_size = rank, world_size
+        self._next_step, self._stop_step = start_step, stop_step
+        self._is_first_step = True
+        rows = settings.local_batch_size * settings.accumulate
+        self._steps_ahead = max(
+            _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
+        )
+        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.image_size)
+        skip_bad, keep_jpeg = settings.bad_records == "skip", settings.decode != "cpu"
+        self._decoder: DeviceDecoder | None = None
+        if keep_jpeg:
+            target = device or torch.device("cpu")
+            decode = build_decoder(settings.decode, target, batch_size=rows, threads=max(settings.workers, 1))
+            fallback = ImageReader(dataset, self._slots, skip_bad=skip_bad)
+            self._decoder = DeviceDecoder(self._slots, fallback, target, decode)
+        self._pool = ReaderPool(
+            dataset, self._slots, workers=settings.workers, skip_bad=skip_bad, keep_jpeg=keep_jpeg
+        )
+        self._prefetcher = build_prefetcher(self._slots.image, device)
+        self._free = deque(range(len(self._slots.image)))
+        self._pending: deque[tuple[int, int, np.ndarray]] = deque()
+        self._submit_steps()  # reading starts while the rest of the run is still being built
+
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
+        """Yield the micro-batches of one step after the other.
+
+        Raises:
+            DataError: if an image cannot be read or decoded and `bad_records` is `error`.
+            RunError: if a reading process has ended.
+        """
+        while self._pending:
+            start = time.perf_counter()
+            with profiler_range("data"):
+                step, slot, sample = self._pending.popleft()
+                self._add_skipped(self._pool.wait(slot))
+                self._prefetcher.wait_for_transfers()
+                image = self._slot_to_device(slot)
+                # Of the images in the slot: a replacement has the label of its own identity.
+                read = self._slots.index[slot].copy()  # the slot is filled again while the batch is in use
+                label = self._dataset.labels[read].astype(np.int64)
+                label_on_device = self._prefetcher.to_device(label)
+                landmarks = self._read_landmarks(read)
+                self._free.append(slot)
+                self._submit_steps()
+            self.wait_s += time.perf_counter() - start
+            whole = Batch(
+                step,
+                self._sampler.epoch(step),
+                image,
+                label_on_device,
+                torch.from_numpy(sample),
+                torch.from_numpy(label),
+                torch.from_numpy(read),
+                landmarks,
+            )
+            yield (whole,) if self._settings.accumulate == 1 else self._split(whole)
+
+    def close(self) -> None:
+        """End the reading processes and release the page-locked memory; can be called twice."""
+        self._pending.clear()
+        self._pool.close()
+        self._prefetcher.close()
+
+    def _split(self, whole: Batch) -> tuple[Batch, ...]:
+        """Return the micro-batches of a step."""
+        assert whole.host_label_B is not None and whole.read_B is not None, "the loader sets both"
+        tensors = whole.image_BHWC, whole.label_B, whole.sample_B, whole.host_label_B, whole.read_B
+        size = self._settings.local_batch_size
+        parts = zip(*(tensor.split(size) for tensor in tensors), strict=True)
+        micro_batches = [Batch(whole.step, whole.epoch, *part) for part in parts]
+        if whole.landmarks_B52 is not None:
+            split = whole.landmarks_B52.split(size)
+            micro_batches = [
+                replace(batch, landmarks_B52=points)
+                for batch, points in zip(micro_batches, split, strict=True)
+            ]
+        return tuple(micro_batches)
+
+    def _read_landmarks(self, index: np.ndarray) -> Tensor | None:
+        """Return the landmarks of the images in a slot, if they are loaded."""
+        return None if self._landmarks is None else torch.from_numpy(without_gaps(self._landmarks[index]))
+
+    def _slot_to_device(self, slot: int) -> Tensor:
+        if self._decoder is None:
+            return self._prefetcher.slot_to_device(slot)
+        image_BHWC = self._prefetcher.run(partial(self._decoder, slot))
+        self._add_skipped(self._decoder.skipped)
+        self._decoder.skipped.clear()
+        return image_BHWC
+
+    def _add_skipped(self, messages: Sequence[str]) -> None:
+        if len(self._known_skipped) != len(self.skipped):  # the list of an earlier stage
+            self._known_skipped = set(self.skipped)
+        new = dict.fromkeys(message for message in messages if message not in self._known_skipped)
+        self.skipped += new
+        self._known_skipped.update(new)
+
+    def _submit_steps(self) -> None:
+        """Have the pool read further steps, until `_steps_ahead` steps are pending."""
+        while len(self._pending) < self._steps_ahead and self._next_step != self._stop_step:
+            if self._prefetch is not None:
+                for first, count in self._sampler.ranges_to_prefetch(
+                    self._next_step, is_first_step=self._is_first_step
+                ):
+                    self._prefetch(first, count)
+            self._is_first_step = False
+            sample = self._local_part(self._sampler.batch(self._next_step))
+            slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
+            self._free.remove(slot)
+            self._pool.submit(slot, sample)
+            self._pending.append((self._next_step, slot, sample))
+            self._next_step += 1
+
+    def _local_part(self, index_G: np.ndarray) -> np.ndarray:
+        """Return this rank's part of a global batch, micro-batch by micro-batch: int64 (accumulate · B,)."""
+        grid = index_G.reshape(self._settings.accumulate, self._world_size, self._settings.local_batch_size)
+        return np.ascontiguousarray(grid[:, self._rank]).reshape(-1)

@@ -1,0 +1,128 @@
+"""Reading processes: read, decode and resize images into batch slots. Imports no torch."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import cv2
+import numpy as np
+
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.decode import NotAnImageError, decode, is_upright_jpeg, resize_square
+from facetrain.data.images.header import encoded_image_size
+from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.errors import DataError, FacetrainError, ImageError, RunError, UnreadableError
+
+_MAX_REPLACEMENT_TRIES = 100
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """Dataset indices of the images to read into rows `row`, `row + 1`, … of a slot."""
+
+    slot: int
+    row: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """Outcome of a request: the error that stopped it, and messages about bad images that were replaced."""
+
+    request: ReadRequest
+    error: Exception | None = None
+    skipped: Sequence[str] = ()
+
+
+class ImageReader:
+    """Reads images of a dataset into batch slots, as RGB of the slots' size.
+
+    With `skip_bad`, the next readable image of the dataset replaces a bad one. With `keep_jpeg`, a JPEG of
+    the right size is stored as it is; the device decodes it.
+    """
+
+    def __init__(
+        self, dataset: FaceDataset, slots: BatchSlots, *, skip_bad: bool, keep_jpeg: bool = False
+    ) -> None:
+        self._dataset, self._slots, self._skip_bad, self._keep_jpeg = dataset, slots, skip_bad, keep_jpeg
+        self._size = slots.image.shape[2]
+
+    def read(self, request: ReadRequest) -> ReadResult:
+        """Fill the rows of a request; an exception is returned in the result, never raised."""
+        skipped: list[str] = []
+        image, index_of_row = self._slots.image[request.slot], self._slots.index[request.slot]
+        jpeg_bytes = self._slots.jpeg_bytes[request.slot]
+        index_of_row[request.row : request.row + len(request.indices)] = request.indices
+        jpeg_bytes[request.row : request.row + len(request.indices)] = 0
+        try:
+            for row, index in enumerate(request.indices, request.row):
+                try:
+                    if self._keep_jpeg and (data := self._decodable_jpeg(index)):
+                        image[row].reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+                        jpeg_bytes[row] = len(data)
+                    else:
+                        image[row] = self._load(index)
+                except UnreadableError as error:
+                    if not self._skip_bad:
+                        raise
+                    skipped.append(str(error))
+                    image[row], index_of_row[row] = self._load_replacement(index, skipped)
+        except Exception as error:  # of any kind: the training process raises it
+            return ReadResult(request, _picklable(error), skipped)
+        return ReadResult(request, None, skipped)
+
+    def _decodable_jpeg(self, index: int) -> bytes | None:
+        """Return the encoded image if it is a complete, upright JPEG of the slots' size that fits into a row."""
+        data = self._dataset.read(index)
+        fits = encoded_image_size(data) == (self._size, self._size) and len(data) <= 3 * self._size**2
+        return data if fits and is_upright_jpeg(data) else None
+
+    def _load(self, index: int) -> np.ndarray:
+        try:
+            return resize_square(decode(self._dataset.read(index)), self._size)
+        except NotAnImageError as error:
+            raise ImageError(f"{self._dataset.location(index)}: {error}") from None
+
+    def _load_replacement(self, index: int, skipped: list[str]) -> tuple[np.ndarray, int]:
+        """Return the next readable image after a bad one and its index."""
+        # A function of the index alone, so that every number of ranks and workers makes the same replacements.
+        for step in range(1, _MAX_REPLACEMENT_TRIES):
+            other = (index + step) % self._dataset.num_images
+            try:
+                return self._load(other), other
+            except UnreadableError as error:
+                skipped.append(str(error))
+        raise DataError(
+            f"{self._dataset.location(index)}: this image and the next {_MAX_REPLACEMENT_TRIES - 1} cannot be "
+            "read; `facetrain data check` lists all damaged images of the dataset"
+        )
+
+
+def run_reader(
+    connection: Connection, dataset: FaceDataset, slots: BatchSlots, skip_bad: bool, keep_jpeg: bool
+) -> None:
+    """Answer read requests until the training process closes the connection; the main function of a process."""
+    # Ctrl-C and a scheduler's SIGTERM or SIGUSR1 reach the whole process group. The training process decides
+    # how to stop, and it needs batches until its last checkpoint.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    cv2.setNumThreads(0)  # there is one process per core already
+    reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)
+    try:
+        while True:
+            connection.send(reader.read(connection.recv()))
+    except (EOFError, ConnectionError):
+        return
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return an exception that can be sent to another process, with its traceback as a note."""
+    error.add_note("".join(traceback.format_exception(error)))
+    if isinstance(error, FacetrainError):
+        return error
+    # Exception classes of libraries may not survive pickling.
+    return RunError(f"reading failed: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""Embeddings: computed from images, kept in files, searched."""

@@ -1,0 +1,308 @@
+"""Embedding of images from any input: an image, a folder, a dataset, a `.rec` or a `.bin`."""
+
+# N images   D embedding
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from facetrain.cpu_cores import usable_cores
+from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.image_folder import folders_with_images
+from facetrain.data.formats.landmark_file import read_landmarks_beside
+from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, open_dataset
+from facetrain.distributed.world import World, join
+from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.normalization import l2_normalize, require_finite
+from facetrain.embeddings.partial_embeddings import PartialEmbeddings, embedding_key
+from facetrain.errors import DataError
+from facetrain.files import error_reason, os_errors_as, printable
+from facetrain.models.inference_network import inference_network
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.progress import ProgressCallback
+from facetrain.telemetry.log import warn
+
+_CHUNK = 1 << 16
+"""Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
+T = TypeVar("T")
+
+
+def embed_input(
+    model: Path,
+    input: Path,
+    *,
+    flip: bool = True,
+    device: str = "auto",
+    batch_size: int = 256,
+    bf16: bool = False,
+    progress: ProgressCallback | None = None,
+    output: Path | None = None,
+    dtype: str = "float32",
+) -> Embeddings:
+    """Return the unit embeddings of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
+
+    More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
+    called with the number of embedded images and their total.
+
+    With `output`, finished chunks are kept beside this file, so that the same call continues after an interruption.
+    `remove_partial_files` removes them. `dtype` is the type of the numbers in these chunks.
+
+    Raises:
+        ModelError: the model cannot be opened, or an embedding is not finite.
+        DataError: the input cannot be read, or the disk has no space for the temporary file.
+    """
+    images, names, labels = read_input(input)
+    partial = None
+    if output is not None and len(images) > _CHUNK:
+        with os_errors_as(DataError, model):
+            key = embedding_key(model, input, images, labels, {"flip": flip, "bf16": bf16})
+        partial = PartialEmbeddings(output, key, len(images), dtype)
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        embedding = embed_images(
+            opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress,
+            landmarks=input_landmarks(opened, input), partial=partial,
+        )  # fmt: skip
+    return Embeddings(embedding, names, labels)
+
+
+def embed_image_files(
+    model: Path, paths: Sequence[Path], *, device: str = "auto"
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the unit embeddings of a few image files, with flip, float32 (N, D), and the model's description.
+
+    Raises:
+        ModelError: the model cannot be opened, or an embedding is not finite.
+        DataError: an image cannot be read.
+    """
+    images = _read_image_files(paths)
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        name = " and ".join(map(str, paths))
+        return embed_images(opened, images, name, world, batch_size=len(paths)), opened.metadata
+
+
+def embed_images(
+    opened: EmbeddingModel,
+    images: Sequence[bytes],
+    name: str,
+    world: World,
+    *,
+    flip: bool = True,
+    batch_size: int,
+    bf16: bool = False,
+    progress: ProgressCallback | None = None,
+    landmarks: np.ndarray | None = None,
+    partial: PartialEmbeddings | None = None,
+) -> np.ndarray:
+    """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
+
+    `name` is the input, for messages. `landmarks` are those of the images, (N, 5, 2), see `ImageEmbedder`. `partial`
+    replaces the temporary file: its rows are not embedded again, and the result has its type.
+
+    Raises:
+        ModelError: an embedding is not finite.
+    """
+
+    def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
+        embedding_ND = embedder.embed(images, name=name, flip=flip, indices=indices, landmarks=landmarks)
+        require_finite(embedding_ND, name, first=indices.start)
+        return l2_normalize(embedding_ND)
+
+    count = len(images)
+    embedding_ND: np.ndarray | None = None
+    for indices, chunk in embed_in_chunks(
+        opened, count, world, embed,
+        chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress, first=partial.done if partial else 0,
+    ):  # fmt: skip
+        if partial is not None:
+            partial.append(chunk)
+            continue
+        if len(chunk) == count:
+            return chunk
+        if embedding_ND is None:
+            embedding_ND = spill_buffer((count, chunk.shape[1]), np.float32)
+        embedding_ND[indices.start : indices.stop] = chunk
+    if partial is not None:
+        return partial.rows()
+    assert embedding_ND is not None, "no images"
+    return embedding_ND
+
+
+def embed_in_chunks(
+    opened: EmbeddingModel,
+    count: int,
+    world: World,
+    embed: Callable[[ImageEmbedder, range], np.ndarray],
+    *,
+    chunk: int,
+    batch_size: int,
+    bf16: bool,
+    progress: ProgressCallback | None,
+    first: int = 0,
+) -> Iterator[tuple[range, np.ndarray]]:
+    """Yield ranges of at most `chunk` of the images from `first` to `count`, and what `embed` returns for each.
+
+    `progress` is called with the number of embedded images and their total.
+    """
+    start = 0
+    embedder = ImageEmbedder(
+        inference_network(opened.network, world.device, bf16=bf16),
+        opened.image_size,
+        batch_size,
+        world.device,
+        workers=usable_cores(),
+        prepare=opened.prepare,
+        # `start` is the variable of the loop below: the callback adds the chunks that are finished.
+        progress=(lambda done, _: progress(start + done, count)) if progress else None,
+    )
+    for start in range(first, count, chunk):
+        indices = range(start, min(start + chunk, count))
+        yield indices, embed(embedder, indices)
+
+
+def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
+    """Return the encoded images of an input, their names, and their labels, int (N,), −1 for no label.
+
+    The images and names of a dataset are read on access. Images beside a dataset, and below a folder of images, are
+    not read; the first call for a folder warns of them.
+
+    Raises:
+        DataError: the input does not exist or cannot be read.
+    """
+    if input.suffix == ".bin":
+        images, _ = read_bin(input)
+        return images, [f"{input.name}:{index}" for index in range(len(images))], np.full(len(images), -1)
+    files = _image_files(input)
+    if _is_dataset(input, files):
+        if files:
+            _warn_of_images_beside(input, len(files))
+        source = open_dataset(input)
+        count = source.num_images
+        return (
+            _LazySequence(count, source.read, source.location),
+            _LazySequence(count, lambda index: _image_name(source, index)),
+            np.asarray(source.labels, np.int64),
+        )
+    if files:
+        _warn_of_images_below(input)
+        return _read_image_files(files), [p.name for p in files], np.full(len(files), -1)
+    return _read_image_files([input]), [input.name], np.array([-1])
+
+
+def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
+    """Return the landmarks of the images of an input, (N, 5, 2), for a network that takes them; None without any.
+
+    Raises:
+        DataError: the landmark file does not fit the input.
+    """
+    if not opened.takes_landmarks:
+        return None
+    if input.suffix == ".bin":
+        return read_landmarks_beside(input, len(read_bin(input)[0]))
+    return image_landmarks(open_dataset(input)) if _is_dataset(input, _image_files(input)) else None
+
+
+def _image_name(source: FaceDataset, index: int) -> str:
+    """Return the path of a packed image in the dataset that was packed; otherwise the location of the image."""
+    name = original_name(source, index)
+    location = source.location(index)
+    return location if name is None or location.endswith("/" + name) else name
+
+
+def _is_dataset(input: Path, files: list[Path]) -> bool:
+    """Return whether an input is a dataset, and not an image or a folder of images, `files`."""
+    if files:
+        return is_dataset_folder(input)
+    return input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Print a warning once: a command may read its input again."""
+    warn(message)
+
+
+def _warn_of_images_beside(dataset: Path, count: int) -> None:
+    images = "1 image beside it is" if count == 1 else f"{count:,} images beside it are"
+    _warn_once(
+        f"{dataset}: read as a dataset, {images} not read; to embed such images, move them to another folder"
+    )
+
+
+def _warn_of_images_below(folder: Path) -> None:
+    for name in folders_with_images(folder, 1):
+        _warn_once(
+            f"{folder}: read as a folder of images, those in its subfolder {name} are not read; to embed them, give "
+            "the subfolder"
+        )
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """Return the images directly in a folder.
+
+    Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` of its own beside an image.
+    """
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    )
+
+
+class _LazySequence(Sequence[T]):
+    """Sequence whose items a function computes on access. Slices are not supported.
+
+    `location`, if there is one, is an attribute that names the place of an image for messages.
+    """
+
+    def __init__(
+        self, count: int, item: Callable[[int], T], location: Callable[[int], str] | None = None
+    ) -> None:
+        self._count, self._item, self.location = count, item, location
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        # Iteration over a Sequence ends at the first IndexError.
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._item(index)
+
+
+def _read_image_files(paths: Sequence[Path]) -> Sequence[bytes]:
+    images = []
+    for path in paths:
+        with os_errors_as(DataError, path):
+            images.append(path.read_bytes())
+    return _LazySequence(len(images), images.__getitem__, lambda index: printable(str(paths[index])))
+
+
+def spill_buffer(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """Return an array of zeros in an unnamed file in TMPDIR. The file disappears with the last reference.
+
+    Raises:
+        DataError: the disk has too little space.
+    """
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    try:
+        with tempfile.TemporaryFile() as file:
+            if hasattr(os, "posix_fallocate"):
+                # Reserve the space now: a write to mapped memory on a full disk ends the process with SIGBUS.
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
+    except OSError as error:
+        raise DataError(
+            f"{tempfile.gettempdir()}: cannot reserve {size:,} bytes for the embeddings ({error_reason(error)}); "
+            "free some space, or set TMPDIR to a folder on another disk"
+        ) from error

@@ -1,0 +1,230 @@
+"""Embedding of many encoded images, with the work shared by all ranks."""
+
+# N images   M distinct images   B batch   D embedding
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facetrain.data.formats.landmark_file import without_gaps
+from facetrain.data.images.augment import mirror_landmarks, normalize
+from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.distributed import collectives
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE
+from facetrain.models.inference_network import BLOCK
+from facetrain.progress import ProgressCallback
+
+Network = Callable[..., Tensor]
+"""Maps a prepared image batch (B, 3, H, W) to embeddings (B, D). If its attribute `takes_landmarks` is true, it also
+takes their landmarks (B, 5, 2)."""
+BatchEmbedder = Callable[[Tensor, Tensor | None], Tensor]
+"""Maps a prepared image batch, and its landmarks for a network that takes them, to rows of the result."""
+Crop = Callable[[np.ndarray, int, int], np.ndarray]
+"""Maps a decoded image uint8 (H, W, 3), its index and `size` to uint8 (size, size, 3)."""
+
+
+def crop_aligned(image: np.ndarray, index: int, size: int) -> np.ndarray:
+    """Resize an aligned image to (size, size, 3); the longer side is cropped at the center."""
+    return resize_square(image, size)
+
+
+class Landmarks(Protocol):
+    """Landmarks by the index of the image: an array (N, 5, 2), or a lazy sequence."""
+
+    def __getitem__(self, index: int, /) -> np.ndarray:
+        """Return the landmarks of an image (5, 2), as fractions of its sides; NaN for an image without a face."""
+
+
+@dataclass(frozen=True)
+class ImageEmbedder:
+    """Network with the settings for decoding and batching its images."""
+
+    network: Network
+    image_size: int
+    """Side of the network's input, pixels."""
+    batch_size: int
+    """Images per forward pass on each rank."""
+    device: torch.device
+    workers: int = 2
+    """Threads that decode images on each rank."""
+    prepare: Callable[[Tensor], Tensor] = normalize
+    """Maps uint8 (B, H, W, 3) to the input of the network."""
+    progress: ProgressCallback | None = None
+    """Called after each batch with this rank's finished images and their total."""
+    check_stop: Callable[[], None] | None = None
+    """Called after each batch, on every rank the same number of times. It may raise to end the embedding, but
+    then it must raise on all ranks, because the others would wait in the next collective."""
+
+    @property
+    def _pads_last_batch(self) -> bool:
+        """Whether all batches have the same size: for another one, cuDNN would search its algorithms again."""
+        return self.device.type == "cuda"
+
+    def _least_batch(self, images: int) -> int:
+        """Return the smallest number of images that the network gets at a time, if it embeds so many in total."""
+        # The embeddings then do not depend on the number of ranks, see BLOCK; a few images are not worth it.
+        return BLOCK if self.device.type == "cpu" and min(images, self.batch_size) >= BLOCK else 1
+
+    def embed_plain_and_mirrored(
+        self, images: Sequence[bytes], *, name: str, landmarks: Landmarks | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the embeddings of encoded images and of their mirror images: float32 (N, D) each.
+
+        Images with equal bytes are embedded once. Collective: every rank embeds a share, and all ranks get
+        all rows. `name` is the name of the set in error messages. A network that takes landmarks gets those of
+        aligned faces if they are None.
+
+        Raises:
+            ImageError: an image cannot be decoded; the message has its index.
+        """
+
+        def embed_batch(image: Tensor, points: Tensor | None) -> Tensor:
+            return torch.stack([self._run(image, points), self._run_mirrored(image, points)], 1)
+
+        first_M, distinct_N = np.unique(dense_ids(images), return_index=True, return_inverse=True)[1:]
+        selected = first_M.tolist()
+        embedding_M2D = self._embed_shared(images, selected, name, crop_aligned, landmarks, embed_batch)
+        return embedding_M2D[distinct_N, 0], embedding_M2D[distinct_N, 1]
+
+    def embed(
+        self,
+        images: Sequence[bytes],
+        *,
+        name: str,
+        flip: bool = True,
+        crop: Crop = crop_aligned,
+        indices: range | None = None,
+        landmarks: Landmarks | None = None,
+    ) -> np.ndarray:
+        """Return the embeddings of encoded images: float32 (N, D), not normalized.
+
+        With `flip`, the embedding of the mirror image is added. Needs half the memory of
+        `embed_plain_and_mirrored`. `indices` selects a part of the images; by default all are embedded.
+        Collective, like `embed_plain_and_mirrored`, with the same `landmarks`.
+
+        Raises:
+            ImageError: an image cannot be decoded; the message has its index.
+        """
+
+        def embed_batch(image: Tensor, points: Tensor | None) -> Tensor:
+            # Add in float32, even if the network computes in bfloat16.
+            plain = self._run(image, points).float()
+            return plain + self._run_mirrored(image, points).float() if flip else plain
+
+        selected = range(len(images)) if indices is None else indices
+        return self._embed_shared(images, selected, name, crop, landmarks, embed_batch)
+
+    def embed_rows(
+        self,
+        images: Sequence[bytes],
+        *,
+        name: str,
+        mirrored: bool,
+        indices: range,
+        landmarks: Landmarks | None = None,
+    ) -> np.ndarray:
+        """Return the embeddings of encoded images: float32 (N, R, D), not normalized.
+
+        Row 0 is that of the image. With `mirrored` there is a row 1, that of its mirror image. Collective, like
+        `embed_plain_and_mirrored`, with the same `landmarks`.
+
+        Raises:
+            ImageError: an image cannot be decoded; the message has its index.
+        """
+
+        def embed_batch(image: Tensor, points: Tensor | None) -> Tensor:
+            rows = [self._run(image, points).float()]
+            if mirrored:
+                rows.append(self._run_mirrored(image, points).float())
+            return torch.stack(rows, 1)
+
+        return self._embed_shared(images, indices, name, crop_aligned, landmarks, embed_batch)
+
+    def _run(self, image: Tensor, points: Tensor | None) -> Tensor:
+        return self.network(image) if points is None else self.network(image, points)
+
+    def _run_mirrored(self, image: Tensor, points: Tensor | None) -> Tensor:
+        return self._run(image.flip(3), None if points is None else mirror_landmarks(points))
+
+    def _points(self, landmarks: Landmarks, indices: Sequence[int], count: int) -> Tensor:
+        """Return the landmarks of a batch (count, 5, 2), the last ones repeated for the images that fill it up."""
+        found = without_gaps(np.stack([landmarks[index] for index in indices]))
+        return torch.from_numpy(found[np.minimum(np.arange(count), len(found) - 1)]).to(self.device)
+
+    def _embed_shared(
+        self,
+        images: Sequence[bytes],
+        indices: Sequence[int],
+        name: str,
+        crop: Crop,
+        landmarks: Landmarks | None,
+        embed_batch: BatchEmbedder,
+    ) -> np.ndarray:
+        """Apply `embed_batch` to this rank's share of the images, and gather the rows of all ranks."""
+        assert len(indices), "no images"
+        rank, world_size = collectives.rank(), collectives.world_size()
+        # A gather needs shares of equal size: the last ranks repeat the last image.
+        share = -(-len(indices) // world_size)
+        mine = [indices[min(n, len(indices) - 1)] for n in range(rank * share, (rank + 1) * share)]
+        shard: Tensor | None = None
+        if not getattr(self.network, "takes_landmarks", False):
+            landmarks = None
+        elif landmarks is None:
+            landmarks = np.broadcast_to(NORMALIZED_TEMPLATE, (len(images), *NORMALIZED_TEMPLATE.shape))
+        with torch.no_grad():
+            least = self._least_batch(len(indices))
+            for start, image_BHWC in self._decode_batches(images, mine, name, crop, least):
+                image = self.prepare(image_BHWC.to(self.device, non_blocking=True))
+                points = None
+                if landmarks is not None:
+                    points = self._points(landmarks, mine[start : start + self.batch_size], len(image))
+                rows = embed_batch(image, points).float().cpu()[: share - start]
+                if shard is None:
+                    shard = rows.new_empty((share, *rows.shape[1:]))
+                shard[start : start + len(rows)] = rows
+                if self.progress:
+                    self.progress(start + len(rows), share)
+                if self.check_stop:
+                    self.check_stop()
+        assert shard is not None, "a share has at least one batch"
+        return collectives.gather(shard).flatten(0, 1)[: len(indices)].numpy()
+
+    def _decode_batches(
+        self, images: Sequence[bytes], indices: list[int], name: str, crop: Crop, least: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the position of each batch in `indices` and its images, uint8 (B, size, size, 3).
+
+        The last batch may be filled up with copies of its last image, to `least` images or to the size of the others.
+        """
+
+        def decode(index: int) -> np.ndarray:
+            image = decode_rgb(images[index], location=_location(images, index, name))
+            return crop(image, index, self.image_size)
+
+        starts = range(0, len(indices), self.batch_size)
+        with ThreadPoolExecutor(max(self.workers, 1)) as pool:
+            # The threads decode one batch ahead of the network.
+            batches = (pool.map(decode, indices[start : start + self.batch_size]) for start in starts)
+            pending = next(batches, None)
+            for start in starts:
+                assert pending is not None, "one batch for each start"
+                following = next(batches, None)
+                batch = list(pending)
+                filled = self.batch_size if start and self._pads_last_batch else least
+                batch += [batch[-1]] * (filled - len(batch))
+                yield start, torch.from_numpy(np.stack(batch))
+                pending = following
+
+
+def _location(images: Sequence[bytes], index: int, name: str) -> str:
+    """Return where an image is, for messages: its file, if the sequence tells, or its index in the input."""
+    locate: Callable[[int], str] | None = getattr(images, "location", None)
+    return f"{name}: image {index}" if locate is None else locate(index)

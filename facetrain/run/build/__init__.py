@@ -1,0 +1,1 @@
+"""Construction of the parts of a run from its config."""

@@ -1,0 +1,100 @@
+"""Construction of a run's backbone from its config: architecture, initial weights, frozen parts and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from facetrain.backbone.base import Backbone
+from facetrain.backbone.low_rank import add_adapters
+from facetrain.backbone.zoo import build_backbone
+from facetrain.config.loading import plain_config
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.errors import ConfigError, ModelError
+from facetrain.models.initialize_from import initialize_backbone, initialize_first_blocks
+from facetrain.models.int8.fake_quantization import prepare
+from facetrain.models.int8.network import Range
+from facetrain.models.model_file import describe_backbone
+from facetrain.optim.frozen_parts import freeze
+from facetrain.run.build.open_data import evenly_spread_images
+
+_RANGE_IMAGES = 256
+"""Training images from which the ranges of 8-bit activations are computed."""
+
+
+def describe_model(config: Config) -> dict[str, Any]:
+    """Return the metadata of a model file: the network and its input, and the config that it was trained with."""
+    described = describe_backbone(
+        config.model.backbone,
+        **config.model.shape,
+        embedding_size=config.model.embedding_size,
+        image_size=config.data.image_size,
+    )
+    return described | {"config": plain_config(config)}
+
+
+def check_stage_sizes(config: Config) -> None:
+    """Check that the backbone can be trained on the images of each stage.
+
+    Raises:
+        ConfigError: it cannot; the message has a size that it can be trained on.
+    """
+    sizes = [(n, stage.image_size) for n, stage in enumerate(config.train.stages, start=1)]
+    if all(size in (None, config.data.image_size) for _, size in sizes):
+        return
+    with torch.device("meta"):
+        backbone = build_backbone(**describe_model(config)["backbone"])
+    for number, size in sizes:
+        try:
+            if size not in (None, config.data.image_size):
+                backbone.check_image_size(size)
+        except ModelError as error:
+            raise ConfigError(f"stage {number} of train.stages: image_size: {error}") from error
+
+
+def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:
+    """Build the backbone on the CPU with its initial weights, frozen parts and adapters; the same on every rank.
+
+    Raises:
+        ModelError: `model.init_from` cannot be read, or does not fit the backbone.
+        CheckpointError: `model.init_from` is a damaged checkpoint.
+    """
+    torch.manual_seed(config.seed)  # the same weights on every rank
+    options = describe_model(config)["backbone"]
+    backbone = build_backbone(
+        options.pop("name"),
+        **options,
+        dropout=config.model.dropout,
+        checkpoint_activations=config.model.checkpoint_activations,
+    )
+    if config.model.init_from:
+        load_initial_weights(config, backbone, partial(evenly_spread_images, source, config.data.image_size))
+    freeze(backbone, config.model.freeze, train_batch_norm=config.model.train_batch_norm)
+    if (lora := config.model.lora) is not None:
+        add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
+    return backbone
+
+
+def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[], Tensor]) -> list[str]:
+    """Load the weights of `model.init_from` into a backbone; see `initialize_backbone` for the result and errors."""
+    path = Path(str(config.model.init_from))
+    if config.model.init_blocks == "first":
+        return initialize_first_blocks(backbone, path, images, describe_model(config)["backbone"])
+    return initialize_backbone(backbone, path, images)
+
+
+def prepare_quantization(config: Config, backbone: Backbone, source: FaceDataset) -> dict[str, Range]:
+    """Prepare a backbone for training with rounding; return the ranges of its activations, none without rounding.
+
+    Raises:
+        ModelError: the backbone has no int8 form.
+    """
+    if config.model.quantize is None:
+        return {}
+    return prepare(backbone, evenly_spread_images(source, config.data.image_size, _RANGE_IMAGES))

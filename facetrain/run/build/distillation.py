@@ -1,0 +1,81 @@
+"""Builder of the distillation: opens the teacher of the config, and prepares its class centers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from facetrain.config.schema import Config
+from facetrain.counter_rng import key_of
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.augment import Augment
+from facetrain.distributed.world import World
+from facetrain.head.head_group import Head, head_parts
+from facetrain.models.model_file import open_model
+from facetrain.run.build.head import build_teacher_centers
+from facetrain.run.build.step_schedule import StepSchedule
+from facetrain.run.build.teacher_embeddings import open_cache
+from facetrain.training.distillation import CENTER_LOSSES, Distillation
+from facetrain.training.precision import autocast_for
+from facetrain.training.teacher import LiveTeacher, Teacher, digest_model
+from facetrain.training.teacher_cache import CachedTeacher
+
+_PROJECTION_STREAM = 7
+"""Number that derives the key of the initial projection from config.seed; build.py lists the others."""
+
+
+def build_distillation(
+    config: Config,
+    world: World,
+    num_classes: int,
+    run_folder: Path,
+    schedule: StepSchedule,
+    source: FaceDataset,
+    augment: Augment,
+) -> Distillation | None:
+    """Open the teacher and build its loss; None if the config has no teacher.
+
+    `source` is the training data, `augment` draws the flips of its images. Row files of class centers are created in
+    `run_folder`.
+
+    Raises:
+        DataError: the cache cannot be read, or belongs to other data or another teacher.
+        ModelError: the teacher cannot be opened.
+        CheckpointError: it is a damaged checkpoint.
+    """
+    distill = config.distill
+    if distill is None:
+        return None
+    path = Path(distill.teacher)
+    teacher: Teacher
+    cached: CachedTeacher | None = None
+    if distill.cache is None:
+        model = open_model(path, world.device)
+        autocast = autocast_for(config.train.precision, world.device)
+        teacher = LiveTeacher(model, digest_model(model, path), world.device, autocast)
+    else:
+        teacher = cached = open_cache(config, source, augment)
+    centers: Head | None = None
+    if distill.loss in CENTER_LOSSES:
+        centers = build_teacher_centers(
+            config,
+            world,
+            num_classes,
+            run_folder,
+            embedding_size=teacher.embedding_size,
+            schedule=schedule,
+            source=source,
+        )
+        if distill.loss == "fixed_centers":
+            assert cached is not None, "the config requires a cache"
+            for part in head_parts(centers):
+                cached.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
+    distillation = Distillation(
+        teacher,
+        distill.loss,
+        weight=distill.weight,
+        margin_weight=distill.margin_weight,
+        embedding_size=config.model.embedding_size,
+        seed=key_of(config.seed, _PROJECTION_STREAM) & (2**63 - 1),
+        centers=centers,
+    )
+    return distillation.to(world.device)

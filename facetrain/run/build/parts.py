@@ -1,0 +1,246 @@
+"""Construction of a run's parts from its config: network, head, optimizer, loader."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from facetrain.backbone.zoo import takes_landmarks
+from facetrain.config.schema import Config
+from facetrain.counter_rng import key_of
+from facetrain.cpu_cores import usable_cores
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.dali import require_dali
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import build_sampler
+from facetrain.data.loading.staged_loader import StagedLoader, TrainLoader
+from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
+from facetrain.distributed.world import World
+from facetrain.errors import ConfigError
+from facetrain.head.head_group import HeadPart, head_parts
+from facetrain.models.initialize_from import initialize_centers
+from facetrain.models.int8.fake_quantization import FakeQuantized
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.weight_average import WeightAverage
+from facetrain.run.build.backbone import build_initial_backbone, prepare_quantization
+from facetrain.run.build.distillation import build_distillation
+from facetrain.run.build.head import build_head
+from facetrain.run.build.step_schedule import Stage, StepSchedule
+from facetrain.run.build.stepper import build_stepper
+from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
+from facetrain.training.loss_spikes import SpikeDetector
+from facetrain.training.precision import InPrecision, memory_format_for
+from facetrain.training.state import TrainState
+
+_MAX_AUTO_WORKERS = 16
+_LEAST_TRAINED = 0.01
+"""A backbone counts as frozen if a smaller fraction of its weights is trained."""
+# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5, 6, 8 and 9,
+# build_distillation.py uses 7.
+_AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
+
+
+def count_workers(config: Config, world: World) -> int:
+    """Return the number of reading processes of this rank."""
+    if config.data.workers != "auto":
+        return config.data.workers
+    return min(max(usable_cores() // world.local_size, 1), _MAX_AUTO_WORKERS)
+
+
+def check_decoder(config: Config, world: World) -> None:
+    """Check that the decoder of the config can run on this machine.
+
+    Raises:
+        ConfigError: it needs CUDA, and the run is on another device.
+        DataError: DALI is not installed.
+    """
+    if config.data.decode == "gpu" and world.device.type != "cuda":
+        raise ConfigError(
+            f"data.decode: gpu needs CUDA, and this run is on {world.device.type}; set data.decode to cpu"
+        )
+    if config.data.decode == "dali":
+        require_dali()
+
+
+def build_augment(config: Config) -> Augment:
+    """Build the augmentation of image batches on the device."""
+    return Augment(key_of(config.seed, _AUGMENT_STREAM), **config.data.augment.model_dump())
+
+
+def build_loader(
+    config: Config,
+    world: World,
+    source: FaceDataset,
+    schedule: StepSchedule,
+    *,
+    workers: int,
+    start_step: int,
+) -> TrainLoader:
+    """Build the loader of this rank's batches; it begins to read at once."""
+    open_stage = partial(_build_stage_loader, config, world, source, workers=workers)
+    first, *later = [stage for stage in schedule.stages if stage.stop_step > start_step] or [
+        schedule.stages[-1]
+    ]
+    if not later:
+        return open_stage(first, start_step=start_step)
+    return StagedLoader(
+        [
+            partial(open_stage, stage, start_step=max(stage.first_step, start_step))
+            for stage in (first, *later)
+        ]
+    )
+
+
+def _build_stage_loader(
+    config: Config, world: World, source: FaceDataset, stage: Stage, *, workers: int, start_step: int
+) -> Loader:
+    sampler = build_sampler(
+        source,
+        seed=config.seed,
+        global_batch_size=stage.global_batch_size,
+        mode=config.data.shuffle,
+        first_step=stage.first_step,
+        first_epoch=stage.first_epoch,
+    )
+    settings = LoaderSettings(
+        local_batch_size=stage.local_batch_size,
+        accumulate=config.optim.accumulate,
+        image_size=stage.image_size,
+        workers=workers,
+        bad_records=config.data.bad_records,
+        decode=config.data.decode,
+        landmarks=takes_landmarks(config.model.backbone),
+    )
+    return Loader(
+        source,
+        sampler,
+        settings,
+        rank=world.rank,
+        world_size=world.size,
+        device=world.device,
+        start_step=start_step,
+        stop_step=stage.stop_step,
+    )
+
+
+def build_state(
+    config: Config,
+    world: World,
+    num_classes: int,
+    schedule: StepSchedule,
+    folder: Path,
+    source: FaceDataset,
+) -> TrainState:
+    """Build network, head and optimizers on this rank's device.
+
+    The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
+    """
+    backbone = build_initial_backbone(config, source)
+    ranges = prepare_quantization(config, backbone, source)
+    memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
+    backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
+    if is_batch_norm_synced(config):
+        use_sync_batch_norm(backbone, world.device)
+    network = InPrecision(
+        backbone,
+        config.train.precision,
+        world.device,
+        memory_format=memory_format,
+        quantized=FakeQuantized(backbone, ranges) if ranges else None,
+        fused_trunk=choose_trunk(
+            backbone,
+            config.train.fused,
+            config.train.precision,
+            world.device,
+            memory_format=memory_format,
+            compile=config.train.compile == "on",
+            checkpoint_activations=config.model.checkpoint_activations,
+        ),
+    )
+    scale = LossScale(world.device, enabled=config.train.precision == "fp16")
+    head = build_head(
+        config,
+        world,
+        num_classes,
+        folder,
+        # With several micro-batches, the gradient of the centers is complete only after the last one.
+        update_in_backward=config.optim.accumulate == 1,
+        schedule=schedule,
+        source=source,
+    )
+    if config.model.init_from and config.head.init_from != "reinit":
+        initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
+    distillation = build_distillation(
+        config, world, num_classes, folder, schedule, source, build_augment(config)
+    )
+    stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
+    # From here on, random numbers may differ between ranks: each has a dropout of its own.
+    torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
+    tolerance = config.train.loss_spike
+    detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
+    average = None if config.optim.ema is None else WeightAverage(backbone, config.optim.ema)
+    return TrainState(world, network, head, stepper, detector, distillation, average)
+
+
+def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:
+    """Build the check of the first steps; None for a loss that has another level of chance, or that is not learned."""
+    head, first = state.head, schedule.stages[0]
+    counts_nearest = all(part.head.counts_nearest for part in head_parts(head))
+    if not counts_nearest or (config.distill is not None and config.distill.margin_weight == 0):
+        return None
+    weights = list(state.backbone.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    frozen = trained < _LEAST_TRAINED * sum(weight.numel() for weight in weights)
+    ranks = state.world.size if is_batch_norm_synced(config) else 1
+    weight_norm = None
+    plain_sgd = config.optim.name == "sgd" and config.optim.muon is None
+    if state.step == 0 and not config.model.init_from and plain_sgd:
+        weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
+    # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
+    has_level = not any(part.head.penalizes_norms for part in head_parts(head))
+    parts = [
+        (part, _classes_in_step(part, first.local_batch_size * state.world.size)) for part in head_parts(head)
+    ]
+    chance = sum(
+        part.loss_weight
+        * part.share
+        * chance_loss(classes, part.head.scale, part.head.chance_cosine(), head.embedding_size)
+        for part, classes in parts
+    )
+    return LearningCheck(
+        chance if has_level else None,
+        # Of a single head with the same chance to guess the class of an image.
+        1 / sum(part.share / classes for part, classes in parts),
+        start_step=state.step,
+        steps_per_epoch=first.steps_per_epoch,
+        total_steps=first.stop_step,
+        # A frozen backbone of another run has learned already.
+        where=Circumstances(
+            config.optim.lr * first.lr_factor,
+            first.local_batch_size * ranks,
+            is_frozen=frozen and not config.model.init_from,
+            weight_norm=weight_norm,
+            clip_grad_norm=config.optim.clip_grad_norm,
+            momentum=config.optim.momentum,
+        ),
+    )
+
+
+def _classes_in_step(part: HeadPart, batch: int) -> float:
+    """Return the expected number of classes in a step: those that are sampled, or those of the images."""
+    count, images = part.head.num_classes, batch * part.share
+    classes_of_images = count * (1 - (1 - 1 / count) ** images)  # of images that are drawn from all classes
+    return max(part.head.classes_per_step, classes_of_images, 1)
+
+
+def is_batch_norm_synced(config: Config) -> bool:
+    """Return whether batch norm uses the statistics of all ranks, if there are several."""
+    if config.model.batch_norm == "auto":
+        # A global batch size promises a result that does not depend on the number of ranks.
+        return config.train.global_batch_size is not None
+    return config.model.batch_norm == "sync"

@@ -1,0 +1,98 @@
+"""Construction of a run's stepper: optimizers of the backbone, and schedule of the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from facetrain.backbone.base import Backbone
+from facetrain.config.schema import Config
+from facetrain.config.training_section import OptimConfig
+from facetrain.errors import ConfigError
+from facetrain.head.head_group import Head
+from facetrain.optim.learning_rate import LearningRateSchedule
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.muon import Muon, hidden_weights, split_groups
+from facetrain.optim.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from facetrain.optim.stepper import Stepper
+from facetrain.run.build.step_schedule import StepSchedule
+from facetrain.training.distillation import Distillation
+
+
+def build_stepper(
+    config: Config,
+    backbone: Backbone,
+    head: Head,
+    scale: LossScale,
+    schedule: StepSchedule,
+    distillation: Distillation | None,
+) -> Stepper:
+    """Build what updates the weights of backbone, distillation and head at the end of a step."""
+    groups = parameter_groups(
+        backbone,
+        config.model.lr_factors,
+        layer_decay=config.optim.layer_decay,
+        layer_prefixes=backbone.layer_prefixes(),
+    )
+    projection = [] if distillation is None else list(distillation.parameters())
+    if projection:
+        groups.append({"params": projection, "lr_factor": 1.0})
+    return Stepper(
+        backbone,
+        build_optimizers(config.optim, groups, hidden_weights(backbone, backbone.layer_prefixes())),
+        head,
+        scale,
+        schedule=learning_rates(config, schedule),
+        clip_grad_norm=config.optim.clip_grad_norm,
+        outside_ddp=projection,
+    )
+
+
+def build_optimizers(
+    optim: OptimConfig, groups: list[ParameterGroup], hidden: set[Tensor]
+) -> list[Optimizer]:
+    """Build the optimizers of parameter groups: one for all, or Muon for the `hidden` weights and one for the rest.
+
+    Raises:
+        ConfigError: no hidden weight is trained, which Muon could update.
+    """
+    optimizers: list[Optimizer] = []
+    if optim.muon:
+        by_muon, groups = split_groups(groups, hidden)
+        if not by_muon:
+            raise ConfigError(
+                "optim.muon: no weight that it could update is trained: it updates neither adapters (model.lora) nor "
+                "frozen weights (model.freeze); remove it, or set it to null"
+            )
+        # The schedule gives the rate of the other optimizer.
+        ratio = optim.muon.lr / optim.lr
+        by_muon = [group | {"lr_factor": ratio * group["lr_factor"]} for group in by_muon]
+        optimizers.append(Muon(by_muon, momentum=optim.muon.momentum, weight_decay=optim.muon.weight_decay))
+    if groups or not optimizers:
+        optimizers.append(
+            build_optimizer(
+                groups,
+                optim.name,
+                momentum=optim.momentum,
+                betas=optim.betas,
+                eps=optim.eps,
+                weight_decay=optim.weight_decay,
+            )
+        )
+    return optimizers
+
+
+def learning_rates(config: Config, schedule: StepSchedule) -> Callable[[int], float]:
+    """Return the function from a step to its learning rate: the schedule's, times the factor of the step's stage."""
+    rate_at = LearningRateSchedule(
+        name=config.optim.schedule,
+        base=config.optim.lr,
+        warmup_steps=schedule.warmup_steps,
+        total_steps=schedule.progress(schedule.total_steps),
+        power=config.optim.power,
+        start_factor=config.optim.start_factor,
+        final_factor=config.optim.final_factor,
+    )
+    return lambda step: schedule.stage_at(step).lr_factor * rate_at(schedule.progress(step))

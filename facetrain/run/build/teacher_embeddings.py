@@ -1,0 +1,96 @@
+"""Embeddings of the training data by a teacher, written once and read by runs with `distill.cache`."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.augment import Augment
+from facetrain.data.open_dataset import images_of_large_identities, open_dataset
+from facetrain.distributed.world import join
+from facetrain.embeddings.embed_images import embed_in_chunks, input_landmarks, read_input
+from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.normalization import require_finite
+from facetrain.models.model_file import open_model
+from facetrain.progress import ProgressCallback
+from facetrain.run.folder.data_digests import digest_labels
+from facetrain.training.teacher import digest_model
+from facetrain.training.teacher_cache import CachedTeacher, new_cache
+
+_CHUNK = 1 << 14
+"""Images that are embedded at a time: 64 MiB of embeddings with 512 numbers, two rows each."""
+
+
+def write_teacher_embeddings(
+    model: Path,
+    dataset: Path,
+    output: Path,
+    *,
+    flip: bool = True,
+    device: str = "auto",
+    batch_size: int = 256,
+    bf16: bool = False,
+    progress: ProgressCallback | None = None,
+) -> tuple[int, int]:
+    """Write the embeddings of a dataset, with `flip` also those of the mirror images; return their number and length.
+
+    Raises:
+        ModelError: the model cannot be opened, or an embedding is not finite.
+        DataError: the dataset cannot be read, or the file cannot be written.
+    """
+    digest = digest_labels(open_dataset(dataset))
+    images, _, _ = read_input(dataset)
+    count = len(images)
+
+    def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
+        name = str(dataset)
+        rows_NRD = embedder.embed_rows(images, name=name, mirrored=flip, indices=indices, landmarks=landmarks)
+        require_finite(rows_NRD.reshape(len(rows_NRD), -1), name, first=indices.start)
+        return rows_NRD
+
+    with join(device) as world:
+        opened = open_model(model, world.device)
+        landmarks = input_landmarks(opened, dataset)
+        chunks = embed_in_chunks(
+            opened, count, world, embed, chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress
+        )
+        first = next(chunks)  # an ONNX file may not state the length of its embeddings
+        shape = (count, *first[1].shape[1:])
+        with new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model)) as rows_NRT:
+            for indices, rows in chain([first], chunks):
+                rows_NRT[indices.start : indices.stop] = rows
+    return count, int(shape[2])
+
+
+def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedTeacher:
+    """Open the file `distill.cache` for training on `source`.
+
+    Raises:
+        DataError: it cannot be read, or belongs to other data or another teacher.
+        ModelError: the teacher cannot be opened.
+        CheckpointError: it is a damaged checkpoint.
+    """
+    distill = config.distill
+    assert distill is not None, "the config has no teacher"
+    assert distill.cache is not None, "the config has no cache"
+    path = Path(distill.teacher)
+    # The cache has the embeddings of the whole dataset, without `data.min_images_per_identity`.
+    whole, index = source, None
+    if config.data.min_images_per_identity > 1:
+        whole = open_dataset(Path(config.data.train))
+        index = images_of_large_identities(whole, config.data.min_images_per_identity)
+    return CachedTeacher(
+        Path(distill.cache),
+        dataset=digest_labels(whole),
+        # The model is needed for this check only.
+        teacher=digest_model(open_model(path, torch.device("cpu")), path),
+        num_images=whole.num_images,
+        index=index,
+        flips=augment.flips,
+        needs_mirrored=config.data.augment.flip > 0,
+    )

@@ -1,0 +1,221 @@
+"""Comparison of the config of a resumed run with the one in its checkpoint, made before anything is built."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from facetrain.backbone import mobilefacenet
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config import strict_yaml as yaml
+from facetrain.config.loading import build_config, plain_config
+from facetrain.config.schema import RECIPES, Config
+from facetrain.errors import ConfigError
+from facetrain.run.build.step_schedule import StepSchedule
+from facetrain.telemetry.mlflow import flatten
+
+_SHAPING_KEYS = (
+    "data.image_size",
+    "model.backbone",
+    "model.layers",
+    "model.widths",
+    "model.embedding_size",
+    "model.lora",
+    "model.quantize",
+    "head.sub_centers",
+    "head.momentum_dtype",
+    "optim.name",
+)
+"""Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
+_MEANING_KEYS = (
+    "seed",
+    "head.loss",
+    "head.margin",
+    "distill",
+    "optim.muon",
+    "train.stages",
+    "head.expectation_margin",
+)
+"""Config keys and sections without which a run is another one: they change only with --set."""
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """Config key or section whose value is not that of the checkpoint."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {json.dumps(self.before)} → {json.dumps(self.now)}"
+
+
+def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigChange]:
+    """Return the config keys whose values are not those with which the checkpoint was trained, in their order.
+
+    A section that only one of the two configs has is one change.
+    """
+    saved = _saved_config(checkpoint)
+    return list(_differences(saved, plain_config(config))) if saved else []
+
+
+def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys: Set[str]) -> None:
+    """Check that a config that was edited still describes the same run.
+
+    Args:
+        checkpoint: the checkpoint that the run continues from.
+        changes: the keys whose values differ.
+        set_keys: keys and sections that the command line sets: they change on purpose.
+
+    Raises:
+        ConfigError: the seed, the margin or the loss is another, and not by `--set`.
+    """
+    refused = [
+        change
+        for change in changes
+        if any(is_within(change.key, key) for key in _MEANING_KEYS)
+        and not any(is_within(change.key, key) or is_within(key, change.key) for key in set_keys)
+    ]
+    if refused:
+        options = " ".join(f"--set {shlex.quote(f'{one.key}={json.dumps(one.now)}')}" for one in refused)
+        raise ConfigError(
+            f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
+            f"restore them in the config, or change them on purpose with {options}"
+        )
+
+
+def check_recipe(config: Config, changes: list[ConfigChange]) -> None:
+    """Check that another recipe than that of the checkpoint has an effect.
+
+    Raises:
+        ConfigError: it has none, because the config gives the keys of the recipe, as that of a run folder does.
+    """
+    change = next((change for change in changes if change.key == "recipe"), None)
+    if change is None:
+        return
+    values, defaults = plain_config(config), dict(flatten(RECIPES[config.recipe]))
+    kept = {key: value for key, value in defaults.items() if _lookup(values, key) != value}
+    if kept and not any(other.key in defaults for other in changes):
+        options = " ".join(f"--set {key}={value}" for key, value in kept.items())
+        raise ConfigError(
+            f"{change}: has no effect, because the config gives {', '.join(kept)}; restore the recipe, and change the "
+            f"keys themselves with {options}"
+        )
+
+
+def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
+    """Check that a run with this config can continue from a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint, of which only the metadata is read.
+        config: the config of the run that continues.
+        schedule: batch sizes and steps that follow from it.
+
+    Raises:
+        ConfigError: the tensors of the checkpoint do not fit, or its step is past the end of the run. The message
+            names the key.
+    """
+    model = checkpoint.meta.get("model")
+    saved = model.get("config") if isinstance(model, dict) else None
+    current = plain_config(config)
+    for key in _SHAPING_KEYS:
+        before, now = _shaping_value(saved, key), _shaping_value(current, key)
+        # A version that did not have the key trained without what it sets: the tensors decide.
+        if before != now and (before is not None or _has(saved, key)):
+            before, now = ("null" if value is None else value for value in (before, now))
+            raise ConfigError(
+                f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
+                f"{before}, or start a new run from these weights with model.init_from"
+            )
+    if _has_expectations(current) and saved is not None and not _has_expectations(saved):
+        raise ConfigError(
+            f"head.expectations: {checkpoint.folder} was trained without expectations, and cannot continue with them; "
+            "set head.expectations and train.stages to off, or start a new run from these weights with model.init_from"
+        )
+    # A run ends when it reaches its last step exactly: one that starts past it would never end.
+    if checkpoint.step > schedule.total_steps:
+        raise ConfigError(
+            f"{checkpoint.folder}: the checkpoint is past step {schedule.total_steps:,}, the end of the run by "
+            f"train.epochs, train.max_steps and the global batch of {schedule.global_batch_size:,}; raise them, or "
+            "continue from an earlier step with `facetrain resume RUN_DIR --checkpoint STEP`"
+        )
+
+
+def describe_batch_change(checkpoint: Checkpoint, schedule: StepSchedule) -> str | None:
+    """Return what another global batch than that of the checkpoint changes, on one line; None if it is the same.
+
+    The config can be the same: `train.batch_size` counts the images of one rank.
+    """
+    saved, now = checkpoint.meta.get("schedule"), schedule.global_batch_size
+    before = saved.get("global_batch_size") if isinstance(saved, dict) else None
+    if not isinstance(before, int) or before == now:
+        return None
+    epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
+    return (
+        f"the global batch was {before:,} images and is {now:,} now: step {checkpoint.step:,} is in epoch "
+        f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, resume it with "
+        f"--set train.batch_size=null --set train.global_batch_size={before}"
+    )
+
+
+def is_within(key: str, section: str) -> bool:
+    """Return whether a dotted key is a section or inside it."""
+    return key == section or key.startswith(f"{section}.")
+
+
+def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the config in a checkpoint; empty if it has none that can be read."""
+    text = checkpoint.meta.get("config")
+    try:
+        values = yaml.parse(text, "config") if isinstance(text, str) else {}
+        if not isinstance(values, dict):
+            return {}
+        # Keys that this version has added get their defaults.
+        return plain_config(build_config(values, "config"))
+    except ConfigError:
+        return {}
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], section: str = "") -> Iterator[ConfigChange]:
+    for name in dict.fromkeys([*now, *before]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{section}{name}.")
+        elif old != new:
+            yield ConfigChange(f"{section}{name}", old, new)
+
+
+def _has_expectations(config: Any) -> bool:
+    """Return whether a stage of a plain config, or the rest of the run, has expectations of the classes."""
+    stages = _lookup(config, "train.stages")
+    values = [stage.get("expectations") for stage in stages or [] if isinstance(stage, dict)]
+    return any(value not in (None, "off") for value in (*values, _lookup(config, "head.expectations")))
+
+
+def _shaping_value(config: Any, key: str) -> Any:
+    """Return the value of a dotted key; the numbers of blocks that `model.layers: null` stands for."""
+    value = _lookup(config, key)
+    if value is None and key == "model.layers":
+        published = mobilefacenet.LAYERS.get(str(_lookup(config, "model.backbone")))
+        return list(published) if published else None
+    return value
+
+
+def _has(config: Any, key: str) -> bool:
+    """Return whether a plain config has a dotted key, with any value."""
+    section, _, name = key.rpartition(".")
+    found = _lookup(config, section)
+    return isinstance(found, dict) and name in found
+
+
+def _lookup(config: Any, key: str) -> Any:
+    """Return the value of a dotted key; None if the key is absent or the values are not a nested mapping."""
+    # The config in a checkpoint is untrusted input: it may have any shape.
+    return reduce(
+        lambda found, name: found.get(name) if isinstance(found, dict) else None, key.split("."), config
+    )

@@ -1,0 +1,238 @@
+"""Run folder: creation, reuse after a restart, and the files that describe the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from facetrain.checkpoint.commit import (
+    CHECKPOINTS,
+    LATEST,
+    STEP_NAME,
+    complete_steps,
+    point_latest,
+    put_aside,
+    remove_unfinished,
+    step_folder,
+)
+from facetrain.checkpoint.identity import RUN_ID_FILE
+from facetrain.distributed import collectives
+from facetrain.distributed.agreement import decide_on_leader
+from facetrain.distributed.world import World
+from facetrain.errors import RunError, UsageError
+from facetrain.files import (
+    error_reason,
+    make_folder,
+    os_errors_as,
+    parse_json,
+    read_regular_text,
+    shell_path,
+    write_atomically,
+)
+from facetrain.run.folder.lock import LOCK_FILE
+
+_PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
+
+
+def create_run_folder(
+    world: World, *, given: Path | None, default: Path, may_exist: bool = False
+) -> tuple[Path, bool]:
+    """Return the folder of a new run, and whether the run was restarted and has to continue in it. Collective.
+
+    torch's elastic launcher restarts its workers after a failure. The folder lists the launchers that have used it,
+    so restarted workers find their folder again.
+
+    A folder that the user names (`given`) may exist, if it holds no run. The `default` folder must not exist. It is
+    created at once, so that of several runs that start at the same time only one gets it. `remove_if_empty` removes
+    it again if the run fails before it writes anything. With `may_exist`, either folder may hold a run.
+
+    Raises:
+        UsageError: the folder holds the checkpoints of another run, the default folder exists, or the folder cannot
+            be created.
+    """
+    launchers = launchers_of(world)
+    folder, restarted = decide_on_leader(
+        world, lambda: _create(world, launchers, given, default, may_exist=may_exist)
+    )
+    return Path(folder), restarted
+
+
+def remove_if_empty(folder: Path, world: World) -> None:
+    """Remove the folder of a run that ended before it wrote anything."""
+    if world.is_leader:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def is_restart(folder: Path, world: World) -> bool:
+    """Return whether the launcher of this process has used the folder before, and restarted its workers. Collective."""
+    return bool(collectives.broadcast_json(_was_used_by(folder, launchers_of(world))))
+
+
+def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool) -> None:
+    """Clean up after an interrupted save, before a checkpoint is opened. Only with the lock of the folder. Collective.
+
+    Raises:
+        UsageError: a new run is to begin in a folder that has checkpoints.
+    """
+
+    def prepare() -> None:
+        if is_new_run and complete_steps(folder / CHECKPOINTS):
+            raise _existing_run(folder)
+        with os_errors_as(RunError, folder):
+            remove_unfinished(folder / CHECKPOINTS)
+
+    decide_on_leader(world, prepare)
+
+
+def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -> None:
+    """Write the run id, the config and a description of the environment. To be called by the leader only.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    with os_errors_as(RunError, folder):
+        make_folder(folder / CHECKPOINTS)
+        write_atomically(folder / RUN_ID_FILE, run_id + "\n")
+        write_atomically(folder / "config.yaml", config_text)
+        write_atomically(
+            folder / "environment.json", json.dumps(_environment(folder, world), indent=1) + "\n"
+        )
+
+
+def recorded_threads(folder: Path) -> int | None:
+    """Return the number of torch's threads that `environment.json` records; None if it does not."""
+    try:
+        threads = parse_json(read_regular_text(folder / "environment.json"))["threads"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return threads if isinstance(threads, int) else None
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, or has had one: `latest` names it even if it is missing."""
+    return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
+
+
+def rename_later_checkpoints(folder: Path, step: int) -> list[str]:
+    """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step; return the new names.
+
+    They belong to a course of training that the run leaves. They are kept, but no longer count as its checkpoints.
+    """
+    checkpoints = folder / CHECKPOINTS
+    later = [each for each in complete_steps(checkpoints) if each > step]
+    names = [put_aside(step_folder(checkpoints, each)).name for each in later]
+    point_latest(checkpoints)
+    return names
+
+
+def missing_newest(folder: Path) -> str | None:
+    """Return the name of the checkpoint that `latest` names, if it is newer than all others and does not exist."""
+    checkpoints = folder / CHECKPOINTS
+    try:
+        named = STEP_NAME.fullmatch(read_regular_text(checkpoints / LATEST).strip())
+    except (OSError, ValueError):
+        return None
+    return named[0] if named and int(named[1]) > max(complete_steps(checkpoints), default=0) else None
+
+
+def _create(
+    world: World, launchers: list[str], given: Path | None, default: Path, *, may_exist: bool
+) -> tuple[str, bool]:
+    if may_exist:
+        given = given or default
+    _check_creatable(given or default)
+    folder = given or _create_default(default, launchers, world.restarts)
+    has_run = bool(complete_steps(folder / CHECKPOINTS))
+    restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
+    if given and has_run and not restarted and not may_exist:
+        raise _existing_run(folder)
+    with os_errors_as(UsageError, folder, "give another --run-dir"):
+        make_folder(folder)
+    return str(folder), restarted
+
+
+def _existing_run(folder: Path) -> UsageError:
+    steps = complete_steps(folder / CHECKPOINTS)
+    return UsageError(
+        f"{folder}: already holds a run, at step {steps[-1]}; continue it with "
+        f"`facetrain resume {shell_path(folder)}`, or give another --run-dir"
+    )
+
+
+def _check_creatable(folder: Path) -> None:
+    """Raise UsageError if the folder cannot be created; called before dataset and network are loaded."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    advice = "give another --run-dir or run.dir"
+    if not existing.is_dir():
+        raise UsageError(f"{folder}: cannot be created, because {existing} is a file; {advice}")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{folder}: cannot be created, because {existing} is not writable; {advice}")
+
+
+def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
+    """Create the default folder, or return it if these launchers have used it."""
+    if _was_used_by(folder, launchers):
+        return folder
+    try:
+        make_folder(folder, exist_ok=False)  # atomic: of two runs that start together, only one succeeds
+    except FileExistsError:
+        # Workers that were killed before they wrote anything have left it empty, but for their lock.
+        if restarts and all(LOCK_FILE in path.name for path in folder.iterdir()):
+            return folder
+        steps = complete_steps(folder / CHECKPOINTS)
+        choices = [f"continue it with `facetrain resume {shell_path(folder)}`"] if steps else []
+        choices.append("start another run with --set run.name=NAME or --run-dir FOLDER")
+        state = (
+            f"already holds a run, at step {steps[-1]}" if steps else "already exists, without a checkpoint"
+        )
+        raise UsageError(f"{folder}: {state}; {', or '.join(choices)}") from None
+    except OSError as error:
+        raise UsageError(f"{folder}: {error_reason(error)}; give another run.dir") from error
+    return folder
+
+
+def _environment(folder: Path, world: World) -> dict[str, Any]:
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
+    return {
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": sys.argv[1:],
+        "world_size": world.size,
+        "device": f"{world.device.type} {device}".strip(),
+        "threads": torch.get_num_threads(),
+        "launchers": [*_launchers_in(folder), world.launcher_id],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def launchers_of(world: World) -> list[str]:
+    """Return the ids of the elastic agents that started the ranks. Collective."""
+    return sorted({name for name in collectives.gather_json(world.launcher_id) if name})
+
+
+def _launchers_in(folder: Path) -> list[str]:
+    """Return the launchers that a folder lists."""
+    try:
+        return [str(name) for name in parse_json(read_regular_text(folder / "environment.json"))["launchers"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _was_used_by(folder: Path, launchers: list[str]) -> bool:
+    return bool(set(_launchers_in(folder)) & set(launchers))

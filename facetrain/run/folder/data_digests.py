@@ -1,0 +1,108 @@
+"""Digests of the training data, by which a resumed run notices other data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Set
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from facetrain.backbone.zoo import takes_landmarks
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.mixture import MixtureDataset
+from facetrain.errors import ConfigError
+from facetrain.run.folder.compatibility import is_within
+
+_CHUNK_IMAGES = 1 << 20
+_CHANGING_KEYS = ("data.train", "data.min_images_per_identity", "data.synthetic")
+"""Config keys and sections that decide which images a run trains on."""
+
+
+@dataclass(frozen=True)
+class DataDigests:
+    """Digests of the training data of a run; only the leader computes them."""
+
+    labels: str = ""
+    """`digest_labels`."""
+    landmarks: str = ""
+    """`digest_landmarks`; empty for a backbone that takes no landmarks."""
+
+
+def digest_data(config: Config, source: FaceDataset) -> DataDigests:
+    """Return the digests of a run's training data."""
+    landmarks = digest_landmarks(source) if takes_landmarks(config.model.backbone) else ""
+    return DataDigests(digest_labels(source), landmarks)
+
+
+def digest_labels(source: FaceDataset) -> str:
+    """Return a digest of a dataset: number and order of its images, the identity of each, and heads of its own.
+
+    The images themselves are not read: that would take hours.
+    """
+    digest = hashlib.sha256(f"{source.num_images} {source.num_classes}".encode())
+    for start in range(0, source.num_images, _CHUNK_IMAGES):
+        digest.update(source.labels[start : start + _CHUNK_IMAGES].astype(np.int64).tobytes())
+    if isinstance(source, MixtureDataset) and source.heads is not None:
+        digest.update(
+            json.dumps([asdict(head) for head in source.heads], sort_keys=True, default=str).encode()
+        )
+    return digest.hexdigest()[:32]
+
+
+def digest_landmarks(source: FaceDataset) -> str:
+    """Return a digest of the landmarks of a dataset's images; empty if it has none."""
+    landmarks_N52 = image_landmarks(source)
+    if landmarks_N52 is None:
+        return ""
+    digest = hashlib.sha256()
+    for start in range(0, len(landmarks_N52), _CHUNK_IMAGES):
+        digest.update(np.ascontiguousarray(landmarks_N52[start : start + _CHUNK_IMAGES], "<f4").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, set_keys: Set[str]) -> None:
+    """Check that the training data are those of the checkpoint.
+
+    Args:
+        checkpoint: the checkpoint that the run continues from.
+        digests: digests of the training data.
+        num_classes: number of identities of the training data.
+        set_keys: config keys and sections that the command line sets: they change on purpose.
+
+    Raises:
+        ConfigError: the dataset or its landmarks are others, and not by `--set`.
+    """
+    # Another number of identities has a message of its own, when the centers are loaded.
+    if num_classes != checkpoint.manifest.num_classes or any(
+        is_within(key, changing) or is_within(changing, key)
+        for key in set_keys
+        for changing in _CHANGING_KEYS
+    ):
+        return
+    _check_digest(
+        checkpoint,
+        "dataset",
+        digests.labels,
+        "on a dataset with digest {before}, but this one has {now}: other images, or another order of them; restore "
+        "the dataset",
+    )
+    _check_digest(
+        checkpoint,
+        "landmarks",
+        digests.landmarks,
+        "with landmarks with digest {before}, but those beside the dataset now have {now}; restore the landmark file",
+    )
+
+
+def _check_digest(checkpoint: Checkpoint, name: str, now: str, difference: str) -> None:
+    """Raise ConfigError with the `difference` if the checkpoint has another digest of this name."""
+    before = checkpoint.meta.get(name)
+    if before not in (None, now):
+        raise ConfigError(
+            f"data.train: {checkpoint.folder} was trained {difference.format(before=before, now=now or 'none')}, or "
+            "change it on purpose with --set data.train=PATH"
+        )

@@ -1,0 +1,108 @@
+"""List of the runs of a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from facetrain.errors import UsageError
+from facetrain.files import error_reason, os_errors_as, printable
+from facetrain.run.folder.run_state import read_state
+from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.telemetry.log import warn
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """Run of a list."""
+
+    folder: str
+    state: str
+    reason: str
+    """Error message of a run that failed."""
+    step: int
+    """Last step that the run has reported."""
+    total_steps: int | None
+    loss: float | str | None
+    """Last loss; text for one that is not finite."""
+    best: dict[str, float]
+    """Highest accuracy of each verification set, in the order of `eval.targets`."""
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """Return the runs in a folder, sorted by name; if the folder is itself a run, only that run.
+
+    Raises:
+        UsageError: the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}: there is no such folder; give the one that holds the run folders (run.dir)"
+        )
+    if is_run(folder):
+        return [_describe(folder)]
+    runs = []
+    with os_errors_as(UsageError, folder):
+        paths = sorted(folder.iterdir())
+    for path in paths:
+        try:
+            runs += [_describe(path)] if is_run(path) else []
+        except OSError as error:  # the folder of another user
+            warn(f"{path}: {error_reason(error)}; it is not listed")
+    return runs
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the run's metrics.jsonl; an empty list before its first report."""
+    path = folder / "metrics.jsonl"
+    return [record for record in read_jsonl(path) if isinstance(record, dict)] if path.is_file() else []
+
+
+def best_accuracies(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the highest accuracy of each verification set."""
+    best: dict[str, float] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.endswith("/accuracy") and isinstance(value, float):
+                target = name.removesuffix("/accuracy")
+                best[target] = max(value, best.get(target, value))
+    return best
+
+
+def format_runs(runs: list[ListedRun]) -> str:
+    """Return the runs as a table."""
+    rows = [("run", "state", "step", "loss", "best accuracy"), *map(_row, runs)]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(run: ListedRun) -> tuple[str, ...]:
+    total = "?" if run.total_steps is None else f"{run.total_steps:,}"
+    loss = f"{run.loss:.4f}" if isinstance(run.loss, float) else run.loss or "–"
+    best = ", ".join(f"{name} {value:.2%}" for name, value in run.best.items()) or "–"
+    return tuple(
+        map(printable, (Path(run.folder).name, run.state, f"{run.step:,} of {total}", str(loss), best))
+    )
+
+
+def _describe(folder: Path) -> ListedRun:
+    records, state = read_metrics(folder), read_state(folder)
+    steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
+    losses = [record["loss"] for record in records if "loss" in record]
+    return ListedRun(
+        folder=str(folder.resolve()),
+        state=state.state,
+        reason=state.reason,
+        step=max(steps, default=0),
+        total_steps=state.total_steps,
+        loss=losses[-1] if losses else None,
+        best=best_accuracies(records),
+    )

@@ -1,0 +1,171 @@
+"""Bootstrap over subjects: confidence intervals for metrics of pairs that share their people.
+
+Pairs of one set share people, so they are not independent, and an interval from pairs that are drawn
+independently is too narrow. Here subjects are drawn with replacement, as many as the set has. A subject
+that is drawn w times contributes its genuine pairs w times; a pair of two subjects counts as often as the
+product of their multiplicities: the vertex bootstrap of Fogliato, Patil and Perona, "Confidence intervals
+for error rates in 1:1 matching tasks", 2023.
+"""
+
+# R draws   S subjects   P pairs   V points of a curve   B blocks
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import NormalDist
+
+import numpy as np
+
+from facetrain.verify.metrics.pair_blocks import PairBlocks
+from facetrain.verify.metrics.roc import ROUNDING
+
+LEVEL = 0.95
+"""Confidence level: the share of sets of other people whose interval contains the true value."""
+_MAX_WEIGHTS = 1 << 23
+"""Largest number of pairs × draws, or subjects × draws, in memory at once: 16 MiB of uint16."""
+
+
+def draw_subjects(subjects: int, replicates: int, *, pairs: int, seed: int = 0) -> Iterator[np.ndarray]:
+    """Yield the multiplicity of each subject in each draw, uint16 (R, S), `replicates` rows in total.
+
+    `pairs` bounds the rows that are yielded at a time, because the caller holds an array (R, P). Row r
+    depends on `seed`, r and `subjects` only: two models are compared on the same draws.
+    """
+    step = max(1, _MAX_WEIGHTS // max(subjects, pairs, 1))
+    for start in range(0, replicates, step):
+        yield np.stack([_draw(subjects, seed, row) for row in range(start, min(start + step, replicates))])
+
+
+def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
+    drawn = np.random.default_rng((seed, replicate)).integers(0, subjects, subjects)
+    return np.bincount(drawn, minlength=subjects).astype(np.uint16)
+
+
+def interval_quantiles(subjects: int) -> tuple[float, float]:
+    """Return the shares of the replicates below the low and the high end of an interval.
+
+    With few subjects, replicates vary less than the metric does over sets of other people: their variance is too small
+    by the factor (S − 1) / S, and their quantiles are those of a normal instead of a t distribution. The expanded
+    percentile interval is wider by both (Hesterberg, "What teachers should know about the bootstrap", The American
+    Statistician 69, 2015). For 20 subjects the shares are 1.6 % and 98.4 %, for 1,000 they are 2.5 % and 97.5 %.
+    """
+    tail = _normal_tail(_expanded(NormalDist().inv_cdf((1 + LEVEL) / 2), subjects))
+    return tail, 1 - tail
+
+
+def excluded_level(share: float, subjects: int) -> float:
+    """Return 1 − the confidence level of the expanded percentile interval whose low end is the quantile `share`.
+
+    This is the inverse of `interval_quantiles`, for every level: `excluded_level(interval_quantiles(S)[0], S)` is
+    1 − `LEVEL`. `share` is above 0; from 0.5 on, where the interval is empty, the result is 1.
+    """
+    if share >= 0.5:
+        return 1.0
+    wanted = -NormalDist().inv_cdf(share)
+    # `_expanded` increases, is at least its argument, and has no inverse in closed form: halve the range to one float.
+    low, high = 0.0, wanted
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _expanded(middle, subjects) < wanted else (low, middle)
+    return min(1.0, 2 * _normal_tail(high))
+
+
+def _expanded(z: float, subjects: int) -> float:
+    """Return the normal quantile of the expanded interval of which z is that of the percentile interval."""
+    freedom = max(subjects - 1, 1)
+    # Quantile of Student's t, Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.5.
+    t = (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+    return t * math.sqrt((freedom + 1) / freedom)
+
+
+def _normal_tail(z: float) -> float:
+    """Return the share of a normal distribution above z; NormalDist.cdf(−z) is 0 from z = 8.3 on."""
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:
+    """Return the expanded percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
+
+    Its ends are the quantiles of `interval_quantiles`. Return None if all replicates are NaN. If every replicate is
+    exactly 0, or every one exactly 1, resampling cannot show any uncertainty. The open end is then the exact binomial
+    limit for so many independent subjects (Clopper and Pearson, "The use of confidence or fiducial limits", 1934).
+
+    The interval always contains `estimate`, the metric of the set itself. On very small sets the replicates
+    can be biased by more than they vary; the interval is then widened up to the estimate, which can only
+    increase its coverage.
+    """
+    known = replicate_R[np.isfinite(replicate_R)]
+    if not len(known):
+        return None
+    low, high = (float(end) for end in np.quantile(known, interval_quantiles(subjects)))
+    if low == high and low in (0.0, 1.0):
+        reach = 1 - ((1 - LEVEL) / 2) ** (1 / max(subjects, 1))
+        low, high = (0.0, reach) if low == 0 else (1 - reach, 1.0)
+    return min(low, estimate), max(high, estimate)
+
+
+class WeightedCurve:
+    """Exact ROC of one list of scores, for many draws of its subjects.
+
+    The true accept rate changes at scores of genuine pairs only. Impostor pairs are therefore counted per
+    range between neighboring genuine scores, and a draw costs two cumulative sums over these ranges, however
+    many impostor pairs there are. The curve is the same polygon as with a point for every score.
+    """
+
+    def __init__(
+        self, score_P: np.ndarray, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray
+    ) -> None:
+        """Sort scores float (P,), labels bool (P,) and the subject ids of both sides, int (P,), into blocks."""
+        step_K = np.unique(-score_P[same_P])
+        # Even blocks are the open ranges between genuine scores, odd blocks hold the scores that equal one.
+        block_P = np.searchsorted(step_K, -score_P, side="left")
+        block_P += np.searchsorted(step_K, -score_P, side="right")
+        self._genuine, self._impostors = (
+            PairBlocks(block_P[kind], 2 * len(step_K) + 1, first_P[kind], second_P[kind])
+            for kind in (same_P, ~same_P)
+        )
+
+    def rates(self, drawn_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return false and true accept rate at every point, float64 (R, V) each, from (0, 0) to (1, 1).
+
+        A draw without genuine, or without impostor, pairs gives NaN.
+        """
+        return _cumulative_shares(self._impostors.counts(drawn_RS)), _cumulative_shares(
+            self._genuine.counts(drawn_RS)
+        )
+
+
+def _cumulative_shares(count_RB: np.ndarray) -> np.ndarray:
+    total_R1 = count_RB.sum(1, keepdims=True)
+    total_R1[total_R1 == 0] = np.nan
+    share_RV = np.zeros((len(count_RB), count_RB.shape[1] + 1))
+    np.cumsum(count_RB, axis=1, out=share_RV[:, 1:])
+    return share_RV / total_R1
+
+
+def areas(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
+    """Return the area under each curve: float64 (R,). See `roc.auc`."""
+    return np.trapezoid(tar_RV, far_RV, axis=1)
+
+
+def equal_error_rates(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
+    """Return the equal error rate of each curve: float64 (R,). See `roc.equal_error_rate`."""
+    gap_RV = far_RV + tar_RV - 1
+    row = np.arange(len(gap_RV))
+    after = np.argmax(gap_RV >= 0, axis=1)
+    before = np.maximum(after - 1, 0)
+    rise = gap_RV[row, after] - gap_RV[row, before]
+    share = np.divide(-gap_RV[row, before], rise, out=np.full(len(row), np.nan), where=rise > 0)
+    return far_RV[row, before] + share * (far_RV[row, after] - far_RV[row, before])
+
+
+def true_accept_rates(far_RV: np.ndarray, tar_RV: np.ndarray, far: float) -> np.ndarray:
+    """Return TAR@FAR of each curve: float64 (R,), NaN for a draw without impostor pairs. See `roc.tar_at_far`."""
+    last = (far_RV <= far * ROUNDING).sum(1) - 1
+    # Without impostor pairs, every rate is NaN and no point is counted.
+    return np.where(last < 0, np.nan, tar_RV[np.arange(len(tar_RV)), last])

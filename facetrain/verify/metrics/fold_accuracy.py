@@ -1,0 +1,169 @@
+"""10-fold accuracy, the metric of LFW, CFP, AgeDB, CALFW and CPLFW.
+
+The protocol is the unrestricted setting of Huang et al., "Labeled Faces in the Wild", 2007: each fold is
+scored at the threshold that is best on the other nine. The threshold grid and the split into folds are those
+of InsightFace's `verification.py`, which the published numbers come from.
+"""
+
+# P pairs   T thresholds   F folds   S subjects   R draws of subjects
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
+
+FOLDS = 10
+THRESHOLDS = np.arange(0, 4, 0.01)
+"""InsightFace's grid of thresholds on the squared distance of unit embeddings, which is in [0, 4]."""
+
+
+@dataclass(frozen=True)
+class FoldAccuracy:
+    """Accuracy and threshold of each fold; the threshold is the best one on the other folds."""
+
+    accuracy_F: np.ndarray
+    """Share of correct decisions, float64 (F,)."""
+    threshold_F: np.ndarray
+    """Squared distance, float64 (F,)."""
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy of the folds: the published number."""
+        return float(self.accuracy_F.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the accuracy over the folds, with divisor F as in the published code."""
+        return float(self.accuracy_F.std())
+
+
+@dataclass(frozen=True)
+class GridRoc:
+    """ROC as InsightFace computes it: rates at each threshold of the grid, averaged over the folds."""
+
+    threshold_T: np.ndarray
+    """Squared distances. A pair is accepted if its squared distance is below the threshold."""
+    tpr_T: np.ndarray
+    """True accept rate, float64 (T,)."""
+    fpr_T: np.ndarray
+    """False accept rate, float64 (T,)."""
+
+
+class FoldSearch:
+    """Search for the best threshold of each fold, over all thresholds and many draws of subjects at once.
+
+    A pair with squared distance d is accepted from the first threshold above d. The number of correct
+    decisions at all thresholds is therefore a cumulative sum over the grid: it begins with the impostor pairs
+    of the fold, all rejected; each step adds the genuine pairs and subtracts the impostor pairs that the next
+    threshold accepts. The published code repeats a pass over all pairs for every threshold and fold.
+
+    Raises:
+        ValueError: there are fewer pairs than folds.
+    """
+
+    def __init__(
+        self,
+        distance_P: np.ndarray,
+        same_P: np.ndarray,
+        folds: int,
+        first_P: np.ndarray,
+        second_P: np.ndarray,
+    ) -> None:
+        """Sort squared distances float (P,), labels bool (P,) and the subject ids of both sides, int (P,)."""
+        if len(distance_P) < folds:
+            raise ValueError(f"{len(distance_P)} pairs cannot be split into {folds} folds")
+        fold_P = np.repeat(np.arange(folds), _fold_sizes(len(distance_P), folds))
+        width = len(THRESHOLDS) + 1
+        block_P = fold_P * width + np.searchsorted(THRESHOLDS, distance_P, side="right")
+        self._shape = (folds, width)
+        self._genuine, self._impostors = (
+            PairBlocks(block_P[kind], folds * width, first_P[kind], second_P[kind])
+            for kind in (same_P, ~same_P)
+        )
+
+    def accepted(self, drawn_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of accepted genuine and impostor pairs at each threshold, (R, F, T + 1) each.
+
+        The last entry is the number of all pairs of the fold.
+        """
+        genuine, impostors = (
+            np.cumsum(kind.counts(drawn_RS).reshape(-1, *self._shape), axis=2)
+            for kind in (self._genuine, self._impostors)
+        )
+        return genuine, impostors
+
+    def accuracy(self, drawn_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the accuracy and the threshold of every fold in every draw: float64 (R, F) each.
+
+        The threshold is the first of the grid with the highest accuracy on the other folds. The accuracy is
+        NaN for a fold without pairs in the draw.
+        """
+        genuine, impostors = self.accepted(drawn_RS)
+        correct = (genuine + impostors[:, :, -1:] - impostors)[:, :, :-1]
+        best = np.argmax(correct.sum(1, keepdims=True) - correct, axis=2)
+        size = genuine[:, :, -1] + impostors[:, :, -1]
+        hits = np.take_along_axis(correct, best[:, :, None], axis=2)[:, :, 0]
+        accuracy = np.divide(hits, size, out=np.full(size.shape, np.nan), where=size > 0)
+        return accuracy, THRESHOLDS[best]
+
+
+def mean_over_folds(accuracy_RF: np.ndarray) -> np.ndarray:
+    """Return the mean accuracy of the folds with pairs in each draw: float64 (R,), NaN for a draw without pairs."""
+    folds_R = np.isfinite(accuracy_RF).sum(1)
+    total_R = np.nansum(accuracy_RF, axis=1)
+    return np.divide(total_R, folds_R, out=np.full(len(total_R), np.nan), where=folds_R > 0)
+
+
+def squared_distances(embedding: np.ndarray) -> np.ndarray:
+    """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> (P,).
+
+    It is 2 − 2 times the cosine also for a rejected image, see `normalization`.
+    """
+    unit, rejected = l2_normalize(embedding), is_rejected(embedding)
+    distance = np.square(unit[0::2] - unit[1::2]).sum(1)
+    distance[rejected[0::2] | rejected[1::2]] = 2 - 2 * REJECTED
+    return distance
+
+
+def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) -> FoldAccuracy:
+    """Return the accuracy of consecutive folds for squared distances float (P,) and labels bool (P,).
+
+    Raises:
+        ValueError: there are fewer pairs than folds.
+    """
+    subject_P = np.zeros(len(same_P), np.int64)
+    search = FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
+    accuracy, threshold = search.accuracy(every_subject_once())
+    return FoldAccuracy(accuracy[0], threshold[0])
+
+
+def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) -> GridRoc:
+    """Return InsightFace's ROC on the grid. A fold without genuine, or impostor, pairs counts as rate 0, as there.
+
+    Raises:
+        ValueError: there are fewer pairs than folds.
+    """
+    subject_P = np.zeros(len(same_P), np.int64)
+    accepted = FoldSearch(distance_P, same_P, folds, subject_P, subject_P).accepted(every_subject_once())
+    tpr_T, fpr_T = ((kind / np.maximum(kind[:, :, -1:], 1))[0, :, :-1].mean(0) for kind in accepted)
+    return GridRoc(THRESHOLDS, tpr_T, fpr_T)
+
+
+def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:
+    """Return an order of the pairs, int (P,), in which every fold has genuine and impostor pairs where possible.
+
+    It is the given order if that has them. Otherwise fold k gets the pairs k, k + F, k + 2F and so on.
+    """
+    order_P, folds = np.arange(len(same_P)), min(folds, len(same_P))
+    parts = np.array_split(same_P, folds)
+    if all(part.any() and not part.all() for part in parts):
+        return order_P
+    return np.argsort(order_P % folds, kind="stable")
+
+
+def _fold_sizes(pairs: int, folds: int) -> np.ndarray:
+    return np.full(folds, pairs // folds) + (np.arange(folds) < pairs % folds)

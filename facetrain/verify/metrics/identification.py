@@ -1,0 +1,197 @@
+"""1:N identification: search in a gallery, and its metrics.
+
+The terms are those of NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 2019) and ISO/IEC 19795-1:
+
+    mated probe          the gallery has an entry of the probe's person, its mate
+    nonmated probe       it has none
+    rank-k rate          share of mated probes with a mate among the k entries of the highest similarity
+    FPIR                 share of nonmated probes with an entry at or above the threshold
+    TPIR = 1 − FNIR      share of mated probes with a mate at or above the threshold
+"""
+
+# Q probes   q probes of one block   G gallery entries   D embedding   S subjects   R draws of them
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from facetrain.embeddings.normalization import cosines, is_rejected
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.roc import Roc, roc, tar_at_far
+from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
+from facetrain.verify.result import Result
+
+RANKS = (1, 5, 10, 20)
+FPIRS = (1e-1, 1e-2)
+"""False positive identification rates at which TPIR is reported; IJB-B and IJB-C report these two."""
+_NEEDS_MATES = "needs probes whose person is in the gallery; there are none"
+_MAX_SIMILARITIES = 1 << 24
+"""Largest number of similarities in memory at once: 64 MiB of float32."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Outcome of the search of every probe in one gallery."""
+
+    subject_Q: np.ndarray
+    """Subject id of each probe, int (Q,) from 0."""
+    mated_Q: np.ndarray
+    """True if the gallery has the person of the probe, bool (Q,)."""
+    rank_Q: np.ndarray
+    """Number of entries of other people at least as similar as the best mate, int (Q,); 0 is the best rank."""
+    mate_Q: np.ndarray
+    """Similarity of the best mate, float (Q,); −inf for a nonmated probe."""
+    other_Q: np.ndarray
+    """Similarity of the best entry of another person, float (Q,)."""
+
+    @property
+    def curve(self) -> Roc | None:
+        """TPIR (`tar`) over FPIR (`far`), or None if there are no mated or no nonmated probes.
+
+        A mate that reaches the threshold counts at any rank: TPIR is 1 − FNIR(N, R, T) of NISTIR 8271 with
+        the rank limit R equal to the gallery size N.
+        """
+        return roc(self.score_Q, self.mated_Q)
+
+    @property
+    def score_Q(self) -> np.ndarray:
+        """Similarity that is compared with the threshold: of the best mate, or of the best entry if nonmated."""
+        return np.where(self.mated_Q, self.mate_Q, self.other_Q)
+
+
+def search(
+    probe_QD: np.ndarray, probe_subject_Q: np.ndarray, gallery_GD: np.ndarray, gallery_subject_G: np.ndarray
+) -> Search:
+    """Compare unit embeddings of probes, float (Q, D), with those of a gallery, float (G, D).
+
+    Subjects are ids, int (Q,) and (G,). A gallery entry with subject −1 is the mate of no probe.
+    """
+    outcomes = [
+        _rank_mates(similarity_qG, probe_subject_Q[block], gallery_subject_G)
+        for block, similarity_qG in _similarity_blocks(probe_QD, gallery_GD)
+    ]
+    rank, mate, other = (np.concatenate(column) for column in zip(*outcomes, strict=True))
+    return Search(probe_subject_Q, np.isfinite(mate), rank, mate, other)
+
+
+def _rank_mates(
+    similarity_qG: np.ndarray, subject_q: np.ndarray, gallery_subject_G: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rank, best mate and best other entry of each probe, (q,) each. Overwrites `similarity_qG`."""
+    probe, entry = np.nonzero(subject_q[:, None] == gallery_subject_G)
+    mate_q = np.full(len(subject_q), -np.inf, similarity_qG.dtype)
+    np.maximum.at(mate_q, probe, similarity_qG[probe, entry])
+    similarity_qG[probe, entry] = -np.inf
+    # `>=`: an entry of another person with the same similarity counts as ranked before the mate. The order of
+    # ties would otherwise decide, and a network that maps all images to one point would have rank 1.
+    rank_q = np.count_nonzero(similarity_qG >= mate_q[:, None], axis=1)
+    return rank_q, mate_q, similarity_qG.max(1)
+
+
+def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield slices of the probes with their similarities to the whole gallery, float (q, G)."""
+    step = max(1, _MAX_SIMILARITIES // max(len(gallery_GD), 1))
+    rejected_Q, rejected_G = is_rejected(probe_QD), is_rejected(gallery_GD)
+    for start in range(0, len(probe_QD), step):
+        block = slice(start, start + step)
+        yield block, cosines(probe_QD[block], gallery_GD, rejected_Q[block], rejected_G)
+
+
+def identification_result(
+    searches: list[Search],
+    *,
+    subjects: int,
+    rejected: int = 0,
+    ranks: tuple[int, ...] = RANKS,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> Result:
+    """Return `rankK` for each rank and `tpir@FPIR` for each of `FPIRS`, with their intervals.
+
+    With several galleries (IJB has two), each metric is the mean over the galleries, and the curve is that of
+    the first. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
+    keeps the galleries. All metrics are rates of mated probes, so their intervals rest on the subjects with a mate.
+    `rejected` is the number of probes and entries with an embedding of zeros.
+    """
+    counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
+    result = Result("identification", counts, subjects=subjects, rejected=rejected)
+    result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
+    for fpir in FPIRS:
+        _add_tpir(result, searches, fpir)
+    result.curve = searches[0].curve
+    ranks = _add_ranks(result, searches, ranks)
+    mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
+    replicate = _bootstrap_searches(searches, subjects, ranks, result, replicates, seed)
+    result.metric_subjects = dict.fromkeys(replicate, mated)
+    add_replicates(result, replicate)
+    return result
+
+
+def _add_ranks(result: Result, searches: list[Search], ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Add the rank-k rates, and return the ranks that have one: none if a gallery has no mate of any probe."""
+    if not all(search.mated_Q.any() for search in searches):
+        result.metrics |= dict.fromkeys((f"rank{rank}" for rank in ranks), None)
+        result.needs |= dict.fromkeys((f"rank{rank}" for rank in ranks), _NEEDS_MATES)
+        return ()
+    for rank in ranks:
+        hits = [np.mean(search.rank_Q[search.mated_Q] < rank) for search in searches]
+        result.metrics[f"rank{rank}"] = float(np.mean(hits))
+    return ranks
+
+
+def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
+    name = f"tpir@{fpir:.0e}"
+    curves = [search.curve for search in searches]
+    rates = [None if curve is None else tar_at_far(curve, fpir) for curve in curves]
+    known = [rate for rate in rates if rate is not None]
+    result.metrics[name] = float(np.mean(known)) if len(known) == len(rates) else None
+    if result.metrics[name] is None:
+        nonmated = min(int((~search.mated_Q).sum()) for search in searches)
+        result.needs[name] = (
+            f"needs {round(1 / fpir):,} probes whose person is not in the gallery; there are {nonmated:,}"
+            if all(search.mated_Q.any() for search in searches)
+            else _NEEDS_MATES
+        )
+
+
+def _bootstrap_searches(
+    searches: list[Search], subjects: int, ranks: tuple[int, ...], result: Result, replicates: int, seed: int
+) -> dict[str, np.ndarray]:
+    measured_fpirs = [fpir for fpir in FPIRS if result.metrics[f"tpir@{fpir:.0e}"] is not None]
+    chunks: dict[str, list[np.ndarray]] = {}
+    # A search is one comparison of a subject with itself: both sides of the "pair" are the probe's subject.
+    curves = [
+        bootstrap.WeightedCurve(search.score_Q, search.mated_Q, search.subject_Q, search.subject_Q)
+        for search in searches
+        if measured_fpirs
+    ]
+    draws = bootstrap.draw_subjects(subjects, replicates, pairs=len(searches[0].subject_Q), seed=seed)
+    for drawn_RS in draws:
+        for rank, rate_R in _bootstrap_ranks(searches, drawn_RS, ranks).items():
+            chunks.setdefault(f"rank{rank}", []).append(rate_R)
+        rates = [curve.rates(drawn_RS) for curve in curves]
+        for fpir in measured_fpirs:
+            rate_R = np.mean([bootstrap.true_accept_rates(*rate, fpir) for rate in rates], axis=0)
+            chunks.setdefault(f"tpir@{fpir:.0e}", []).append(rate_R)
+    return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
+
+
+def _bootstrap_ranks(
+    searches: list[Search], drawn_RS: np.ndarray, ranks: tuple[int, ...]
+) -> dict[int, np.ndarray]:
+    """Return the rank-k rate in each draw, the mean over the galleries: (R,) by rank."""
+    drawn = drawn_RS.astype(np.float64)
+    subjects = drawn.shape[1]
+    rates: dict[int, list[np.ndarray]] = {rank: [] for rank in ranks}
+    for search in searches:
+        mated = search.subject_Q[search.mated_Q]
+        probes_R = drawn @ np.bincount(mated, minlength=subjects)
+        for rank in ranks:
+            hit_S = np.bincount(mated, weights=search.rank_Q[search.mated_Q] < rank, minlength=subjects)
+            rates[rank].append(
+                np.divide(drawn @ hit_S, probes_R, out=np.full(len(drawn), np.nan), where=probes_R > 0)
+            )
+    return {rank: np.mean(rate, axis=0) for rank, rate in rates.items()}

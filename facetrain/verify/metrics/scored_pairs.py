@@ -1,0 +1,224 @@
+"""Scored pairs, and the metrics that their scores give: ROC, fold accuracy, histogram, hardest pairs."""
+
+# P pairs   N images or templates   F folds   R draws of subjects
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc, mean_over_folds
+from facetrain.verify.metrics.pair_blocks import every_subject_once
+from facetrain.verify.metrics.roc import (
+    FARS,
+    Roc,
+    auc,
+    eer_threshold,
+    equal_error_rate,
+    roc,
+    tar_at_far,
+    threshold_at,
+)
+from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
+from facetrain.verify.result import HardPair, Histogram, Result
+
+REPLICATES = 1000
+"""Bootstrap draws by default."""
+_HARDEST = 50
+_HISTOGRAM_BINS = 200
+_NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """Pairs of images or templates with the score of one model and the subjects."""
+
+    score_P: np.ndarray
+    """Similarity score, float (P,): the cosine, or the score of another system."""
+    same_P: np.ndarray
+    """True for a genuine pair, bool (P,)."""
+    first_P: np.ndarray
+    second_P: np.ndarray
+    """Indices of the two images or templates, int (P,)."""
+    subject_N: np.ndarray
+    """Subject id of each image or template, int (N,) from 0 without gaps; −1 if it is in no pair."""
+    scale: ScoreScale = COSINE
+    """Range of the scores."""
+    rejected: int = 0
+    """Number of images or templates with an embedding of zeros, see `normalization`."""
+
+    @property
+    def subjects(self) -> int:
+        """Number of subjects."""
+        return int(self.subject_N.max()) + 1 if len(self.subject_N) else 0
+
+    @property
+    def sides(self) -> tuple[np.ndarray, np.ndarray]:
+        """Subject ids of the first and the second side of each pair, int (P,) each."""
+        return self.subject_N[self.first_P], self.subject_N[self.second_P]
+
+    def count_subjects(self, pair: np.ndarray) -> int:
+        """Return the number of subjects in some pairs, given by their indices or as bool (P,)."""
+        return len(np.unique(self.subject_N[np.append(self.first_P[pair], self.second_P[pair])]))
+
+
+def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICATES, seed: int = 0) -> Result:
+    """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs.
+
+    `tar@FAR` is a rate of genuine pairs, so its interval rests on the subjects that have one.
+    """
+    curve = roc(pairs.score_P, pairs.same_P)
+    genuine = int(pairs.same_P.sum())
+    counts = {"pairs": len(pairs.same_P), "genuine": genuine, "impostors": len(pairs.same_P) - genuine}
+    metrics: dict[str, float | None] = {name: float(count) for name, count in counts.items()}
+    result = Result(protocol, metrics, subjects=pairs.subjects, scale=pairs.scale, rejected=pairs.rejected)
+    result.histogram = histogram(pairs)
+    result.hardest_genuine, result.hardest_impostors = hardest_pairs(pairs)
+    if curve is None:
+        _add_need(result, "auc", _NEEDS_BOTH_KINDS)
+        return result
+    result.curve = curve
+    _add_curve_metrics(result, curve)
+    replicate = _bootstrap_curve(pairs, result, replicates, seed)
+    with_genuine_pairs = pairs.count_subjects(pairs.same_P)
+    result.metric_subjects = {name: with_genuine_pairs for name in replicate if name.startswith("tar@")}
+    add_replicates(result, replicate)
+    return result
+
+
+def add_fold_accuracy(
+    result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
+) -> None:
+    """Add `accuracy` and `accuracy_std` by the 10-fold protocol, and the ROC on the published grid.
+
+    For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, so
+    the pairs must be in the order of the official list.
+    """
+    folds, replicate = bootstrap_fold_accuracy(pairs, replicates=replicates, seed=seed)
+    result.folds = folds
+    result.grid = grid_roc(pairs.scale.distance(pairs.score_P), pairs.same_P, folds=len(folds.accuracy_F))
+    result.metrics |= {"accuracy": folds.mean, "accuracy_std": folds.std}
+    result.threshold["accuracy"] = pairs.scale.score(float(folds.threshold_F.mean()))
+    if pairs.scale == COSINE:
+        result.metrics["threshold"] = float(folds.threshold_F.mean())
+    else:
+        replicate.pop("threshold", None)
+    add_replicates(result, replicate)
+
+
+def bootstrap_fold_accuracy(
+    pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
+) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
+    """Return the fold accuracy, and `accuracy` and `threshold` in every draw, (R,) each.
+
+    Every draw repeats the search for the thresholds; a draw without pairs gives NaN. `accuracy_std` has no replicates:
+    a draw holds about 63 % of the subjects, so its folds have fewer distinct pairs and differ more than those of the
+    set. Its standard deviation over the folds is therefore biased upward, often by more than it varies.
+    """
+    folds = min(FOLDS, len(pairs.same_P))
+    search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
+    accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))
+    chunks: list[tuple[np.ndarray, ...]] = []
+    for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
+        accuracy_RF, threshold_RF = search.accuracy(drawn_RS)
+        mean_R = mean_over_folds(accuracy_RF)
+        chunks.append((mean_R, np.where(np.isnan(mean_R), np.nan, threshold_RF.mean(1))))
+    names = ("accuracy", "threshold")
+    replicate = {
+        name: np.concatenate(column) for name, column in zip(names, zip(*chunks, strict=True), strict=False)
+    }
+    return FoldAccuracy(accuracy[0], threshold[0]), replicate
+
+
+def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
+    """Store each metric's values in the bootstrap draws, (R,), and its interval."""
+    result.replicates |= replicates
+    for name, replicate_R in replicates.items():
+        value = result.metrics[name]
+        assert value is not None, "only metrics that the set is large enough for have replicates"
+        interval = bootstrap.interval(replicate_R, result.subjects_of(name), value)
+        if interval is not None:
+            result.interval[name] = interval
+
+
+def _add_curve_metrics(result: Result, curve: Roc) -> None:
+    result.metrics |= {"auc": auc(curve), "eer": equal_error_rate(curve)}
+    result.threshold["eer"] = eer_threshold(curve)
+    for far in FARS:
+        name = f"tar@{far:.0e}"
+        result.metrics[name] = tar_at_far(curve, far)
+        if result.metrics[name] is None:
+            result.needs[name] = _needed_impostors(curve, far)
+        else:
+            result.threshold[f"{far:.0e}"] = threshold_at(curve, far)
+
+
+def _add_need(result: Result, name: str, reason: str) -> None:
+    result.metrics[name] = None
+    result.needs[name] = reason
+
+
+def _needed_impostors(curve: Roc, far: float) -> str:
+    return f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
+
+
+def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: int) -> dict[str, np.ndarray]:
+    curve = bootstrap.WeightedCurve(pairs.score_P, pairs.same_P, *pairs.sides)
+    measured_fars = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
+    chunks: dict[str, list[np.ndarray]] = {}
+    for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
+        far_RV, tar_RV = curve.rates(drawn_RS)
+        chunks.setdefault("auc", []).append(bootstrap.areas(far_RV, tar_RV))
+        chunks.setdefault("eer", []).append(bootstrap.equal_error_rates(far_RV, tar_RV))
+        for far in measured_fars:
+            tar_R = bootstrap.true_accept_rates(far_RV, tar_RV, far)
+            chunks.setdefault(f"tar@{far:.0e}", []).append(tar_R)
+    return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
+
+
+def slice_threshold(result: Result, fmr: float | None) -> float | None:
+    """Return the threshold of all slices and discard curves: that of an FMR, or the mean threshold of the folds.
+
+    Return None if the set has too few impostor pairs for the FMR, or no genuine pairs.
+    """
+    if fmr is None:
+        return result.threshold["accuracy"]
+    curve = result.curve
+    return None if curve is None or tar_at_far(curve, fmr) is None else threshold_at(curve, fmr)
+
+
+def add_need_of_slices(result: Result, fmr: float | None) -> None:
+    """Add why there are no slices and discard curves, where `slice_threshold` returns None."""
+    assert fmr is not None, "only an FMR can be out of reach"
+    curve = result.curve
+    reason = _NEEDS_BOTH_KINDS if curve is None else _needed_impostors(curve, fmr)
+    _add_need(result, f"slices@{fmr:.0e}", reason)
+
+
+def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
+    """Count the pairs of either kind in equal bins of the scores' range, for cosines from −1 to 1."""
+    low, high = pairs.scale.low, pairs.scale.high
+    edge = np.linspace(low, high, bins + 1)
+    # Rounding can bring a cosine slightly outside of [−1, 1], where np.histogram would drop it.
+    score_P = np.clip(pairs.score_P, low, high)
+    genuine, impostor = (np.histogram(score_P[kind], edge)[0] for kind in (pairs.same_P, ~pairs.same_P))
+    return Histogram(edge, genuine, impostor)
+
+
+def hardest_pairs(pairs: ScoredPairs, count: int = _HARDEST) -> tuple[list[HardPair], list[HardPair]]:
+    """Return the genuine pairs with the lowest scores and the impostor pairs with the highest, hardest first."""
+    hardest = []
+    for kind, sign in ((pairs.same_P, 1), (~pairs.same_P, -1)):
+        index = np.flatnonzero(kind)
+        score = sign * pairs.score_P[index]
+        kept = np.argpartition(score, count)[:count] if len(index) > count else np.arange(len(index))
+        kept = kept[np.argsort(score[kept], kind="stable")]
+        hardest.append([_hard_pair(pairs, int(pair)) for pair in index[kept]])
+    return hardest[0], hardest[1]
+
+
+def _hard_pair(pairs: ScoredPairs, pair: int) -> HardPair:
+    first, second = int(pairs.first_P[pair]), int(pairs.second_P[pair])
+    return HardPair(pair, first, second, float(pairs.score_P[pair]))

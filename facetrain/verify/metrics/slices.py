@@ -1,0 +1,163 @@
+"""Error rates by slice: by age gap, pose, sex, skin tone or any other column of a table, at one threshold."""
+
+# P pairs   V values of a column   R draws of subjects
+
+from __future__ import annotations
+
+import numpy as np
+
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
+from facetrain.verify.metrics.group_summary import RATES, GroupSummary, summarize_groups
+from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
+from facetrain.verify.metrics.scored_pairs import REPLICATES, ScoredPairs
+from facetrain.verify.result import Group
+
+_OUTCOMES = 4
+"""Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
+
+
+def slice_groups(
+    pairs: ScoredPairs,
+    columns: dict[str, np.ndarray],
+    threshold: float,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> tuple[list[Group], list[GroupSummary]]:
+    """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
+
+    `fold_accuracy` is the 10-fold accuracy of the value by itself, as published for the groups of RFW.
+
+    FMR is the share of impostor pairs that are accepted, FNMR the share of genuine pairs that are rejected
+    (ISO/IEC 19795-1). A rate without pairs is None. One threshold for all groups is what NIST's demographic
+    report compares (Grother, Ngan and Hanaoka, NISTIR 8280, 2019): a threshold per group would hide differences.
+    """
+    groups, summaries = [], []
+    for column, value_P in columns.items():
+        of_column, summary = _slice_column(pairs, column, value_P, threshold, replicates, seed)
+        groups += of_column
+        if summary.metrics:
+            summaries.append(summary)
+    return groups, summaries
+
+
+def _slice_column(
+    pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, replicates: int, seed: int
+) -> tuple[list[Group], GroupSummary]:
+    values, value_index_P = np.unique(value_P, return_inverse=True)
+    wrong_P = (pairs.score_P >= threshold) != pairs.same_P
+    first_P, second_P = pairs.sides
+    block_P = value_index_P * _OUTCOMES + 2 * pairs.same_P + wrong_P
+    blocks = PairBlocks(block_P, len(values) * _OUTCOMES, first_P, second_P)
+    folds = GroupFolds(pairs, value_index_P, len(values))
+
+    def rates_in(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
+        return _rates(blocks.counts(drawn_RS)) | {"fold_accuracy": folds.accuracy(drawn_RS)}
+
+    everybody = every_subject_once(pairs.subjects)
+    count_1B, rates = blocks.counts(everybody), rates_in(everybody)
+    draws = bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(value_P), seed=seed)
+    chunks = [rates_in(drawn_RS) for drawn_RS in draws]
+    replicate = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in rates} if chunks else {}
+    counts = count_1B.reshape(len(values), _OUTCOMES)
+    groups = []
+    for at, value in enumerate(values.tolist()):
+        metrics = {name: _none_if_nan(rate[0, at]) for name, rate in rates.items()}
+        impostors, genuine = float(counts[at, :2].sum()), float(counts[at, 2:].sum())
+        metrics |= {"pairs": impostors + genuine, "genuine": genuine, "impostors": impostors}
+        members = np.flatnonzero(value_index_P == at)
+        is_genuine = pairs.same_P[members]
+        # A rate of one kind of pairs rests on the subjects that have such a pair.
+        of_kind = {"fmr": members[~is_genuine], "fnmr": members[is_genuine]}
+        found = {
+            name: bootstrap.interval(
+                rate[:, at], pairs.count_subjects(of_kind.get(name, members)), float(rates[name][0, at])
+            )
+            for name, rate in replicate.items()
+            if metrics[name] is not None
+        }
+        intervals = {name: interval for name, interval in found.items() if interval}
+        groups.append(Group(column, str(value), metrics, intervals))
+    return groups, _summary(column, rates, replicate, pairs.subjects)
+
+
+def _summary(
+    column: str, rates: dict[str, np.ndarray], replicate: dict[str, np.ndarray], subjects: int
+) -> GroupSummary:
+    """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics.
+
+    Pairs of people from two groups (`a / b`) are impostor pairs only, and no group of people.
+    """
+    complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
+    if complete_V.sum() < 2:
+        return GroupSummary(column, {}, {})
+    found = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
+    metrics = {name: _none_if_nan(value[0]) for name, value in found.items()}
+    drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
+    intervals = {
+        name: interval
+        for name, value_R in drawn.items()
+        if (value := metrics[name]) is not None
+        and (interval := bootstrap.interval(value_R, subjects, value)) is not None
+    }
+    return GroupSummary(column, metrics, intervals)
+
+
+def _rates(count_RB: np.ndarray) -> dict[str, np.ndarray]:
+    """Return each rate of each value from the counts of the outcomes: (R, V), NaN without pairs."""
+    true_rejects, false_accepts, true_accepts, false_rejects = np.moveaxis(
+        count_RB.reshape(len(count_RB), -1, _OUTCOMES), 2, 0
+    )
+    impostors, genuine = true_rejects + false_accepts, true_accepts + false_rejects
+    return {
+        "accuracy": _share(true_rejects + true_accepts, impostors + genuine),
+        "fmr": _share(false_accepts, impostors),
+        "fnmr": _share(false_rejects, genuine),
+    }
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+
+
+def _none_if_nan(rate: float) -> float | None:
+    return None if np.isnan(rate) else float(rate)
+
+
+class GroupFolds:
+    """Search for the thresholds of the folds of each group by itself, over all draws of subjects at once.
+
+    This is the protocol of RFW's tables. The folds of a group are runs of its consecutive pairs, as in a set that has
+    only this group. A draw is one of all subjects of the set, so that differences between the groups have intervals.
+    """
+
+    def __init__(self, pairs: ScoredPairs, group_P: np.ndarray, groups: int) -> None:
+        """Sort the pairs of each group; `group_P`, int (P,), is its number from 0."""
+        self._searches: list[FoldSearch | None] = []
+        distance_P, sides = pairs.scale.distance(pairs.score_P), pairs.sides
+        for group in range(groups):
+            index = np.flatnonzero(group_P == group)
+            same = pairs.same_P[index]
+            if len(index) < FOLDS or same.all() or not same.any():
+                self._searches.append(None)
+                continue
+            index = index[fold_order(same)]
+            one_side, other_side = (side[index] for side in sides)
+            self._searches.append(
+                FoldSearch(distance_P[index], pairs.same_P[index], FOLDS, one_side, other_side)
+            )
+
+    def accuracy(self, drawn_RS: np.ndarray) -> np.ndarray:
+        """Return the mean accuracy of the folds of each group in every draw: float64 (R, V).
+
+        It is NaN for a group with fewer pairs than folds or without pairs of both kinds, and in a draw without its
+        pairs.
+        """
+        means = []
+        for search in self._searches:
+            if search is None:
+                means.append(np.full(len(drawn_RS), np.nan))
+                continue
+            means.append(mean_over_folds(search.accuracy(drawn_RS)[0]))
+        return np.stack(means, axis=1)

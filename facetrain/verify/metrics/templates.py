@@ -1,0 +1,109 @@
+"""Template embeddings: several images of one person pooled into one, and scores of millions of template pairs."""
+
+# N images   T templates   P pairs   D embedding
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+
+_MAX_IMAGES = 1 << 15
+"""Images that are pooled at once: 64 MiB of embeddings with 512 float32 numbers."""
+_MAX_PRODUCTS = 1 << 24
+"""Products in memory at once: 64 MiB of float32."""
+_DENSE = 64
+"""A full matrix product is faster than single dot products if at least one in so many entries is needed."""
+
+
+def pool_templates(
+    embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray, weight_N: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pool the embeddings of each template: return its id, int (T,) ascending, and unit embedding, float32 (T, D).
+
+    Images of one template from one medium, such as the frames of a video, are averaged; the media of a template
+    are summed, so that a long video counts as much as a photograph (Whitelam et al., "IARPA Janus Benchmark-B
+    face dataset", 2017, and InsightFace's IJB code). The embeddings are not normalized before, because the
+    length of an embedding reflects the image quality.
+
+    Args:
+        embedding_ND: embeddings, float32 (N, D).
+        template_N: template id of each image, int (N,).
+        media_N: medium id of each image within its template, int (N,).
+        weight_N: factor of each image, such as the detector's score, float (N,); None for 1.
+    """
+    order = np.lexsort((media_N, template_N))
+    template, starts_T = np.unique(template_N[order], return_index=True)
+    pooled_TD = np.empty((len(template), embedding_ND.shape[1]), np.float32)
+    ends_T = np.append(starts_T[1:], len(order))
+    for first, end in _template_ranges(ends_T, _MAX_IMAGES):
+        rows = order[starts_T[first] : ends_T[end - 1]]
+        embedding = embedding_ND[rows]
+        if weight_N is not None:
+            embedding = embedding * weight_N[rows, None].astype(np.float32)
+        pooled_TD[first:end] = _pool(embedding, template_N[rows], media_N[rows])
+    return template, l2_normalize(pooled_TD)
+
+
+def _pool(embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray) -> np.ndarray:
+    """Average over media, then sum over templates; the rows are sorted by template and medium."""
+    new_template = np.diff(template_N, prepend=template_N[0] - 1) != 0
+    new_medium = new_template | (np.diff(media_N, prepend=media_N[0]) != 0)
+    starts = np.flatnonzero(new_medium)
+    mean = np.add.reduceat(embedding_ND, starts, axis=0)
+    mean /= np.diff(np.append(starts, len(embedding_ND)))[:, None]
+    return np.add.reduceat(mean, np.flatnonzero(new_template[starts]), axis=0)
+
+
+def _template_ranges(ends_T: np.ndarray, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of templates with at most `limit` images in total; a larger template is a range of its own."""
+    first = 0
+    while first < len(ends_T):
+        before = ends_T[first - 1] if first else 0
+        end = max(int(np.searchsorted(ends_T, before + limit, side="right")), first + 1)
+        yield first, end
+        first = end
+
+
+def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
+    """Return the cosine similarity of pairs of rows: float32 (P,).
+
+    The pair lists of IJB compare a few thousand templates with nearly all others. Such lists are scored by
+    blocks of one matrix product; short lists pair by pair.
+    """
+    rows, columns = np.unique(first_P), np.unique(second_P)
+    if len(first_P) * _DENSE < len(rows) * len(columns):
+        score_P = _score_one_by_one(unit_TD, first_P, second_P)
+    else:
+        score_P = _score_blocks(unit_TD, first_P, second_P, rows, columns)
+    rejected_T = is_rejected(unit_TD)
+    if rejected_T.any():
+        score_P[rejected_T[first_P] | rejected_T[second_P]] = REJECTED
+    return score_P
+
+
+def _score_blocks(
+    unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
+    score_P = np.empty(len(first_P), np.float32)
+    order = np.argsort(first_P, kind="stable")
+    other_DC = np.ascontiguousarray(unit_TD[columns].T)
+    step = max(1, _MAX_PRODUCTS // len(columns))
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        kept = order[slice(*np.searchsorted(first_P, [block[0], block[-1] + 1], sorter=order))]
+        product = unit_TD[block] @ other_DC
+        row, column = np.searchsorted(block, first_P[kept]), np.searchsorted(columns, second_P[kept])
+        score_P[kept] = product[row, column]
+    return score_P
+
+
+def _score_one_by_one(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
+    score_P = np.empty(len(first_P), np.float32)
+    step = max(1, _MAX_PRODUCTS // unit_TD.shape[1])
+    for start in range(0, len(first_P), step):
+        block = slice(start, start + step)
+        score_P[block] = np.einsum("pd,pd->p", unit_TD[first_P[block]], unit_TD[second_P[block]])
+    return score_P

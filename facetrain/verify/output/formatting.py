@@ -1,0 +1,124 @@
+"""Text of metrics, intervals and whole evaluations, for the terminal and the HTML report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+COUNTS = {
+    "pairs",
+    "genuine",
+    "impostors",
+    "probes",
+    "mated",
+    "searches",
+    "distractors",
+    "excluded_images",
+}
+"""Metrics that are the size of a set, not a property of the model."""
+_NOT_PERCENT = {"threshold", "xnorm", "auc"}
+"""Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
+_RATIOS = ("_ratio", "_to_best", "_to_mean")
+"""Ends of the names of metrics that are quotients of two rates."""
+
+if TYPE_CHECKING:
+    from facetrain.verify.evaluate import Evaluation
+    from facetrain.verify.metrics.operating_points import OperatingPoint
+    from facetrain.verify.model_comparison import Difference
+    from facetrain.verify.result import Group, Result
+
+
+def format_number(name: str, value: float | None) -> str:
+    """Return the text of a metric: rates in percent, ratios and other metrics as decimals, None as a dash."""
+    if value is None:
+        return "–"
+    if name.endswith(_RATIOS):
+        return f"{value:.3f}"
+    return f"{value:.5f}" if name in _NOT_PERCENT else f"{value:.3%}"
+
+
+def format_interval(name: str, interval: tuple[float, float] | None) -> str:
+    """Return `[low, high]`, in the unit that `format_number` gives the metric; empty without an interval."""
+    return f"[{format_number(name, interval[0])}, {format_number(name, interval[1])}]" if interval else ""
+
+
+def headline(result: Result) -> tuple[list[tuple[str, float | None]], list[tuple[str, float | None]]]:
+    """Return the accuracies, and the other metrics without sizes; last those that the set is too small for.
+
+    The operating points of the result belong between the two.
+    """
+    metrics = [(name, value) for name, value in result.metrics.items() if name not in COUNTS]
+    accuracies = [metric for metric in metrics if metric[0].startswith("accuracy") and metric[1] is not None]
+    others = [metric for metric in metrics if metric not in accuracies]
+    return accuracies, sorted(others, key=lambda metric: metric[1] is None)
+
+
+def format_point(point: OperatingPoint) -> str:
+    """Return the line of an operating point: its rate with the interval, or why the set has none."""
+    if point.rate is None:
+        return f"  {point.name:16} {point.remark}"
+    line = f"  {point.name:16} {point.rate:.3%}  {format_interval(point.name, point.interval)}".rstrip()
+    return f"{line}  {point.remark}".rstrip()
+
+
+def format_counts(result: Result) -> str:
+    """Return the sizes of a set: pairs, probes, subjects and so on."""
+    sizes = {name: result.metrics[name] for name in result.metrics if name in COUNTS}
+    counts = [f"{value:,.0f} {name}" for name, value in sizes.items() if value is not None]
+    return ", ".join([*counts, f"{result.subjects:,} subjects"])
+
+
+def format_rejected(result: Result) -> str:
+    """Return the warning that images have an embedding of zeros."""
+    return f"warning: embeddings of zeros: {result.rejected:,}; their score is −1 with every other image"
+
+
+def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
+    """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
+    for name, result in evaluation.results.items():
+        yield f"{name}: {format_counts(result)}"
+        if result.rejected:
+            yield f"  {format_rejected(result)}"
+        accuracies, others = headline(result)
+        yield from (_format_metric(metric, value, result) for metric, value in accuracies)
+        yield from (format_point(point) for point in result.operating_points)
+        yield from (_format_metric(metric, value, result) for metric, value in others)
+        yield from (f"  {_format_group(group)}" for group in result.groups)
+        for curve in result.discards:
+            if curve.area_ratio is not None:
+                yield f"  discarding by {curve.quality}: {curve.area_ratio:.3f} of the FNMR of random discarding"
+        for summary in result.group_summaries:
+            yield f"  {summary.column}, differences between the groups:"
+            for metric, value in summary.metrics.items():
+                interval = format_interval(metric, summary.interval.get(metric))
+                yield f"    {metric:18} {format_number(metric, value)}  {interval}".rstrip()
+    for name, differences in evaluation.differences.items():
+        yield f"{name}, against {evaluation.against}:"
+        if evaluation.other_results[name].rejected:
+            yield f"  {format_rejected(evaluation.other_results[name])}"
+        for metric, difference in differences.items():
+            yield _format_difference(metric, difference)
+
+
+def _format_metric(metric: str, value: float | None, result: Result) -> str:
+    if value is None:
+        return f"  {metric:16} {result.needs.get(metric, 'not available')}"
+    interval = format_interval(metric, result.interval.get(metric))
+    return f"  {metric:16} {format_number(metric, value)}  {interval}".rstrip()
+
+
+def _format_difference(metric: str, difference: Difference) -> str:
+    first, second = (format_number(metric, value) for value in (difference.first, difference.second))
+    gap = format_number(metric, difference.first - difference.second)
+    interval = format_interval(metric, difference.interval)
+    return f"  {metric:16} {first} − {second} = {gap} {interval}  p {difference.p:.3g}"
+
+
+def _format_group(group: Group) -> str:
+    rates = []
+    for name in ("accuracy", "fmr", "fnmr", "fold_accuracy"):
+        if name == "fold_accuracy" and group.metrics[name] is None:
+            continue
+        interval = format_interval(name, group.interval.get(name))
+        rates.append(f"{name} {format_number(name, group.metrics[name])} {interval}".rstrip())
+    return f"{group.column} = {group.value}: {group.metrics['pairs']:,.0f} pairs  {'  '.join(rates)}"

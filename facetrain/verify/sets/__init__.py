@@ -1,0 +1,1 @@
+"""Evaluation sets and score tables, read from files."""

@@ -1,0 +1,67 @@
+"""Evaluation sets of every protocol, opened by path or by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from facetrain.data.formats.pair_archives import SUFFIXES, is_pair_archive
+from facetrain.errors import PairsError
+from facetrain.verify.sets.ijb import IjbSet, is_ijb, open_ijb
+from facetrain.verify.sets.pair_set import PairSet, load_pair_set, require_distinct_names
+from facetrain.verify.sets.search_sets import (
+    DistractorSet,
+    SearchSet,
+    is_megaface,
+    is_tinyface,
+    open_megaface,
+    open_tinyface,
+)
+
+EvaluationSet = PairSet | IjbSet | SearchSet | DistractorSet
+
+
+def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
+    """Open a set of pairs in any form of `pair_archives`, or a folder in the layout of IJB, TinyFace or MegaFace.
+
+    `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
+
+    Raises:
+        PairsError: there is no such set, or it does not have the layout of its protocol.
+    """
+    # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin.
+    is_file_name = Path(target).name == target and any(
+        (folder / f"{target}{suffix}").is_file() for suffix in SUFFIXES
+    )
+    for path in (Path(target), folder / target, folder / target.upper()):
+        if is_file_name or not path.is_dir():
+            continue
+        if path.name in ("", ".."):  # a set has the name of its folder, also of the current one, "."
+            path = Path(os.path.abspath(path))
+        name = path.name.lower()
+        if is_pair_archive(path):
+            return load_pair_set(path.name, path.parent)
+        if is_ijb(path):
+            return open_ijb(path, name)
+        if is_tinyface(path):
+            return open_tinyface(path, name)
+        if is_megaface(path):
+            return open_megaface(path, name)
+        raise PairsError(
+            f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
+            "(Gallery_Match/, Probe/), MegaFace (probes/, distractors/) or a prepared set of pairs, see "
+            "docs/evaluation.md. To evaluate a pair list and its images, run `facetrain data pairs` first"
+        )
+    return load_pair_set(target, folder)
+
+
+def open_evaluation_sets(targets: Iterable[str], folder: Path) -> list[EvaluationSet]:
+    """Open several sets.
+
+    Raises:
+        PairsError: as `open_evaluation_set`, or two sets have the same name.
+    """
+    sets = [open_evaluation_set(target, folder) for target in targets]
+    require_distinct_names([one.name for one in sets])
+    return sets

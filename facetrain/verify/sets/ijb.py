@@ -1,0 +1,285 @@
+"""IJB-B and IJB-C in InsightFace's layout: `meta/` with the lists, `loose_crop/` with the images.
+
+    meta/ijbc_face_tid_mid.txt          image template medium
+    meta/ijbc_name_5pts_score.txt       image x1 y1 … x5 y5 score     the same images in the same order
+    meta/ijbc_template_pair_label.txt   template template 1|0
+    meta/ijbc_1N_gallery_G1.csv, …G2    TEMPLATE_ID,SUBJECT_ID,…        one line per image or frame
+    meta/ijbc_1N_probe_mixed.csv        TEMPLATE_ID,SUBJECT_ID,…
+
+The files of IJB-B begin with `ijbb`, and its galleries end in S1 and S2. The 1:N files are optional.
+The protocols are those of Whitelam et al., "IARPA Janus Benchmark-B face dataset", 2017, and Maze et al.,
+"IARPA Janus Benchmark-C: face dataset and protocol", 2018.
+"""
+
+# N images   P pairs   T templates
+
+from __future__ import annotations
+
+import csv
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.images.align import align, aligned_landmarks
+from facetrain.errors import PairsError
+from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
+from facetrain.files import error_reason
+from facetrain.verify.sets.lazy_files import LazyFiles
+
+_MAX_ID = 1 << 53
+"""Limit of template, medium and subject numbers: float64 holds all integers below it exactly."""
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+
+
+class AlignedLandmarks:
+    """Landmarks of aligned faces, computed on access: (5, 2) each, as fractions of the sides."""
+
+    def __init__(self, landmarks_N52: np.ndarray) -> None:
+        """Take the landmarks in pixels, before alignment."""
+        self._landmarks_N52 = landmarks_N52
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Return the landmarks of an aligned face."""
+        points = aligned_landmarks(self._landmarks_N52[index], TEMPLATE_SIZE)
+        return normalize_landmarks(points, TEMPLATE_SIZE, TEMPLATE_SIZE)
+
+
+@dataclass(frozen=True)
+class TemplateSubjects:
+    """Templates of a gallery or of the probes, with their subjects."""
+
+    template: np.ndarray
+    """Template ids, int (T,) ascending."""
+    subject: np.ndarray
+    """Subject number of each template, int (T,)."""
+
+
+@dataclass(frozen=True)
+class IjbSet:
+    """Lists of IJB-B or IJB-C, and the folder of the images."""
+
+    name: str
+    images: Path
+    """Folder of the loose crops."""
+    names: list[str]
+    """File names of the N images."""
+    landmarks: np.ndarray
+    """Five landmarks of each face in pixels of the loose crop, float32 (N, 5, 2)."""
+    detection: np.ndarray
+    """Detector score of each image, float32 (N,)."""
+    template: np.ndarray
+    """Template id of each image, int64 (N,)."""
+    medium: np.ndarray
+    """Medium id of each image, int64 (N,)."""
+    first: np.ndarray
+    second: np.ndarray
+    """Template ids of the pairs of the 1:1 protocol, int64 (P,)."""
+    same: np.ndarray
+    """True for a genuine pair, bool (P,)."""
+    galleries: dict[str, TemplateSubjects]
+    """Galleries of the 1:N protocol by the end of the file name, such as `G1`."""
+    probes: TemplateSubjects | None
+    """Mixed probes of the 1:N protocol; None if the list does not exist."""
+
+    @property
+    def encoded(self) -> Sequence[bytes]:
+        """Encoded loose crops, read from disk on access."""
+        return LazyFiles([self.images / name for name in self.names])
+
+    def crop(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
+        """Align the face of loose crop `index`: uint8 (H, W, 3) -> uint8 (size, size, 3)."""
+        return align(image, self.landmarks[index], size)
+
+    @property
+    def aligned_landmarks(self) -> AlignedLandmarks:
+        """Landmarks of the aligned faces by index, as fractions of their sides."""
+        return AlignedLandmarks(self.landmarks)
+
+
+def is_ijb(folder: Path) -> bool:
+    """Return whether a folder has the lists of IJB-B or IJB-C."""
+    return any((folder / "meta").glob("*_face_tid_mid.txt"))
+
+
+def open_ijb(folder: Path, name: str) -> IjbSet:
+    """Read the lists of IJB-B or IJB-C.
+
+    Raises:
+        PairsError: a list is missing or damaged; the message names the file and, if possible, the line.
+    """
+    meta = folder / "meta"
+    faces = next(iter(sorted(meta.glob("*_face_tid_mid.txt"))), meta / f"{name}_face_tid_mid.txt")
+    prefix = faces.name.removesuffix("_face_tid_mid.txt")
+    listed, template_medium = _named_rows(faces, 2)
+    _check_rows(
+        template_medium == np.trunc(template_medium), faces, "template and medium must be whole numbers"
+    )
+    _check_rows(np.abs(template_medium) < _MAX_ID, faces, "template or medium is too large")
+    names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11)
+    if names != listed:
+        at = next((i for i, pair in enumerate(zip(names, listed, strict=False)) if len(set(pair)) > 1), None)
+        place = f"line {at + 1}" if at is not None else f"{len(listed):,} and {len(names):,} lines"
+        raise PairsError(
+            f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt must list the same images in the same "
+            f"order, but differ: {place}"
+        )
+    pairs = read_pair_list(meta / f"{prefix}_template_pair_label.txt")
+    template = template_medium[:, 0].astype(np.int64)
+    _check_known(template, pairs[:, :2], meta / f"{prefix}_template_pair_label.txt")
+    galleries, probes = _read_one_to_many(meta, prefix, template)
+    return IjbSet(
+        name=name,
+        images=folder / "loose_crop",
+        names=names,
+        landmarks=points[:, :10].reshape(-1, 5, 2).astype(np.float32),
+        detection=points[:, 10].astype(np.float32),
+        template=template,
+        medium=template_medium[:, 1].astype(np.int64),
+        first=pairs[:, 0],
+        second=pairs[:, 1],
+        same=pairs[:, 2] == 1,
+        galleries=galleries,
+        probes=probes,
+    )
+
+
+def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
+    """Read lines of a file name and `numbers` finite numbers; return the names and float64 (N, numbers)."""
+    names: list[str] = []
+    rows: list[list[str]] = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        words = line.split()
+        if len(words) != 1 + numbers:
+            raise PairsError(
+                f"{path}, line {number}: expected a file name and {numbers} numbers, found {len(words)} words"
+            )
+        names.append(words[0])
+        rows.append(words[1:])
+    try:
+        found = np.array(rows, dtype=np.float64).reshape(-1, numbers)
+    except ValueError as error:
+        raise PairsError(f"{path}{_first_unreadable(rows)}: a number cannot be read: {error}") from None
+    # As float32, in which landmarks and scores are kept.
+    with np.errstate(over="ignore"):
+        _check_rows(np.isfinite(found.astype(np.float32)), path, "a number is not finite")
+    return names, found
+
+
+def _first_unreadable(rows: list[list[str]]) -> str:
+    """Return the place of the first row with a word that is not a number, for an error message."""
+    for number, words in enumerate(rows, start=1):
+        try:
+            np.array(words, dtype=np.float64)
+        except ValueError:
+            return f", line {number}"
+    return ""
+
+
+def _check_rows(valid: np.ndarray, path: Path, fault: str) -> None:
+    """Report the line of the first row with a False in bool (N, numbers)."""
+    wrong = np.flatnonzero(~valid.all(1))
+    if len(wrong):
+        raise PairsError(
+            f"{path}, line {wrong[0] + 1}: {fault}; correct the line, or download the list again"
+        )
+
+
+def read_pair_list(path: Path) -> np.ndarray:
+    """Read lines of two template ids and a label: int64 (P, 3).
+
+    IJB-C has 15.7 million lines: np.fromfile reads them in seconds, Python code would take minutes.
+
+    Raises:
+        PairsError: the file does not exist, or a line is not of this form.
+    """
+    _require(path)
+    with warnings.catch_warnings():
+        # np.fromfile stops at text that is not a number, with nothing but this warning.
+        warnings.simplefilter("error", DeprecationWarning)
+        try:
+            flat = np.fromfile(path, dtype=np.int64, sep=" ")
+        except (ValueError, DeprecationWarning):
+            flat = np.empty(1, np.int64)
+    if len(flat) % 3 or not len(flat):
+        raise PairsError(
+            f"{path}{_first_wrong(path)}: expected `template template label` with integers and the label 0 or 1"
+        )
+    pairs_P3 = flat.reshape(-1, 3)
+    if not np.isin(pairs_P3[:, 2], (0, 1)).all():
+        at = int(np.flatnonzero((pairs_P3[:, 2] != 0) & (pairs_P3[:, 2] != 1))[0])
+        raise PairsError(f"{path}, line {at + 1}: the label is {pairs_P3[at, 2]}, expected 0 or 1")
+    return pairs_P3
+
+
+def _first_wrong(path: Path) -> str:
+    """Return the place of the first damaged line for an error message; empty if no line is damaged."""
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        words = line.split()
+        if len(words) != 3 or not all(_INTEGER.fullmatch(word) for word in words):
+            return f", line {number}"
+    return ""
+
+
+def _read_one_to_many(
+    meta: Path, prefix: str, template: np.ndarray
+) -> tuple[dict[str, TemplateSubjects], TemplateSubjects | None]:
+    start = f"{prefix}_1N_gallery_"
+    galleries = {
+        path.stem.removeprefix(start): _read_template_subjects(path, template)
+        for path in sorted(meta.glob(f"{start}*.csv"))
+    }
+    probes = meta / f"{prefix}_1N_probe_mixed.csv"
+    return galleries, _read_template_subjects(probes, template) if galleries and probes.is_file() else None
+
+
+def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubjects:
+    reader = csv.reader(_text(path).splitlines())
+    subject_of: dict[int, int] = {}
+    try:
+        next(reader, None)
+        for row in reader:
+            if row:
+                number, subject = int(row[0]), int(row[1])
+                if max(abs(number), abs(subject)) >= _MAX_ID:
+                    raise ValueError("a number is too large")
+                if subject_of.setdefault(number, subject) != subject:
+                    raise ValueError(f"template {number} has the subject {subject_of[number]} before")
+    except (ValueError, IndexError, csv.Error) as error:
+        raise PairsError(
+            f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
+            f"integers, with one subject for each template ({error_reason(error)})"
+        ) from None
+    if not subject_of:
+        raise PairsError(
+            f"{path}: the list has no templates; download it again, or remove the files `*_1N_*.csv` to evaluate "
+            "without the 1:N protocol"
+        )
+    ids = np.array(sorted(subject_of), np.int64)
+    _check_known(template, ids, path)
+    return TemplateSubjects(ids, np.array([subject_of[int(number)] for number in ids], np.int64))
+
+
+def _check_known(template: np.ndarray, listed: np.ndarray, path: Path) -> None:
+    """Check that every listed template has an image."""
+    unknown = np.setdiff1d(listed, template)
+    if len(unknown):
+        raise PairsError(
+            f"{path}: {len(unknown):,} templates have no image, among them template {unknown[0]}"
+        )
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise PairsError(f"{path}: no such file; docs/evaluation.md lists the files of the set")
+
+
+def _text(path: Path) -> str:
+    _require(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PairsError(f"{path}: {error_reason(error)}") from error

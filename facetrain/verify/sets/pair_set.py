@@ -1,0 +1,90 @@
+"""Verification sets of image pairs, read from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.formats.bin_groups import groups_path
+from facetrain.data.formats.bin_subjects import read_subjects
+from facetrain.data.formats.landmark_file import read_landmarks_beside
+from facetrain.data.formats.pair_archives import (
+    SUFFIXES,
+    find_pair_archive,
+    is_pair_archive,
+    read_pair_archive,
+)
+from facetrain.errors import PairsError
+from facetrain.verify.sets.known_subjects import known_subjects
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Encoded images in pairs with labels; images 2i and 2i+1 are pair i."""
+
+    name: str
+    images: list[bytes]
+    same: np.ndarray
+    """True for a pair of one person, bool (pairs,)."""
+    subject: np.ndarray | None = None
+    """Subject id of each image, int (2 × pairs,) from 0 without gaps; None if unknown."""
+    groups: Path | None = None
+    """Slice table with the groups of people, beside the set; None if there is none."""
+    landmarks: np.ndarray | None = None
+    """Landmarks of each image for networks that take them, (2 × pairs, 5, 2), see `data/formats/landmark_file.py`."""
+    path: Path | None = None
+    """File or folder that the set was read from; None for a generated set."""
+
+
+def load_pair_set(target: str, folder: Path) -> PairSet:
+    """Read a set in any form of `pair_archives`, by its path or by its name in `folder`, and the tables beside it.
+
+    Without a table of subjects, those of a published list are used if the set is one, see `known_subjects`.
+
+    Raises:
+        PairsError: the set does not exist (the message lists the sets of the folder), cannot be read, or its table of
+            subjects does not belong to it.
+    """
+    path = Path(target)
+    if path.suffix not in SUFFIXES and not (path.is_dir() and is_pair_archive(path)):
+        path = find_pair_archive(target, folder) or folder / f"{target}.bin"
+    if not is_pair_archive(path):
+        names = (
+            sorted(p.stem for p in path.parent.glob("*") if is_pair_archive(p))
+            if path.parent.is_dir()
+            else []
+        )
+        hint = f"there are {', '.join(names)}" if names else f"{path.parent} has no .bin files"
+        raise PairsError(f"{path}: no such verification set; {hint}")
+    images, same = read_pair_archive(path)
+    groups = groups_path(path)
+    subjects = read_subjects(path, same)
+    if subjects is None:
+        subjects = known_subjects(images, same)
+    landmarks = read_landmarks_beside(path, len(images))
+    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks, path)
+
+
+def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:
+    """Read several sets. A target that is the name of a `generated` set is that set.
+
+    Raises:
+        PairsError: as `load_pair_set`, or two sets have the same name.
+    """
+    by_name = {pairs.name: pairs for pairs in generated}
+    sets = [by_name.get(target) or load_pair_set(target, folder) for target in targets]
+    require_distinct_names([pairs.name for pairs in sets])
+    return sets
+
+
+def require_distinct_names(names: list[str]) -> None:
+    """Check that no two evaluation sets have the same name, because results are stored by name.
+
+    Raises:
+        PairsError: two names are equal.
+    """
+    if len(set(names)) < len(names):
+        raise PairsError(f"two evaluation sets have the same name: {', '.join(sorted(names))}; rename one")

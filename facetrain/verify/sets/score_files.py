@@ -1,0 +1,304 @@
+"""Scores and embeddings of other systems: CSV files of scored pairs, and pair lists for files of embeddings.
+
+A score file is a CSV file with a header line and one row for each pair. Columns:
+
+    score        similarity of the pair; higher means more similar, on any scale. Or `distance`: lower is more similar.
+    genuine      1 or true for two images of one person, 0 or false for two people
+    pair         name of the pair, unique; without it, the number of the row from 0
+    subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
+    quality      quality of the worse image of the pair, or `quality_1` and `quality_2`, for the error-versus-discard
+                 curve
+    any other    slices, see `slice_table`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
+
+`FILE.csv:COLUMN` takes the score from another column; `FILE.csv:distance` is a distance. The table of BFW is read too,
+see `pair_columns`.
+
+A pair list is a CSV file with the columns `first` and `second`, the names of two images in the file of embeddings,
+`genuine`, and the optional columns above.
+"""
+
+# P pairs
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.formats.bin_subjects import contradicting_pair
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.embedding_files import SUFFIXES, Embeddings, load_embeddings
+from facetrain.embeddings.normalization import REJECTED, is_rejected
+from facetrain.errors import DataError
+from facetrain.files import listed
+from facetrain.verify.metrics.score_scale import COSINE, range_scale, scale_of
+from facetrain.verify.metrics.scored_pairs import ScoredPairs
+from facetrain.verify.sets.csv_columns import read_columns
+from facetrain.verify.sets.pair_columns import (
+    NO_SLICES,
+    SUBJECTS,
+    pair_slices,
+    read_pair_quality,
+    score_file_and_column,
+    unify_columns,
+)
+from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
+from facetrain.verify.verification import inferred_subjects
+
+_GENUINE = {"1": True, "true": True, "0": False, "false": False}
+_NAMED = 3
+"""Most pairs that a message names."""
+_PAIRS_AT_ONCE = 1 << 14
+"""Pairs whose embeddings are in memory at one time."""
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Pairs of a score file, or of a pair list with embeddings."""
+
+    path: Path
+    """File that the scores are from, for messages."""
+    pair: Sequence[str]
+    """Name of each pair, unique."""
+    scored: ScoredPairs
+    columns: dict[str, np.ndarray]
+    """Slices: value of every pair, str (P,), by column."""
+    quality: np.ndarray | None = None
+    """Quality of every pair, float (P,); None without a column `quality`."""
+
+
+def is_score_file(path: Path) -> bool:
+    """Return whether a path has the suffix of a score file or of a file of embeddings, not of a model."""
+    return score_file_and_column(path)[0].suffix == ".csv" or path.suffix in SUFFIXES
+
+
+def read_scores(path: Path) -> ScoreTable:
+    """Read a score file, `FILE.csv`, or one score column of it, `FILE.csv:COLUMN`.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, or a row has a value that is not allowed.
+    """
+    path, column = score_file_and_column(path)
+    texts = read_columns(path)
+    names = list(texts)
+    texts = unify_columns(path, texts, score=column, need_score=True)
+    if ("score" in texts) == ("distance" in texts):
+        raise DataError(
+            f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance; give the "
+            f"column to use as {path}:COLUMN"
+        )
+    is_distance = "distance" in texts
+    score_P = _take_numbers(path, "distance" if is_distance else "score", texts)
+    if is_distance:
+        score_P = 0.0 - score_P  # not −0.0 for a distance of 0
+    table = _score_table(path, texts, score_P)
+    # Distances up to 1 are scores from −1 to 0, but no cosines.
+    scale = range_scale(score_P) if is_distance else scale_of(score_P)
+    return replace(table, scored=replace(table.scored, scale=scale))
+
+
+def read_scored_pairs(embeddings: Path, pair_list: Path) -> ScoreTable:
+    """Read a pair list, and score its pairs by the cosine of the embeddings of a `.npz` or `.parquet` file.
+
+    Raises:
+        DataError: a file cannot be read, or the list names an image that has no embedding, or more than one.
+    """
+    return score_pair_list(load_embeddings(embeddings), embeddings, pair_list)
+
+
+def score_pair_list(loaded: Embeddings, embeddings: Path, pair_list: Path) -> ScoreTable:
+    """Read a pair list, and score its pairs by the cosine of embeddings that were loaded from `embeddings`.
+
+    Raises:
+        DataError: as `read_scored_pairs`.
+    """
+    texts = unify_columns(pair_list, read_columns(pair_list), score=None, need_score=False)
+    first_P, second_P = (
+        _rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")
+    )
+    table = _score_table(pair_list, texts, _cosines(loaded.embedding, first_P, second_P))
+    used_N = items_of_pairs(first_P, second_P, len(loaded.embedding))
+    rejected = int(is_rejected(loaded.embedding)[used_N].sum())
+    scored = replace(table.scored, rejected=rejected)
+    if not set(SUBJECTS) <= texts.keys():
+        subject_N = _subjects_of_images(loaded, scored.same_P, first_P, second_P, used_N)
+        scored = replace(scored, first_P=first_P, second_P=second_P, subject_N=subject_N)
+    return replace(table, path=embeddings, scored=scored)
+
+
+def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
+    """Read another system's scores, or embeddings, of the pairs of a set, in the order of the set.
+
+    Raises:
+        DataError: the file cannot be read, or its number of rows or its labels differ from those of the set.
+    """
+    pair_P = np.arange(len(target.same))
+    subject_N = target.subject if target.subject is not None else inferred_subjects(target)
+    if path.suffix in SUFFIXES:
+        embedding_ND = load_embeddings(path).embedding
+        if len(embedding_ND) != 2 * len(pair_P):
+            raise DataError(
+                f"{path}: {len(embedding_ND):,} embeddings; {target.name} has {2 * len(pair_P):,} images, two for "
+                "each pair in the order of the set"
+            )
+        score_P, scale = _cosines(embedding_ND, 2 * pair_P, 2 * pair_P + 1), COSINE
+        rejected = int(is_rejected(embedding_ND).sum())
+    else:
+        other = read_scores(path).scored
+        _require_same_labels(path, other.same_P, target.same, target.name)
+        score_P, scale, rejected = other.score_P, other.scale, 0
+    return ScoredPairs(score_P, target.same, 2 * pair_P, 2 * pair_P + 1, subject_N, scale, rejected)
+
+
+def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
+    """Return the scores of `other` in the order of the pairs of `table`, with the subjects of `table`.
+
+    Raises:
+        DataError: the two have different pairs or labels.
+    """
+    row = {name: at for at, name in enumerate(other.pair)}
+    missing = [name for name in table.pair if name not in row]
+    if missing or len(other.pair) != len(table.pair):
+        named = f"; pair {', '.join(missing[:_NAMED])} is missing" if missing else ""
+        raise DataError(
+            f"{other.path}: {len(other.pair):,} pairs, but {table.path} has {len(table.pair):,}{named}; two systems "
+            "are compared on the same pairs"
+        )
+    order_P = np.array([row[name] for name in table.pair])
+    _require_same_labels(other.path, other.scored.same_P[order_P], table.scored.same_P, str(table.path))
+    scored = other.scored
+    return replace(
+        table.scored, score_P=scored.score_P[order_P], scale=scored.scale, rejected=scored.rejected
+    )
+
+
+def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -> ScoreTable:
+    same_P = _labels(path, texts)
+    pair = texts.get("pair") or [str(number) for number in range(len(same_P))]
+    if len(set(pair)) < len(pair):
+        [(twice, _)] = Counter(pair).most_common(1)
+        raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
+    index_P = np.arange(len(same_P))
+    scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P))
+    texts = {name: values for name, values in texts.items() if name not in NO_SLICES}
+    quality = read_pair_quality(path, texts)
+    return ScoreTable(path, pair, scored, pair_slices(path, texts), quality)
+
+
+def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:
+    """Return the subject id of both sides of each pair, int (2P,): without columns, genuine sides are one subject."""
+    given = [name for name in SUBJECTS if name in texts]
+    if len(given) == 1:
+        raise DataError(
+            f"{path}: has a column {given[0]} only; give both {' and '.join(SUBJECTS)}, or neither"
+        )
+    if given:
+        sides = zip(texts[SUBJECTS[0]], texts[SUBJECTS[1]], strict=True)
+        subjects = [subject for side in sides for subject in side]
+        wrong = contradicting_pair(subjects, same_P.tolist())
+        if wrong is not None:
+            raise DataError(
+                f"{path}, row {wrong + 2}: genuine is {texts['genuine'][wrong]}, but the people are "
+                f"{subjects[2 * wrong]!r} and {subjects[2 * wrong + 1]!r}; correct one of the columns"
+            )
+        return dense_ids(subjects)
+    index_P = np.arange(len(same_P))
+    return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
+
+
+def _subjects_of_images(
+    loaded: Embeddings, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, used_N: np.ndarray
+) -> np.ndarray:
+    """Return the subject id of each image, int (N,): its label, or what genuine pairs connect if one has no label."""
+    label_N = np.asarray(loaded.label)
+    agree = ((label_N[first_P] == label_N[second_P]) == same_P).all()
+    if (label_N[used_N] < 0).any() or not agree:
+        label_N = connected_subjects(first_P, second_P, same_P, len(label_N))
+    return subjects_of_items(label_N, used_N)
+
+
+def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:
+    if "genuine" not in texts:
+        raise DataError(
+            f"{path}: no column genuine; add it, with 1 for two images of one person and 0 for two people"
+        )
+    values = texts["genuine"]
+    wrong = next((row for row, value in enumerate(values) if value.lower() not in _GENUINE), None)
+    if wrong is not None:
+        raise DataError(
+            f"{path}, row {wrong + 2}: genuine is {values[wrong]!r}; allowed are 1, 0, true and false"
+        )
+    if not values:
+        raise DataError(f"{path}: no rows below the header line")
+    return np.array([_GENUINE[value.lower()] for value in values])
+
+
+def _take_numbers(path: Path, column: str, texts: dict[str, list[str]]) -> np.ndarray:
+    """Remove a column from the table, and return its numbers: float64 (P,)."""
+    values = texts.pop(column)  # millions of texts: the numbers take a seventh of their memory
+    number_P = np.fromiter(map(_finite_or_nan, values), np.float64, len(values))
+    wrong = np.flatnonzero(~np.isfinite(number_P))
+    if len(wrong):
+        least = "highest distance" if column == "distance" else "lowest score"
+        raise DataError(
+            f"{path}, row {wrong[0] + 2}: {column} is {values[wrong[0]]!r}, not a finite number; "
+            f"{len(wrong):,} of {len(number_P):,} rows have no {column}. Give pairs that the system could not process "
+            f"the {least} of the other rows"
+        )
+    return number_P
+
+
+def _finite_or_nan(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _rows_of_images(
+    path: Path, side: str, texts: dict[str, list[str]], embeddings: Path, loaded: Embeddings
+) -> np.ndarray:
+    """Return the row of the embedding of each image of a column: int (P,)."""
+    if side not in texts:
+        raise DataError(f"{path}: no column {side}; a pair list has the columns first, second and genuine")
+    row: dict[str, int] = {}
+    twice = {name for at, name in enumerate(loaded.name) if row.setdefault(name, at) != at}
+    listed = texts[side]
+    if listed and listed[0] not in row:
+        # Embeddings of a list file are named by whole paths; the pairs may be paths inside the folder of the images.
+        inside = [name for name in row if name.endswith(f"/{listed[0]}")]
+        folder = inside[0].removesuffix(listed[0]) if len(inside) == 1 else ""
+        listed = [folder + name for name in listed]
+    for number, name in enumerate(listed, start=2):
+        if name not in row or name in twice:
+            fault = "more than one embedding" if name in twice else "no embedding"
+            raise DataError(f"{path}, row {number}: the image {name!r} has {fault} in {embeddings}")
+    return np.array([row[name] for name in listed], np.int64)
+
+
+def _cosines(unit_ND: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
+    """Return the cosine of the rows of each pair, float64 (P,), computed as for the pairs of a set."""
+    unit = np.asarray(unit_ND, np.float64)
+    rejected_N = is_rejected(unit)
+    unit /= np.where(rejected_N, 1, np.linalg.norm(unit, axis=1))[:, None]
+    cosine_P = np.empty(len(first_P))
+    for start in range(0, len(first_P), _PAIRS_AT_ONCE):
+        at = slice(start, start + _PAIRS_AT_ONCE)
+        cosine_P[at] = 1 - np.square(unit[first_P[at]] - unit[second_P[at]]).sum(1) / 2
+    cosine_P[rejected_N[first_P] | rejected_N[second_P]] = REJECTED
+    return cosine_P
+
+
+def _require_same_labels(path: Path, same_P: np.ndarray, expected_P: np.ndarray, name: str) -> None:
+    if len(same_P) != len(expected_P):
+        raise DataError(f"{path}: {len(same_P):,} pairs, but {name} has {len(expected_P):,}")
+    wrong = np.flatnonzero(same_P != expected_P)
+    if len(wrong):
+        raise DataError(
+            f"{path}: genuine differs from the labels of {name} in {len(wrong):,} pairs, first in pair {wrong[0]}; the "
+            "rows must be in the order of the set"
+        )

@@ -1,0 +1,213 @@
+"""Evaluation sets for identification: TinyFace, and MegaFace's probes and distractors.
+
+Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, original or aligned images
+gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      subject lists, in that folder or its parent; without
+them, `7_2.jpg` is an image of subject 7
+
+probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or the original ones:
+facescrub_images/NAME/*.jpg  megaface_images/**/*.jpg
+facescrub_noises.txt         megaface_noises.txt            InsightFace's noise lists: images to exclude
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.errors import PairsError
+from facetrain.files import error_reason
+from facetrain.verify.sets.lazy_files import LazyFiles
+
+_MEGAFACE_FOLDERS = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
+_SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")
+"""Number of a subject at the beginning of a file name of TinyFace."""
+_NOISE_LIST_FOLDERS = 2
+"""Folders above an image that a noise list may name: MegaFace has images of one name in several folders."""
+
+
+@dataclass(frozen=True)
+class SearchSet:
+    """Probes, and the gallery in which they are searched."""
+
+    name: str
+    probes: Sequence[bytes]
+    probe_subject: np.ndarray
+    """Subject id of each probe, int from 0."""
+    gallery: Sequence[bytes]
+    gallery_subject: np.ndarray
+    """Subject id of each gallery image; −1 for a distractor, the mate of no probe."""
+
+
+@dataclass(frozen=True)
+class DistractorSet:
+    """Several images of each person, and distractors among which a person's images are searched."""
+
+    name: str
+    probes: Sequence[bytes]
+    subject: np.ndarray
+    """Subject id of each probe, int from 0 without gaps."""
+    distractors: Sequence[bytes]
+    excluded_images: int = 0
+    """Number of probes and distractors that the noise lists exclude."""
+
+
+def is_tinyface(folder: Path) -> bool:
+    """Return whether a folder has the layout of TinyFace."""
+    return _tinyface_root(folder) is not None
+
+
+def is_megaface(folder: Path) -> bool:
+    """Return whether a folder has the layout of MegaFace."""
+    return _megaface_folders(folder) is not None
+
+
+def open_tinyface(folder: Path, name: str) -> SearchSet:
+    """List the probes and the gallery of TinyFace (Cheng, Zhu and Gong, "Low-resolution face recognition", 2018).
+
+    Raises:
+        PairsError: a list cannot be read, or a file name does not begin with a subject number.
+    """
+    root = _tinyface_root(folder)
+    assert root is not None, "is_tinyface(folder) holds"
+    matches, match_subjects = _labeled_images(root, "Gallery_Match", "gallery_match", "gallery")
+    probes, probe_subjects = _labeled_images(root, "Probe", "probe", "probe")
+    distractors = _images(root / "Gallery_Distractor")
+    subject = dense_ids([*probe_subjects, *match_subjects])
+    return SearchSet(
+        name,
+        LazyFiles(probes),
+        subject[: len(probes)],
+        LazyFiles([*matches, *distractors]),
+        np.append(subject[len(probes) :], np.full(len(distractors), -1)),
+    )
+
+
+def open_megaface(folder: Path, name: str) -> DistractorSet:
+    """List the probes, one folder per person, and the distractors of MegaFace, without the images on noise lists.
+
+    Raises:
+        PairsError: no person has two images, there are no distractors, or a noise list cannot be read.
+    """
+    folders = _megaface_folders(folder)
+    assert folders is not None, "is_megaface(folder) holds"
+    found = [_images(part) for part in folders]
+    lists = (folder / f"{part}_noises.txt" for part in ("facescrub", "megaface"))
+    probes, distractors = (
+        exclude_listed(images, read_noise_list(path)) for images, path in zip(found, lists, strict=True)
+    )
+    excluded = sum(map(len, found)) - len(probes) - len(distractors)
+    subject = dense_ids([path.relative_to(folders[0]).parts[0] for path in probes])
+    # `rank1@1000` uses the first 1000 distractors: a fixed shuffle makes them a random sample, the same each time.
+    np.random.default_rng(0).shuffle(distractors)
+    if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
+        raise PairsError(
+            f"{folder}: found {len(probes):,} probes and {len(distractors):,} distractors; at least one person "
+            "must have two images in a folder of the same name, and there must be a distractor"
+        )
+    return DistractorSet(name, LazyFiles(probes), subject, LazyFiles(distractors), excluded)
+
+
+def _tinyface_root(folder: Path) -> Path | None:
+    for root in (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set"):
+        if (root / "Gallery_Match").is_dir() and (root / "Probe").is_dir():
+            return root
+    return None
+
+
+def _megaface_folders(folder: Path) -> tuple[Path, Path] | None:
+    for probes, distractors in _MEGAFACE_FOLDERS:
+        if (folder / probes).is_dir() and (folder / distractors).is_dir():
+            return folder / probes, folder / distractors
+    return None
+
+
+def _images(folder: Path) -> list[Path]:
+    """Return the images in a folder and the folders inside it, without hidden ones."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _labeled_images(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:
+    """Return the images of a folder and their subject numbers, from the official list or from the file names."""
+    for place in (root, root.parent):
+        path = place / f"{list_name}_img_ID_pairs.mat"
+        if path.is_file():
+            names, subjects = _read_subject_list(path, key)
+            return [root / folder / name for name in names], subjects
+    paths = _images(root / folder)
+    subjects = []
+    for path in paths:
+        number = path.name.split("_")[0]
+        if not _SUBJECT_NUMBER.fullmatch(number):
+            raise PairsError(
+                f"{path}: the file name does not begin with a subject number and `_`; rename it, or put "
+                f"{list_name}_img_ID_pairs.mat into {root}"
+            )
+        subjects.append(int(number))
+    if not paths:
+        raise PairsError(f"{root / folder}: the folder has no images")
+    return paths, subjects
+
+
+def _read_subject_list(path: Path, key: str) -> tuple[list[str], list[int]]:
+    """Read file names and subject numbers from TinyFace's MATLAB file."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path, variable_names=[f"{key}_set", f"{key}_ids"])
+        names = [str(np.asarray(cell).item()) for cell in content[f"{key}_set"].ravel()]
+        subjects = [int(number) for number in content[f"{key}_ids"].ravel()]
+    except Exception as error:  # scipy raises many types for a file that is not a MATLAB file
+        raise PairsError(f"{path}: not a subject list of TinyFace ({error_reason(error)})") from error
+    # A name with a folder could lead out of the set.
+    if len(names) != len(subjects) or any(Path(name).name != name for name in names):
+        raise PairsError(
+            f"{path}: {len(names):,} file names and {len(subjects):,} subject numbers, or a name with a folder"
+        )
+    return names, subjects
+
+
+def read_noise_list(path: Path) -> set[str]:
+    """Return the image names of a noise list, in the normal form of `exclude_listed`; empty if there is no file.
+
+    Lines that begin with # are comments. Of a line with tabs, the second column is the name.
+
+    Raises:
+        PairsError: the file cannot be read as UTF-8 text.
+    """
+    if not path.exists():
+        return set()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PairsError(f"{path}: cannot read the noise list: {error_reason(error)}") from error
+    columns = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
+    return {_normal_name((column[1] if len(column) > 1 else column[0]).strip()) for column in columns}
+
+
+def exclude_listed(images: Iterable[Path], listed: set[str]) -> list[Path]:
+    """Return the images that a noise list does not name, either by file name or with the two folders above it."""
+    if not listed:
+        return list(images)
+    return [
+        path
+        for path in images
+        if not listed
+        & {_normal_name(path.name), _normal_name("/".join(path.parts[-1 - _NOISE_LIST_FOLDERS :]))}
+    ]
+
+
+def _normal_name(name: str) -> str:
+    """Remove the suffix, blanks and underscores of a file name."""
+    # Alignment tools change the suffix, and FaceScrub exists with blanks and with underscores in its names.
+    return re.sub(r"\.[A-Za-z]+$|[ _]", "", name)

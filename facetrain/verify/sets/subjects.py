@@ -1,0 +1,46 @@
+"""Subject ids of images or templates, derived from equal keys or from genuine pairs."""
+
+# N items that are compared (images or templates)   P pairs
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def connected_subjects(
+    first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray, count: int
+) -> np.ndarray:
+    """Return the subject id of each of `count` items, from 0 without gaps: int64 (N,).
+
+    Subjects are the connected components of the graph of genuine pairs (`same_P`). A person whose images
+    no chain of genuine pairs connects counts as several subjects; two people are never merged.
+    """
+    first, second = first_P[same_P], second_P[same_P]
+    lowest_N, before_N = np.arange(count), np.full(count, -1)
+    # Label propagation with pointer jumping: each item takes the lowest id among its pairs and among the items
+    # that it points to. A chain of n items takes about log2(n) passes instead of n.
+    while not np.array_equal(lowest_N, before_N):
+        before_N = lowest_N.copy()
+        lower = np.minimum(lowest_N[first], lowest_N[second])
+        for side in (first, second):
+            np.minimum.at(lowest_N, lowest_N[side], lower)
+            np.minimum.at(lowest_N, side, lower)
+        lowest_N = lowest_N[lowest_N]
+    return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
+
+
+def items_of_pairs(first_P: np.ndarray, second_P: np.ndarray, count: int) -> np.ndarray:
+    """Return which of `count` items are in a pair: bool (N,)."""
+    used_N = np.zeros(count, bool)
+    used_N[first_P] = used_N[second_P] = True
+    return used_N
+
+
+def subjects_of_items(subject_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
+    """Return new ids from 0 without gaps for the subjects of the items in use, bool (N,); −1 for others: int64 (N,).
+
+    The bootstrap draws as many subjects as there are ids: people who are in no comparison would narrow its intervals.
+    """
+    dense_N = np.full(len(subject_N), -1)
+    dense_N[used_N] = np.unique(subject_N[used_N], return_inverse=True)[1]
+    return dense_N

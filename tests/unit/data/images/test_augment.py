@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from facetrain.data.images.augment import Augment, BufferPool, normalize
+from facetrain.data.images.jpeg_compression import recompress
+
+
+def test_a_buffer_is_used_again_as_soon_as_nothing_refers_to_it():
+    buffers = BufferPool()
+    first = buffers.array((4, 2), np.float32)
+    address = first.ctypes.data
+    held = torch.from_numpy(first)[1:]
+    del first
+    assert buffers.array((4, 2), np.float32).ctypes.data != address
+    del held
+    assert address in {buffers.array((4, 2), np.float32).ctypes.data for _ in range(2)}
+    assert buffers.array((2, 4), np.float32).shape == (2, 4)
+
+
+def images(count=6):
+    return torch.randint(
+        0, 256, (count, 20, 20, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+
+
+ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop", "erase", "jpeg")}
+
+
+def test_normalized_pixels_lie_between_minus_one_and_one_in_channels_last():
+    image = normalize(torch.tensor([0, 255, 127], dtype=torch.uint8).expand(1, 2, 2, 3).contiguous())
+    assert image[0, :, 0, 0].tolist() == pytest.approx([-1, 1, -1 / 255], abs=1e-6)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_only():
+    augment = Augment(1, **ALL)
+    sample = torch.arange(6)
+    whole = augment(images(), sample, 3)
+    parts = torch.cat([augment(images()[rows], sample[rows], 3) for rows in ([0, 1], [2], [3, 4, 5])])
+    torch.testing.assert_close(whole, parts)
+    assert not torch.equal(whole, augment(images(), sample, 4))
+    assert not torch.equal(whole, Augment(2, **ALL)(images(), sample, 3))
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_each_augmentation_changes_images_with_its_probability(name):
+    many = images(400)
+    off = {"flip": 0.0}
+    plain = Augment(0, **off)(many, torch.arange(400), 0)
+    changed = Augment(0, **(off | {name: 0.25}))(many, torch.arange(400), 0)
+    share = (changed != plain).flatten(1).any(1).float().mean().item()
+    assert 0.17 < share < 0.33
+    assert changed.min() >= -1.0001 and changed.max() <= 1.0001 and changed.shape == plain.shape
+
+
+def test_low_resolution_keeps_the_means_of_areas_of_the_given_size():
+    many = images(100)
+    augment = Augment(0, flip=0, low_resolution=1.0, low_resolution_sizes=[4, 5])
+    small = [F.interpolate(normalize(many), (size, size), mode="area") for size in (4, 5)]
+    expected = [F.interpolate(one, (20, 20), mode="bilinear") for one in small]
+    changed = augment(many, torch.arange(100), 0)
+    counts = [
+        sum(torch.allclose(a, b, atol=1e-5) for a, b in zip(changed, one, strict=True)) for one in expected
+    ]
+    assert sum(counts) == 100 and min(counts) > 35
+
+
+def test_flip_mirrors_and_gray_has_equal_channels():
+    plain = normalize(images())
+    torch.testing.assert_close(Augment(0, flip=1.0)(images(), torch.arange(6), 0), plain.flip(3))
+    gray = Augment(0, flip=0, gray=1.0)(images(), torch.arange(6), 0)
+    torch.testing.assert_close(gray[:, 0], gray[:, 2])
+
+
+@pytest.mark.parametrize("quality", [20, 60, 92])
+def test_simulated_jpeg_artifacts_resemble_those_of_opencv(quality):
+    import cv2
+
+    smooth = cv2.GaussianBlur(images(1)[0].numpy(), (0, 0), 2)
+    _, data = cv2.imencode(".jpg", smooth[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    expected = cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1].astype(np.float32)
+    ours = recompress(normalize(torch.from_numpy(smooth)[None]), torch.tensor([float(quality)]))
+    ours = (ours[0].permute(1, 2, 0).numpy() + 1) * 127.5
+    damage = np.abs(expected - smooth).mean()
+    assert np.abs(ours - expected).mean() < 0.35 * damage + 0.6

@@ -1,0 +1,106 @@
+import struct
+
+import cv2
+import numpy as np
+import pytest
+
+from facetrain.data.images.decode import decode_rgb, encode_jpeg
+from facetrain.data.images.header import (
+    IMAGE_SUFFIXES,
+    is_complete_jpeg,
+    jpeg_orientation,
+    read_header,
+    suffix_of,
+)
+from facetrain.errors import ImageError
+from tests.support.exif import turned_jpeg
+
+FORMATS = {
+    ".jpg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WebP", ".avif": "AVIF", ".pgm": "PNM", ".ppm": "PNM",
+    ".tif": "TIFF", ".jp2": "JPEG 2000", ".gif": "GIF", ".ras": "Sun raster",
+}  # fmt: skip
+
+
+def photo(height=96, width=160):
+    image = np.full((height, width, 3), 60, np.uint8)
+    image[: height // 2, : width // 2] = 220
+    return image
+
+
+@pytest.mark.parametrize("suffix", sorted(FORMATS))
+def test_format_and_size_are_read_and_the_image_is_decoded(suffix):
+    if not cv2.haveImageWriter(suffix):
+        pytest.skip(f"this OpenCV is built without {suffix}")
+    image = photo()[..., 0] if suffix == ".pgm" else photo()
+    data = cv2.imencode(suffix, image)[1].tobytes()
+    assert suffix in IMAGE_SUFFIXES
+    assert read_header(data) == (FORMATS[suffix], 160, 96)
+    decoded = decode_rgb(data, location="x")
+    assert decoded.shape == (96, 160, 3)
+    assert np.abs(decoded.mean((0, 1)) - photo().mean((0, 1))).max() < 6  # the palette of GIF adds noise
+    assert (decoded[:48, :80].mean() > 180) and (decoded[48:].mean() < 100)
+    for end in (4, 12, 20):
+        assert read_header(data[:end]) is None or end > 10
+
+
+@pytest.mark.parametrize("quality", [60, 101])
+def test_lossy_and_lossless_webp_have_different_headers(quality):
+    data = cv2.imencode(".webp", photo(), [cv2.IMWRITE_WEBP_QUALITY, quality])[1].tobytes()
+    assert read_header(data) == ("WebP", 160, 96) and suffix_of(data) == ".webp"
+
+
+def test_a_bmp_of_os2_has_16_bit_sizes():
+    pixels = np.arange(8 * 16 * 3, dtype=np.uint8).reshape(8, 16, 3)
+    header = struct.pack("<2sIIIIHHHH", b"BM", 26 + pixels.nbytes, 0, 26, 12, 16, 8, 1, 24)
+    data = header + pixels[::-1].tobytes()
+    assert read_header(data) == ("BMP", 16, 8)
+    np.testing.assert_array_equal(decode_rgb(data, location="x"), pixels[..., ::-1])
+
+
+def test_a_header_of_pnm_may_have_comments():
+    assert read_header(b"P5\n# made by a camera\n92 # width\n112\n255\n...") == ("PNM", 92, 112)
+    assert read_header(b"P5 is not an image") is None and suffix_of(b"text") == ".bin"
+
+
+def test_images_with_an_orientation_tag_are_turned_upright():
+    upright = photo()
+    for orientation, back in ((3, 2), (6, 1), (8, 3)):
+        stored = np.rot90(upright, back).copy()  # as the sensor of a turned camera sees it
+        data = turned_jpeg(stored, orientation)
+        assert jpeg_orientation(data) == orientation
+        decoded = decode_rgb(data, location="x")
+        assert decoded.shape == upright.shape and np.abs(decoded.astype(int) - upright).mean() < 6
+    assert jpeg_orientation(encode_jpeg(upright, 90)) == 1
+
+
+@pytest.mark.parametrize("depth", ["cmyk", "16 bits"])
+def test_cmyk_and_16_bit_images_become_8_bit_rgb(depth):
+    if depth == "cmyk":
+        Image = pytest.importorskip("PIL.Image")
+        import io
+
+        file = io.BytesIO()
+        Image.fromarray(photo()).convert("CMYK").save(file, "JPEG")
+        data = file.getvalue()
+    else:
+        data = cv2.imencode(".png", photo().astype(np.uint16) * 257)[1].tobytes()
+    decoded = decode_rgb(data, location="x")
+    assert decoded.dtype == np.uint8 and np.abs(decoded.astype(int) - photo()).mean() < 6
+
+
+def test_a_jpeg_with_fill_bytes_before_a_marker_has_a_size():
+    data = encode_jpeg(photo(), 90)
+    assert read_header(data[:2] + b"\xff\xff" + data[2:]) == ("JPEG", 160, 96)
+    assert read_header(data[:2] + b"\0" + data[2:]) is None
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
+    jpeg, thumbnail = encode_jpeg(photo(), 90), encode_jpeg(photo(24, 40), 90)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + thumbnail
+    for data in (jpeg, jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]):
+        for complete in (data, data + b"\0" * 8, data[:2] + b"garbage" + data[2:] + b"\n"):
+            assert is_complete_jpeg(complete)
+        for end in (len(data) - 3, len(data) // 2, len(data) - len(jpeg) + 40, 30):
+            assert not is_complete_jpeg(data[:end])
+            with pytest.raises(ImageError):
+                decode_rgb(data[:end], location="x")

@@ -1,0 +1,197 @@
+import multiprocessing
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.reader_pool import ReaderPool
+from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import ImageError, RecordError, RunError
+from tests.support.datasets import encoded_image, write_records
+
+SMALL = LoaderSettings(local_batch_size=4, image_size=16, workers=1)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return open_dataset(write_records(tmp_path, [n % 7 for n in range(40)]))
+
+
+def collect(dataset, world_size, *, start=0, workers=2, global_batch=12, accumulate=1):
+    """Return per step the rows that all ranks together see, micro-batch by micro-batch."""
+    sampler = GlobalSampler(dataset.num_images, seed=9, global_batch_size=global_batch)
+    local = global_batch // world_size // accumulate
+    ranks = []
+    for rank in range(world_size):
+        settings = LoaderSettings(local, accumulate=accumulate, image_size=16, workers=workers)
+        loader = Loader(
+            dataset, sampler, settings, rank=rank, world_size=world_size, start_step=start, stop_step=7
+        )
+        ranks.append(list(loader))
+        loader.close()
+    steps = []
+    for per_rank in zip(*ranks, strict=True):
+        micro = [batch for parts in zip(*per_rank, strict=True) for batch in parts]
+        steps.append(
+            [torch.cat([getattr(b, f) for b in micro]) for f in ("sample_B", "label_B", "image_BHWC")]
+        )
+    return steps
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_global_batch_is_the_same_for_any_number_of_ranks_and_workers(dataset, world_size):
+    alone = collect(dataset, 1)
+    together = collect(dataset, world_size, workers=1)
+    assert len(alone) == 7
+    for a, b in zip(alone, together, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_the_micro_batches_of_a_step_form_its_global_batch(dataset):
+    for a, b in zip(collect(dataset, 1), collect(dataset, 2, accumulate=2), strict=True):
+        assert torch.equal(a[0], b[0])
+
+
+def test_a_loader_that_starts_at_a_later_step_continues_the_same_order(dataset):
+    whole, rest = collect(dataset, 1), collect(dataset, 1, start=4)
+    assert torch.equal(torch.cat([s[0] for s in whole[4:]]), torch.cat([s[0] for s in rest]))
+
+
+def test_images_and_labels_match_the_dataset_indices(dataset):
+    sample, label, image = collect(dataset, 1)[0]
+    assert torch.equal(label, torch.from_numpy(dataset.labels[sample.numpy()]))
+    import cv2
+
+    expected = cv2.imdecode(np.frombuffer(encoded_image(int(sample[0]) + 1), np.uint8), cv2.IMREAD_COLOR)[
+        ..., ::-1
+    ]
+    np.testing.assert_array_equal(image[0].numpy(), expected)
+
+
+def test_a_batch_keeps_its_content_as_long_as_it_is_referenced(dataset):
+    sampler = GlobalSampler(40, seed=9, global_batch_size=4)
+    loader = Loader(dataset, sampler, SMALL, rank=0, world_size=1, stop_step=20)
+    held = {}
+    for step, (batch,) in enumerate(loader):
+        if step in (0, 3, 4, 5, 6, 11):
+            held[step] = batch, batch.image_BHWC.clone()
+    loader.close()
+    assert all(torch.equal(batch.image_BHWC, image) for batch, image in held.values())
+
+
+class OneBad:
+    """A dataset whose image 5 is damaged."""
+
+    def __init__(self, dataset):
+        self.num_images, self.num_classes, self.labels = (
+            dataset.num_images,
+            dataset.num_classes,
+            dataset.labels,
+        )
+        self.location = dataset.location
+        self._dataset = dataset
+
+    def read(self, number):
+        return b"\xff\xd8 damaged" if number == 5 else self._dataset.read(number)
+
+
+def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
+    sampler = GlobalSampler(40, seed=9, global_batch_size=40)
+    settings = LoaderSettings(local_batch_size=40, image_size=16, workers=0)
+    strict = Loader(OneBad(dataset), sampler, settings, rank=0, world_size=1, stop_step=1)
+    with pytest.raises(ImageError, match="key 6 at byte"):
+        list(strict)
+    strict.close()
+    settings = replace(settings, bad_records="skip")
+    lenient = Loader(OneBad(dataset), sampler, settings, rank=0, world_size=1, stop_step=1)
+    ((batch,),) = list(lenient)
+    lenient.close()
+    row = batch.sample_B.tolist().index(5)
+    assert batch.read_B[row] == 6 and (batch.read_B != batch.sample_B).sum() == 1
+    assert batch.label_B[row] == dataset.labels[6]
+    assert torch.equal(batch.image_BHWC[row], batch.image_BHWC[batch.sample_B.tolist().index(6)])
+    assert len(lenient.skipped) == 1 and "key 6 at byte" in lenient.skipped[0]
+
+
+class UncomparedMessage(str):
+    """Message that is compared with no other one: a dataset can have a million bad images."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise AssertionError("all messages are searched for one")
+
+
+def test_a_message_about_a_bad_image_is_found_without_a_search_of_all_messages(dataset):
+    sampler = GlobalSampler(40, seed=1, global_batch_size=4)
+    loader = Loader(dataset, sampler, replace(SMALL, workers=0), rank=0, world_size=1)
+    first, second, third = (UncomparedMessage(f"image {number}") for number in range(3))
+    loader.skipped = [first]  # those of an earlier stage
+    loader._add_skipped([first, second])
+    loader._add_skipped([second, third, third])
+    loader.close()
+    assert [*map(id, loader.skipped)] == [id(first), id(second), id(third)]
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_closing_ends_the_reading_processes(dataset, taken):
+    sampler = GlobalSampler(40, seed=9, global_batch_size=4)
+    loader = Loader(dataset, sampler, replace(SMALL, workers=2), rank=0, world_size=1)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    loader.close()
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
+    folder = write_records(tmp_path, [n % 7 for n in range(40)])
+    dataset = open_dataset(folder)
+    with (folder / "train.rec").open("r+b") as file:
+        file.seek(int(dataset._catalog.offset[5]))
+        file.write(b"damaged!")
+    sampler = GlobalSampler(40, seed=9, global_batch_size=40)
+    loader = Loader(dataset, sampler, replace(SMALL, local_batch_size=40), rank=0, world_size=1)
+    with pytest.raises(RecordError, match="key 6 at byte .*: no record starts") as caught:
+        next(iter(loader))
+    assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
+    loader.close()
+
+
+def test_a_reading_process_that_is_killed_is_reported(dataset):
+    sampler = GlobalSampler(40, seed=9, global_batch_size=4)
+    loader = Loader(dataset, sampler, SMALL, rank=0, world_size=1)
+    batches = iter(loader)
+    next(batches)
+    (child,) = multiprocessing.active_children()
+    child.kill()
+    with pytest.raises(RunError, match="ended unexpectedly"):
+        list(batches)
+    loader.close()
+
+
+def test_more_requests_than_fit_into_the_connection_of_a_reading_process_are_all_answered(dataset):
+    index = np.arange(16384) % dataset.num_images
+    slots = BatchSlots(3, len(index), 8)
+    pool = ReaderPool(dataset, slots, workers=1, skip_bad=False)
+
+    def read():
+        for slot in range(3):
+            pool.submit(slot, index)
+        for slot in range(3):
+            pool.wait(slot)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(60)
+    assert not reading.is_alive()
+    assert (slots.index == index).all() and slots.image.any((2, 3, 4)).all()
+    pool.close()

@@ -1,0 +1,116 @@
+"""Exact search in blocks, beside a full sort in float64."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from facetrain.embeddings import exact_search, stored_embeddings
+from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.exact_search import search_exactly
+from facetrain.embeddings.normalization import l2_normalize
+from facetrain.embeddings.stored_embeddings import StoredEmbeddings
+from facetrain.errors import DataError
+from facetrain.verify.output.search_results import SearchResults
+
+SIZE = 24
+
+
+def stored(rows, path="gallery.npz"):
+    names = [f"{row}.jpg" for row in range(len(rows))]
+    return StoredEmbeddings.of(Embeddings(np.asarray(rows), names, np.arange(len(rows))), Path(path))
+
+
+def reference(probe, gallery, count):
+    def unit(row):
+        row = row.astype(np.float64)
+        return row / np.maximum(np.linalg.norm(row, axis=1, keepdims=True), 1e-12)
+
+    # Rounded: the order of equal entries must not depend on the last bit of a matrix product.
+    cosine = np.round(unit(probe) @ unit(gallery).T, 12)
+    order = np.argsort(-cosine, axis=1, kind="stable")[:, :count]
+    return order, np.take_along_axis(cosine, order, 1)
+
+
+def hard_gallery(dtype=np.float32):
+    """Return probes and entries with equal, opposite and nearly equal entries, and a row of zeros."""
+    random = np.random.default_rng(0)
+    gallery = random.normal(size=(700, SIZE)).astype(dtype)
+    gallery[100:180] = gallery[3]
+    gallery[300:340] = gallery[3] * (1 + 1e-4 * random.normal(size=(40, SIZE)))
+    gallery[400] = -gallery[3]
+    gallery[500] = 0
+    near = gallery[:9].astype(np.float32) + 0.2 * random.normal(size=(9, SIZE)).astype(np.float32)
+    return np.concatenate([near, gallery[3:4].astype(np.float32), np.zeros((1, SIZE), np.float32)]), gallery
+
+
+def scans():
+    yield pytest.param(None, id="torch")
+    yield pytest.param("faiss", id="faiss")
+
+
+@pytest.fixture(params=scans())
+def scan(request):
+    if request.param is None:
+        return None
+    return exact_search.scan_with_faiss(pytest.importorskip("faiss"))
+
+
+@pytest.mark.parametrize("entries_per_block", [1, 7, 350, 1000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, scan, entries_per_block, dtype):
+    monkeypatch.setattr(stored_embeddings, "BLOCK_BYTES", entries_per_block * 4 * SIZE)
+    monkeypatch.setattr(exact_search, "_PROBES_PER_BLOCK", 4)
+    monkeypatch.setattr(exact_search, "_PROBES_PER_PASS", 6)
+    probe, gallery = hard_gallery(dtype)
+    found = search_exactly(stored(probe), stored(gallery), 12, scan=scan)
+    row, cosine = reference(probe, gallery, 12)
+    np.testing.assert_array_equal(found.row_QK, row)
+    np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-11)
+
+
+def test_equal_entries_are_listed_in_the_order_of_their_rows(scan):
+    gallery = np.ones((50, SIZE), np.float32)
+    found = search_exactly(stored(gallery[:2]), stored(gallery), 5, scan=scan)
+    assert found.row_QK.tolist() == [[0, 1, 2, 3, 4]] * 2 and np.allclose(found.cosine_QK, 1)
+
+
+def test_a_gallery_with_fewer_entries_than_results_is_listed_as_a_whole(scan):
+    probe, gallery = hard_gallery()
+    found = search_exactly(stored(probe), stored(gallery[:4]), 9, scan=scan)
+    np.testing.assert_array_equal(found.row_QK, reference(probe, gallery[:4], 4)[0])
+
+
+def test_entries_of_any_length_are_compared_by_their_direction():
+    probe, gallery = hard_gallery()
+    length = 10.0 ** np.random.default_rng(1).integers(-8, 16, (len(gallery), 1))
+    found = search_exactly(stored(probe[:9]), stored((gallery * length).astype(np.float32)), 5)
+    expected = search_exactly(stored(probe[:9]), stored(gallery), 5)
+    assert (found.row_QK[:, 0] == expected.row_QK[:, 0]).mean() > 0.8
+    np.testing.assert_allclose(found.cosine_QK, expected.cosine_QK, atol=1e-5)
+
+
+def test_embeddings_of_different_sizes_are_refused():
+    with pytest.raises(DataError, match=r"g\.npz has embeddings of size 5, p\.npz of size 4; embed both"):
+        search_exactly(stored(np.ones((2, 4)), "p.npz"), stored(np.ones((2, 5)), "g.npz"), 1)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30])
+def test_the_row_of_a_number_that_is_not_finite_is_named(number):
+    _, gallery = hard_gallery()
+    gallery[41, 7] = number
+    for probes, entries in ((gallery[:2], gallery), (gallery, gallery[:2])):
+        with pytest.raises(DataError, match=r"row 41 \(41\.jpg\) has numbers that are not finite") as caught:
+            search_exactly(stored(probes), stored(entries), 3)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
+    row = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
+    faces = StoredEmbeddings.of(
+        Embeddings(l2_normalize(row), [str(n) for n in range(50)], np.full(50, -1)), Path("faces")
+    )
+    found = search_exactly(faces, faces, 3)
+    assert (found.cosine_QK[:, 0] < 1).any(), "rounded to a number below 1"
+    results = list(SearchResults(found, faces, faces, lowest=1.0))
+    assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]

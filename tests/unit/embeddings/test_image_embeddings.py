@@ -1,0 +1,242 @@
+"""Inputs that can be embedded, with the names and labels of their images."""
+
+import re
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from facetrain.backbone.zoo import build_backbone
+from facetrain.data.formats.bin import write_bin
+from facetrain.embeddings import embed_images as image_embeddings
+from facetrain.embeddings.embed_images import read_input, spill_buffer
+from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.errors import DataError, ImageError
+from facetrain.models.inference_network import inference_network
+from facetrain.models.model_file import describe_backbone, save_model
+from tests.support.datasets import encoded_image, write_records
+
+CPU = torch.device("cpu")
+SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+
+
+def read(path):
+    images, names, labels = read_input(path)
+    return list(images), list(names), np.asarray(labels).tolist()
+
+
+def test_an_image_and_a_folder_of_images_have_file_names_and_no_labels(tmp_path):
+    for name in ("b.png", "a.png"):
+        (tmp_path / name).write_bytes(encoded_image(ord(name[0])))
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "._a.png").write_bytes(b"attributes that macOS keeps beside an image")
+    assert read(tmp_path / "b.png") == ([encoded_image(ord("b"))], ["b.png"], [-1])
+    assert read(tmp_path) == (
+        [encoded_image(ord("a")), encoded_image(ord("b"))],
+        ["a.png", "b.png"],
+        [-1, -1],
+    )
+
+
+@pytest.mark.parametrize("name", ["a.png", "x/a.png"])
+def test_a_damaged_image_is_named_by_its_file(tmp_path, name):
+    save_model(
+        tmp_path / "m.safetensors",
+        build_backbone("iresnet", **SMALL).state_dict(),
+        describe_backbone("iresnet", **SMALL),
+    )
+    damaged = tmp_path / "images" / name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"damaged")
+    with pytest.raises(ImageError, match=re.escape(f"{damaged}: ")):
+        image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "images", device="cpu")
+
+
+def test_one_folder_per_person_gives_labels(tmp_path):
+    for person, number in (("x", 1), ("x", 2), ("y", 3)):
+        (tmp_path / person).mkdir(exist_ok=True)
+        (tmp_path / person / f"{number}.png").write_bytes(encoded_image(number))
+    images, names, labels = read(tmp_path)
+    assert images == [encoded_image(n) for n in (1, 2, 3)] and labels == [0, 0, 1]
+    assert [name.rpartition("/")[2] for name in names] == ["1.png", "2.png", "3.png"]
+
+
+def write_identities(folder):
+    for person in ("x", "y"):
+        (folder / person).mkdir(parents=True)
+        (folder / person / "1.png").write_bytes(encoded_image(ord(person)))
+
+
+def write_shard(folder):
+    write_identities(folder / "images")
+    with tarfile.open(folder / "shard.tar", "w") as shard:
+        shard.add(folder / "images", ".")
+    shutil.rmtree(folder / "images")
+
+
+@pytest.mark.parametrize(
+    "write", [write_identities, write_shard, lambda folder: write_records(folder, [0, 1])]
+)
+@pytest.mark.parametrize(("count", "beside"), [(1, "1 image beside it is"), (2, "2 images beside it are")])
+def test_images_beside_a_dataset_do_not_hide_it(tmp_path, write, count, beside, capsys):
+    write(tmp_path)
+    images, names, labels = read(tmp_path)
+    for number in range(count):
+        (tmp_path / f"0{number}.png").write_bytes(encoded_image(9))
+    assert capsys.readouterr().err == ""
+    assert read(tmp_path) == read(tmp_path) == (images, names, labels) and labels == [0, 1]
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}: read as a dataset, {beside} not read; to embed such images, move them to "
+        "another folder\n"
+    )
+
+
+def test_a_folder_of_images_may_have_one_subfolder_of_other_images(tmp_path, capsys):
+    for name in ("a.png", "thumbnails/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded_image(1))
+    assert read(tmp_path) == ([encoded_image(1)], ["a.png"], [-1])
+    assert "those in its subfolder thumbnails are not read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.rec", "others.rec"])
+def test_a_record_file_is_read_by_its_own_name(tmp_path, name):
+    write_records(tmp_path / "of_others", [0, 0, 5])
+    for suffix in ("rec", "idx"):
+        (tmp_path / "of_others" / f"train.{suffix}").rename(tmp_path / f"others.{suffix}")
+    write_records(tmp_path, [0, 0, 0, 0, 1])
+    (tmp_path / "property").write_text("2,16,16")
+    images, names, labels = read(tmp_path / name)
+    assert labels == ([0, 0, 0, 0, 1] if name == "train.rec" else [0, 0, 5])
+    assert images == [encoded_image(n + 1) for n in range(len(labels))]
+    assert all(name in where and f"key {n + 1}" in where for n, where in enumerate(names))
+
+
+def test_images_of_a_verification_set_are_numbered(tmp_path):
+    write_bin(tmp_path / "s.bin", [encoded_image(n) for n in range(4)], [True, False])
+    assert read(tmp_path / "s.bin") == (
+        [encoded_image(n) for n in range(4)],
+        [f"s.bin:{n}" for n in range(4)],
+        [-1] * 4,
+    )
+
+
+@pytest.mark.parametrize("name", ["none.png", "none.rec", "none"])
+def test_a_missing_input_is_named(tmp_path, name):
+    with pytest.raises(DataError, match="none"):
+        read(tmp_path / name)
+
+
+class Seen(nn.Module):
+    """A layer that autocast runs in 16 bits, and remembers in which type it did."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.dtype = nn.Linear(3 * 16 * 16, 8), None
+
+    def forward(self, image_BCHW):
+        embedding = self.fc(image_BCHW.flatten(1))
+        self.dtype = embedding.dtype
+        return embedding
+
+
+def test_bf16_runs_the_network_in_bfloat16():
+    network, images = Seen(), [encoded_image(n) for n in range(9)]
+    found = {}
+    for bf16, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        embedder = ImageEmbedder(inference_network(network, CPU, bf16=bf16), 16, 4, CPU)
+        found[bf16] = embedder.embed(images, name="set")
+        assert network.dtype == dtype and found[bf16].dtype == np.float32
+    gap = np.abs(found[True] - found[False]).max() / np.abs(found[False]).max()
+    assert 0 < gap < 0.02
+
+
+class RowByRow(nn.Module):
+    """A layer whose result for an image does not depend on the rest of the batch; it notes the batch sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, image_BCHW):
+        self.sizes.append(len(image_BCHW))
+        return torch.stack([image.mean((1, 2)) for image in image_BCHW])
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(11, [4, 4, 4]), (8, [4, 4]), (3, [3])])
+def test_on_a_gpu_the_last_batch_is_as_large_as_the_others(count, sizes, monkeypatch):
+    images = [encoded_image(n) for n in range(count)]
+    expected = ImageEmbedder(RowByRow(), 16, 4, CPU).embed(images, name="set", flip=False)
+    monkeypatch.setattr(ImageEmbedder, "_pads_last_batch", True)
+    network, done = RowByRow(), []
+    embedder = ImageEmbedder(network, 16, 4, CPU, progress=lambda *progress: done.append(progress))
+    np.testing.assert_array_equal(embedder.embed(images, name="set", flip=False), expected)
+    assert network.sizes == sizes and done[-1] == (count, count)
+
+
+def test_embeddings_in_a_spill_buffer_equal_those_in_memory(tmp_path, monkeypatch):
+    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
+    network = build_backbone("iresnet", **options)
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
+    reports, found = [], []
+    for chunk in (7, 3):
+        monkeypatch.setattr(image_embeddings, "_CHUNK", chunk)
+        found.append(
+            image_embeddings.embed_input(
+                tmp_path / "m.safetensors", tmp_path / "data", device="cpu", batch_size=2,
+                progress=lambda done, count: reports.append((done, count)),
+            )
+        )  # fmt: skip
+    whole, in_chunks = found
+    np.testing.assert_allclose(in_chunks.embedding, whole.embedding, atol=1e-6)
+    assert list(in_chunks.name) == list(whole.name) and in_chunks.label.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]
+    assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
+
+
+def test_a_spill_buffer_larger_than_the_disk_is_refused_before_anything_is_written():
+    array = spill_buffer((3, 5), np.float32)
+    assert array.shape == (3, 5) and array.dtype == np.float32 and not array.any()
+    with pytest.raises(DataError, match="cannot reserve .* bytes for the embeddings .* TMPDIR"):
+        spill_buffer((1 << 40, 1 << 20), np.float32)
+
+
+def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_path, monkeypatch):
+    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
+    network = build_backbone("iresnet", **options)
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
+    monkeypatch.setattr(image_embeddings, "_CHUNK", 3)
+    reports = []
+
+    def embed(progress):
+        return image_embeddings.embed_input(
+            tmp_path / "m.safetensors",
+            tmp_path / "data",
+            device="cpu",
+            progress=progress,
+            output=tmp_path / "g.npz",
+        ).embedding
+
+    def interrupt(done, count):
+        if done > 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embed(interrupt)
+    resumed = embed(lambda done, count: reports.append(done))
+    assert reports == [6, 7]
+    again = image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "data", device="cpu")
+    np.testing.assert_allclose(resumed, again.embedding, atol=1e-6)

@@ -1,0 +1,160 @@
+"""Embeddings read from their file in blocks, and the files of an interrupted embedding."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from facetrain.embeddings import embedding_files
+from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, save_embeddings
+from facetrain.embeddings.partial_embeddings import PartialEmbeddings, embedding_key, remove_partial_files
+from facetrain.embeddings.stored_embeddings import open_embeddings
+from facetrain.errors import DataError
+from tests.support import bombs
+
+
+def some(count=50, size=8):
+    rows = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return Embeddings(rows, [f"ä{'x' * (n % 5)} {n // 2}.jpg" for n in range(count)], np.arange(count) - 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_rows_names_and_labels_are_those_that_were_written(tmp_path, monkeypatch, suffix, dtype):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(embedding_files, "_WRITE_ROWS", 7)
+    path = tmp_path / f"e{suffix}"
+    save_embeddings(path, some(), dtype)
+    found = open_embeddings(path)
+    assert (found.count, found.size) == (50, 8)
+    np.testing.assert_array_equal(found.rows(3, 99), some().embedding[3:].astype(dtype).astype(np.float32))
+    assert list(found.name) == some().name  # some names are equal
+    assert [int(found.label[n]) for n in range(50)] == some().label.tolist()
+
+
+def test_only_the_rows_asked_for_are_read(tmp_path, monkeypatch):
+    save_embeddings(tmp_path / "e.npz", some())
+    read = []
+    positional = embedding_files.__dict__  # the module is not read again
+    assert "load_embeddings" in positional
+    monkeypatch.setattr(
+        "facetrain.embeddings.stored_embeddings.load_embeddings", lambda path: pytest.fail("read")
+    )
+    found = open_embeddings(tmp_path / "e.npz")
+    file = found.name._file
+    monkeypatch.setattr(type(file), "bytes_at", lambda self, at, size: read.append(size) or bytes(size))
+    found.rows(10, 14)
+    assert read == [4 * 8 * 4]
+
+
+def test_a_compressed_file_is_read_as_a_whole(tmp_path):
+    known = some()
+    np.savez_compressed(tmp_path / "e.npz", embedding=known.embedding, name=known.name, label=known.label)
+    found = open_embeddings(tmp_path / "e.npz")
+    np.testing.assert_allclose(found.rows(0, 50), known.embedding, rtol=1e-6)
+    assert list(found.name) == known.name
+
+
+def test_names_without_characters_are_read(tmp_path):
+    known = some()
+    np.savez(tmp_path / "e.npz", embedding=known.embedding, label=known.label)
+    with zipfile.ZipFile(tmp_path / "e.npz", "a") as archive, archive.open("name.npy", "w") as file:
+        # NumPy itself writes texts of one character in place of none.
+        header = {"descr": "<U0", "fortran_order": False, "shape": (50,)}
+        np.lib.format.write_array_header_1_0(file, header)
+    assert list(open_embeddings(tmp_path / "e.npz").name) == [""] * 50
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"embedding": np.ones((0, 4)), "name": np.empty(0, "U1"), "label": np.zeros(0, int)},
+            "has no embeddings",
+        ),
+        ({"embedding": np.ones((3, 4)), "name": ["a"], "label": [0, 1, 2]}, "expected one name"),
+        ({"embedding": np.ones(3), "name": ["a"] * 3, "label": [0, 1, 2]}, "expected one name"),
+        ({"embedding": np.ones((1, 4), int), "name": ["a"], "label": [0]}, "floating-point"),
+        ({"embedding": np.ones((1, 4)), "name": ["a"], "label": [0.5]}, "labels whole numbers"),
+        ({"embedding": np.ones((1, 4)), "label": [0]}, "not a file of embeddings"),
+    ],
+    ids=["empty", "names", "vector", "integers", "labels", "no names"],
+)
+def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, arrays, message):
+    np.savez(tmp_path / "e.npz", **arrays)
+    with pytest.raises(DataError, match=message) as caught:
+        open_embeddings(tmp_path / "e.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_no_text_is_an_error_when_it_is_read(tmp_path):
+    name = np.array([b"a\0\0\0", b"\xff\xff\xff\xff"]).view("<U1")
+    np.savez(tmp_path / "e.npz", embedding=np.eye(2, dtype=np.float32), name=name, label=np.arange(2))
+    stored = open_embeddings(tmp_path / "e.npz")
+    assert stored.name[0] == "a"
+    with pytest.raises(DataError, match=r"e\.npz: row 1 has a name that is no text"):
+        stored.name[1]
+
+
+def test_an_empty_parquet_file_is_refused(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"embedding": pa.array([], pa.list_(pa.float32(), 4)), "name": pa.array([], pa.string())}
+    pq.write_table(pa.table(columns | {"label": pa.array([], pa.int64())}), tmp_path / "e.parquet")
+    for read in (open_embeddings, load_embeddings):
+        with pytest.raises(DataError, match="no embeddings|no rows"):
+            read(tmp_path / "e.parquet")
+
+
+def test_a_long_name_of_many_rows_is_refused_before_it_is_copied(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = bombs._embeddings_parquet(tmp_path / "a.parquet", rows=500, size=2, name="x" * (1 << 20))
+    with pytest.raises(DataError, match="decompresses to"):
+        open_embeddings(path)
+
+
+def test_a_file_that_shrinks_is_an_error(tmp_path):
+    save_embeddings(tmp_path / "e.npz", some())
+    found = open_embeddings(tmp_path / "e.npz")
+    with (tmp_path / "e.npz").open("r+b") as file:
+        file.truncate(300)
+    with pytest.raises(DataError, match="truncated"):
+        found.rows(0, 50)
+
+
+def test_an_interrupted_embedding_continues_after_its_last_chunk(tmp_path):
+    output, rows = tmp_path / "gallery.npz", some().embedding
+    first = PartialEmbeddings(output, "key", 50, "float16")
+    first.append(rows[:20])
+    first.append(rows[20:30])
+    again = PartialEmbeddings(output, "key", 50, "float16")
+    assert again.done == 30
+    again.append(rows[30:])
+    np.testing.assert_array_equal(again.rows(), rows.astype(np.float16))
+    assert PartialEmbeddings(output, "other", 50, "float16").done == 0
+    assert PartialEmbeddings(output, "key", 51, "float16").done == 0
+    assert PartialEmbeddings(output, "key", 50, "float32").done == 0
+    remove_partial_files(output)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_facts_of_an_interrupted_embedding_are_named(tmp_path):
+    PartialEmbeddings(tmp_path / "g.npz", "key", 50, "float32").append(some().embedding[:9])
+    (tmp_path / ".g.npz.partial.json").write_text("[")
+    with pytest.raises(DataError, match=r"damaged .*remove it"):
+        PartialEmbeddings(tmp_path / "g.npz", "key", 50, "float32")
+
+
+def test_the_key_of_an_embedding_changes_with_its_model_images_and_settings(tmp_path):
+    model = tmp_path / "m.safetensors"
+    model.write_bytes(b"1")
+
+    def key(images=(b"a", b"b"), labels=(0, 1), settings=None, path=Path("in")):
+        return embedding_key(model, path, images, np.array(labels), settings or {"flip": True})
+
+    first = key()
+    others = [key((b"a", b"c")), key(labels=(0, 2)), key(settings={"flip": False}), key(path=Path("out"))]
+    model.write_bytes(b"12")
+    assert len({first, *others, key()}) == 6 and key() == key()
