@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from tests.support.shared import shared_path
+from tests.support.golden import golden_path
 
 OURS = {
     "vit_t_dp005_mask0": "vit_t",
@@ -21,7 +21,7 @@ NAMES = ["r18", "r34", "r50", "r100", "r200", "mbf", "mbf_large", *OURS]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_checkpoint_fits_by_name_shape_and_order(name):
-    expected = json.loads(shared_path("golden/backbones.json").read_text())[name]
+    expected = json.loads(golden_path("backbones.json").read_text())[name]
     with torch.device("meta"):
         net = build_backbone(OURS.get(name, name))
     state = [[key, list(v.shape), str(v.dtype).removeprefix("torch.")] for key, v in net.state_dict().items()]
@@ -51,7 +51,7 @@ def golden_value(k, key, tensor):
     "recorded", ["r18_eval", "r18_train", "r50_eval", "mbf_eval", "mbf_train", "vit_t_dp005_mask0_eval"]
 )
 def test_embeddings_are_the_peers(recorded):
-    expected = np.load(shared_path("golden/backbone_outputs.npz"))[recorded]
+    expected = np.load(golden_path("backbone_outputs.npz"))[recorded]
     name, _, mode = recorded.rpartition("_")
     net = build_backbone(OURS.get(name, name))
     net.load_state_dict({key: golden_value(k, key, v) for k, (key, v) in enumerate(net.state_dict().items())})

@@ -8,9 +8,9 @@ from facetrain.distributed import collectives
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import margin_logits
+from tests.support.golden import golden_path
 from tests.support.heads import head_arguments
 from tests.support.ranks import run_ranks
-from tests.support.shared import shared_path
 
 # The peer does not differentiate ArcFace's margin.
 PEERS = {
@@ -22,7 +22,7 @@ PEERS = {
 @pytest.mark.parametrize("threshold", [0.0, 0.4])
 @pytest.mark.parametrize("name", list(PEERS))
 def test_our_oracle_gives_the_peers_logits(name, threshold):
-    golden = np.load(shared_path("golden/margins.npz"))
+    golden = np.load(golden_path("margins.npz"))
     label = torch.from_numpy(golden["labels"])[:, 0]
     here = label >= 0
     cos = torch.from_numpy(golden["cosine"]).double()[here]
@@ -72,7 +72,7 @@ def losses(margin, weight, embeddings, labels):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("name", list(PEERS))
 def test_loss_and_both_gradients_are_the_peers(name, world_size):
-    golden = np.load(shared_path("golden/partial_fc.npz"))
+    golden = np.load(golden_path("partial_fc.npz"))
     arguments = (PEERS[name], golden["weight"], golden["embeddings"], golden["labels"])
     results = [one_rank(*arguments)] if world_size == 1 else run_ranks(world_size, one_rank, *arguments)
     plain, capped = losses(*arguments)

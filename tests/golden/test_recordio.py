@@ -11,18 +11,18 @@ from facetrain.data.formats.record_index import read_index
 from facetrain.data.formats.recordio import RecordReader, RecordWriter, decode_record
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from tests.support.shared import shared_path
+from tests.support.golden import golden_path
 
 NAMES = ["insightface", "im2rec", "vector_labels", "magic_inside", "no_index"]
 
 
 def expected_records(name):
-    return json.loads(shared_path("golden/recordio/recordio.json").read_text())[name]["records"]
+    return json.loads(golden_path("recordio/recordio.json").read_text())[name]["records"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_record_reads_as_mxnet_wrote_it(name):
-    path = shared_path(f"golden/recordio/{name}.rec")
+    path = golden_path(f"recordio/{name}.rec")
     keys, offsets = read_index(path, path.with_suffix(".idx"))
     reader = RecordReader(path)
     expected = {record["key"]: record for record in expected_records(name)}
@@ -37,7 +37,7 @@ def test_every_record_reads_as_mxnet_wrote_it(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_writing_the_same_records_again_gives_the_same_bytes(name, tmp_path):
-    path = shared_path(f"golden/recordio/{name}.rec")
+    path = golden_path(f"recordio/{name}.rec")
     reader = RecordReader(path)
     keys, offsets = read_index(path, path.with_suffix(".idx"))
     by_offset = dict(zip(offsets.tolist(), keys.tolist(), strict=True))
@@ -50,7 +50,7 @@ def test_writing_the_same_records_again_gives_the_same_bytes(name, tmp_path):
 @pytest.mark.parametrize("name", ["insightface", "im2rec", "vector_labels"])
 def test_a_dataset_has_the_images_and_identities_written_by_mxnet(name, tmp_path):
     for suffix in ("rec", "idx"):
-        shutil.copy(shared_path(f"golden/recordio/{name}.{suffix}"), tmp_path / f"train.{suffix}")
+        shutil.copy(golden_path(f"recordio/{name}.{suffix}"), tmp_path / f"train.{suffix}")
     dataset = open_dataset(tmp_path)
     images = [record for record in expected_records(name) if record["bytes"] > 0]
     assert dataset.num_images == len(images)
@@ -58,8 +58,8 @@ def test_a_dataset_has_the_images_and_identities_written_by_mxnet(name, tmp_path
 
 
 def test_images_have_the_mean_colors_of_mxnets_decoder():
-    means = json.loads(shared_path("golden/recordio/recordio.json").read_text())["decoded_rgb_mean"]
-    path = shared_path("golden/recordio/insightface.rec")
+    means = json.loads(golden_path("recordio/recordio.json").read_text())["decoded_rgb_mean"]
+    path = golden_path("recordio/insightface.rec")
     images = [decode_record(payload, "")[1] for _, payload in RecordReader(path).scan()]
     for expected, image in zip(means, [p for p in images if p], strict=False):
         assert decode_rgb(image, location="x").mean((0, 1)) == pytest.approx(expected, abs=0.5)

@@ -3,11 +3,11 @@ import numpy as np
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy, grid_roc, squared_distances
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
-from tests.support.shared import shared_path
+from tests.support.golden import golden_path
 
 
 def test_the_accuracy_of_every_fold_equals_insightfaces():
-    golden = np.load(shared_path("golden/verification.npz"))
+    golden = np.load(golden_path("verification.npz"))
     same = golden["issame"].astype(bool)
     found = fold_accuracy(squared_distances(golden["embeddings"].astype(np.float64)), same)
     np.testing.assert_allclose(found.accuracy_F, golden["fold_accuracy"], atol=1e-12)
@@ -17,7 +17,7 @@ def test_the_accuracy_of_every_fold_equals_insightfaces():
 
 
 def test_the_roc_on_the_grid_equals_insightfaces():
-    golden = np.load(shared_path("golden/verification.npz"))
+    golden = np.load(golden_path("verification.npz"))
     found = grid_roc(
         squared_distances(golden["embeddings"].astype(np.float64)), golden["issame"].astype(bool)
     )

@@ -1,4 +1,4 @@
-"""Path of shared material that is not in the repository: reference numbers and real face images."""
+"""Path of shared material that is not in the repository: real face images and published models."""
 
 from __future__ import annotations
 

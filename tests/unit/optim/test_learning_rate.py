@@ -9,7 +9,7 @@ from facetrain.errors import ConfigError
 from facetrain.optim.learning_rate import LearningRateSchedule, cosine_lr, one_cycle_lr, polynomial_lr
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.run.build.step_schedule import schedule_steps
-from tests.support.shared import shared_path
+from tests.support.golden import golden_path
 
 
 def test_the_rate_warms_up_from_the_first_step_and_ends_at_zero():
@@ -25,7 +25,7 @@ def test_a_schedule_of_nothing_but_warm_up_does_not_divide_by_zero():
 
 
 def test_the_rate_equals_the_peers_from_its_second_step_on():
-    for case in json.loads(shared_path("golden/lr_schedule.json").read_text()):
+    for case in json.loads(golden_path("lr_schedule.json").read_text()):
         first = 1 if case["warmup_steps"] else 0
         for step, expected in list(enumerate(case["lr_used_at_step"]))[first:]:
             ours = polynomial_lr(
