@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,9 @@ from facetrain.config.schema import NAME_PATTERN, Config
 _MAX_VALUE = 60
 """Characters of an invalid value that a message shows."""
 _PATTERNS = {NAME_PATTERN: "letters, digits, '.', '_' and '-', beginning with a letter or a digit"}
+
+_SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
+"""Names of keys in other projects, with ours where difflib does not find it."""
 
 Schema = dict[str, Any]
 
@@ -129,8 +133,19 @@ def _child(schema: Schema, part: str | int) -> Schema | None:
 
 def _similar_key(unknown: str, section: Schema) -> str:
     known = [key for option in _options(section) for key in option.get("properties", {})]
-    similar = difflib.get_close_matches(unknown, known, n=1)
-    return f"; did you mean {similar[0]}?" if similar else f"; the keys are {', '.join(known)}"
+    if similar := difflib.get_close_matches(unknown, known, n=1):
+        return f"; did you mean {similar[0]}?"
+    if elsewhere := list(_keys_named(_SYNONYMS.get(unknown, unknown))):
+        return f"; did you mean {' or '.join(elsewhere)}?"
+    return f"; the keys are {', '.join(known)}"
+
+
+def _keys_named(name: str) -> Iterator[str]:
+    """Yield the dotted keys of the sections that have this name."""
+    for section, schema in _schema()["properties"].items():
+        for option in _options(_resolve(schema)):
+            if name in option.get("properties", {}):
+                yield f"{section}.{name}"
 
 
 def _similar_name(unknown: str, names: list[str]) -> str | None:

@@ -12,6 +12,7 @@ from facetrain.data.dataset_card import card_path, read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
+from facetrain.data.published_datasets import require_dataset
 from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning
 from facetrain.errors import DataError
 
@@ -34,6 +35,7 @@ def check_dataset(
     Raises:
         DataError: the dataset cannot be opened, or it contradicts the given numbers.
     """
+    require_dataset(folder, num_classes=num_classes, num_images=num_images)
     source = open_dataset(folder, min_images_per_identity=min_images_per_identity)
     check_counts(source, folder, num_classes=num_classes, num_images=num_images)
     present, counts = _count_images(source)

@@ -19,6 +19,7 @@ def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
     done = facetrain("config", "list")
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
     assert rows["glint360k_r100"] == ["glint360k", "r100", "8", "1,024", "97.55", "%"]
+    assert rows["glint360k"] == rows["glint360k_r100"]
     assert rows["hsface10k_r50"] == ["hsface10k.lmdb", "r50", "1", "128"]
     assert rows["quickstart"] == ["quickstart", "iresnet", "any", "128"]
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
@@ -27,8 +28,8 @@ def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
 def test_show_takes_the_name_of_a_preset():
     done = facetrain("config", "show", "glint360k_r50")
     assert yaml.safe_load(done.stdout)["run"]["name"] == "glint360k_r50"
-    ambiguous = facetrain("config", "show", "glint360k")
-    assert ambiguous.returncode == 2 and "glint360k_mbf, glint360k_r100, glint360k_r50" in ambiguous.stderr
+    ambiguous = facetrain("config", "show", "wf12m")
+    assert ambiguous.returncode == 2 and "wf12m_mbf, wf12m_pfc02_r100, wf12m_r100" in ambiguous.stderr
 
 
 def test_the_schema_describes_the_keys():

@@ -56,6 +56,9 @@ def test_the_wheel_has_presets_types_and_metadata(wheel, tmp_path):
     assert {"all", "onnx", "parquet", "wandb", "mlflow"} <= set(metadata.get_all("Provides-Extra"))
     assert metadata["Summary"] and metadata["Author"] and metadata["Keywords"]
     assert "ms1mv3_r50 " in run(wheel, tmp_path, "config", "list")
+    assert "backbone: r100" in run(wheel, tmp_path, "config", "show", "glint360k.yaml")
+    cards = {path.name for path in (ROOT / "datasets").glob("*.card.yaml")}
+    assert cards == {path.name for path in (wheel / "facetrain/data/published_cards").glob("*.card.yaml")}
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from facetrain.errors import ConfigError
 
 # An installed wheel holds the files beside this module, a source tree holds them in configs/.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
+_FOLDERS_IN_NAMES = (Path(), Path("configs"))
+_SUFFIXES = ("", ".yaml", ".yml")
+_EXTENDS = re.compile(r"^extends: (\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# .*\b[Oo]n (\d+) GPUs?\b", re.MULTILINE)
 _PUBLISHED = re.compile(r"^# Published by \w+: ([\d.]+) % TAR at FAR 1e-4 on IJB-C", re.MULTILINE)
 
@@ -35,27 +38,33 @@ def presets() -> list[Preset]:
 def find_config(path: Path) -> Path:
     """Return the path of a config that is given as a path or as the name of a preset. An existing file wins.
 
-    A path that is neither is returned as it is.
+    NAME, NAME.yaml and configs/NAME.yaml are names of a preset. A path that is neither is returned as it is.
 
     Raises:
         ConfigError: the name is not that of a preset, but the beginning of several, or similar to some.
     """
-    name = str(path)
-    if path.exists() or path.suffix or len(path.parts) != 1:
+    name = path.stem
+    if path.exists() or path.suffix not in _SUFFIXES or path.parent not in _FOLDERS_IN_NAMES:
         return path
     known = {preset.name: preset.path for preset in presets()}
     if name in known:
         return known[name]
     matches = [other for other in known if other.startswith(name)]
     if len(matches) > 1:
-        raise ConfigError(f"{name}: several presets begin with this name; give one of: {', '.join(matches)}")
+        raise ConfigError(f"{path}: several presets begin with this name; give one of: {', '.join(matches)}")
     if similar := matches or difflib.get_close_matches(name, known, n=3):
-        raise ConfigError(f"{name}: no such file or preset; did you mean {' or '.join(similar)}?")
+        raise ConfigError(f"{path}: no such file or preset; did you mean {' or '.join(similar)}?")
     return path
 
 
 def _preset(path: Path) -> Preset:
-    text = path.read_text(encoding="utf-8")
+    text = _text_with_extended_files(path)
     gpus = _GPUS.search(text)
     published = _PUBLISHED.search(text)
     return Preset(path.stem, path, int(gpus[1]) if gpus else None, float(published[1]) if published else None)
+
+
+def _text_with_extended_files(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    parent = _EXTENDS.search(text)
+    return text + _text_with_extended_files(path.parent / parent[1]) if parent else text

@@ -27,6 +27,7 @@ from facetrain.data.open_dataset import (
     open_dataset,
     require_landmarks,
 )
+from facetrain.data.published_datasets import require_dataset
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 _SPREAD_IMAGES = 128
@@ -51,6 +52,8 @@ def open_data(config: Config, *, workers: int) -> tuple[FaceDataset, list[PairSe
         source = drop_small_identities(_synthetic_source(config), folder, min_images)
         generated = _synthetic_pairs(config, workers)
     else:
+        data = config.data
+        require_dataset(folder, num_classes=data.num_classes, num_images=data.num_images)
         source = open_dataset(folder, min_images_per_identity=min_images)
         read_cards(folder)  # on all ranks: the leader copies the cards, and must not fail alone
     if takes_landmarks(config.model.backbone):

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -197,9 +198,36 @@ def test_a_preset_is_found_by_name_and_a_file_of_that_name_wins(tmp_path, monkey
     assert load_config(Path("ms1mv3_r50")).run.name == "mine"
 
 
+@pytest.mark.parametrize("path", ["glint360k", "glint360k.yaml", "configs/glint360k.yaml"])
+def test_a_preset_is_found_by_its_file_name_from_any_folder(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named, published = load_config(Path(path)), load_config(Path("glint360k_r100"))
+    assert named.run.name == "glint360k" and named.model_copy(update={"run": published.run}) == published
+
+
+def test_a_file_in_another_folder_is_not_taken_for_a_preset(tmp_path):
+    with pytest.raises(ConfigError, match="quickstart.yaml: no such file"):
+        load_config(tmp_path / "quickstart.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("optim.learning_rate=1", "optim.learning_rate is not a key; did you mean optim.lr?"),
+        ("lr=1", "lr is not a key; did you mean optim.lr?"),
+        ("batch_size=1", "batch_size is not a key; did you mean train.batch_size or eval.batch_size?"),
+    ],
+)
+def test_a_key_of_another_section_or_project_leads_to_ours(tmp_path, override, suggestion):
+    with pytest.raises(ConfigError, match=re.escape(suggestion)):
+        load_config(write(tmp_path, "data: {train: x}"), [override])
+
+
 def test_an_ambiguous_or_misspelled_preset_is_reported_with_the_names():
-    with pytest.raises(ConfigError, match="several presets.*: glint360k_mbf, glint360k_r100, glint360k_r50$"):
-        load_config(Path("glint360k"))
+    with pytest.raises(
+        ConfigError, match="several presets.*: wf12m_mbf, wf12m_pfc02_r100, wf12m_r100, wf12m_r50$"
+    ):
+        load_config(Path("wf12m"))
     with pytest.raises(ConfigError, match="quickstrat: no such file or preset; did you mean quickstart[?]"):
         load_config(Path("quickstrat"))
     with pytest.raises(ConfigError, match="unknown: no such file; `facetrain config list` shows the presets"):
