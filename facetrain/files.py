@@ -97,15 +97,22 @@ def read_regular_text(path: Path) -> str:
     Raises:
         OSError: the file cannot be read, or is not a regular file: a read of a pipe or a device may never end.
     """
-    with open(path, encoding="utf-8", errors="replace", opener=_open_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
         return file.read()
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file and return its descriptor; also an `opener` for `open`.
+
+    Raises:
+        OSError: the file cannot be opened, or is a folder, a pipe or a device: a read of a pipe may never end.
+    """
     # Without O_NONBLOCK, the opening of a pipe waits for a writer.
-    return os.open(path, flags | os.O_NONBLOCK)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return descriptor
 
 
 def parse_json(text: str) -> Any:

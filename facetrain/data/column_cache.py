@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.files import parse_json, replacing, user_cache_folder
+from facetrain.errors import DataError
+from facetrain.files import error_reason, parse_json, replacing, user_cache_folder
 
 _VERSION = 3
 """Raised when a reader finds other labels or places in the same files."""
@@ -56,12 +58,20 @@ def _stamp_of_all(paths: Sequence[Path]) -> str:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """Return size and modification time (ns) of a file; None if it does not exist."""
+    """Return size and modification time (ns) of a file; None if it does not exist.
+
+    Raises:
+        DataError: it is not a regular file: a pipe would be waited for, a folder cannot be read.
+    """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return [found.st_size, found.st_mtime_ns]
+    except OSError as error:  # such as a loop of links
+        raise DataError(f"{path}: {error_reason(error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: not a regular file")
+    return [status.st_size, status.st_mtime_ns]
 
 
 def cached_columns(

@@ -34,11 +34,12 @@ from facetrain.data.dataset import (
 from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as, parse_yaml
+from facetrain.files import error_reason, os_errors_as, parse_yaml, read_regular_text
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
 _KEYS = {"path", "weight", "identities", "without", "mask", "margin", "loss_weight"}
 _MAX_WEIGHT = 1000
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
     """
     try:
         with os_errors_as(DataError, path):
-            numbers = np.array(path.read_text(encoding="utf-8-sig").split(), dtype=np.int64)
+            numbers = np.array(read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).split(), np.int64)
     except (ValueError, OverflowError) as error:
         raise DataError(
             f"{path}: not a list of identities ({error_reason(error)}); write one whole number per line"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tokenize
 from pathlib import Path
 
 import numpy as np
+
+from facetrain.files import open_regular
 
 _DAMAGE = (TypeError, OverflowError, FloatingPointError, RecursionError, MemoryError)
 _NOT_PYTHON = (SyntaxError, tokenize.TokenError)
@@ -16,9 +19,10 @@ def map_npy(path: Path) -> np.ndarray:
     """Map an array into memory. NumPy compares the size that the header claims with that of the file.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is not a regular file.
         ValueError: it is no array, or an array of objects.
     """
+    os.close(open_regular(path))  # NumPy would wait for the writer of a pipe
     try:
         with np.errstate(over="raise"):  # the product of the sides that a damaged header claims
             return np.lib.format.open_memmap(path, "r")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import error_reason, os_errors_as
+from facetrain.files import error_reason, open_regular, os_errors_as
 
 
 class PositionalFile:
@@ -26,7 +26,7 @@ class PositionalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with os_errors_as(self.error, path):
-            self._file = os.open(path, os.O_RDONLY)
+            self._file = open_regular(path)
         self.close = weakref.finalize(self, os.close, self._file)
         """Close the file; runs by itself when the object is garbage collected."""
         self.size = os.fstat(self._file).st_size

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.errors import PairsError
-from facetrain.files import error_reason, new_file, os_errors_as
+from facetrain.files import error_reason, new_file, open_regular, os_errors_as
 
 _LOAD_ERRORS = (
     ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, AttributeError, EOFError,
@@ -59,8 +59,8 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
         PairsError: if the file cannot be read or is not a verification set. No code of the file is run.
     """
     path = Path(path)
-    with os_errors_as(PairsError, path):
-        data = path.read_bytes()
+    with os_errors_as(PairsError, path), open(path, "rb", opener=open_regular) as file:
+        data = file.read()
     if path.suffix == COMPRESSED:
         data = _decompress(data, path)
     try:

@@ -26,7 +26,7 @@ from facetrain.data.formats.arrow_columns import (
 from facetrain.data.formats.splits import STATE_FILE, train_folder
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import error_reason, os_errors_as, parse_json, printable
+from facetrain.files import error_reason, os_errors_as, parse_json, printable, read_regular_text
 
 _MAX_OPEN_FILES = 256
 
@@ -100,7 +100,7 @@ def _data_files(folder: Path) -> list[Path]:
     path = folder / STATE_FILE
     try:
         with os_errors_as(DataError, path):
-            state = parse_json(path.read_text(encoding="utf-8"))
+            state = parse_json(read_regular_text(path))
         names = [entry["filename"] for entry in state["_data_files"]]
         if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
             raise ValueError("_data_files must be names of files in the folder")

@@ -12,7 +12,7 @@ import numpy as np
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import error_reason, os_errors_as, printable
+from facetrain.files import error_reason, open_regular, os_errors_as, printable
 
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
 """Entries to look at in a folder that is probably not one of images: it may have millions."""
@@ -55,7 +55,7 @@ class FolderDataset:
         # Without pathlib, which takes as long as the reading.
         path = f"{self._folder}/{self._identities[self.labels.item(index)]}/{self._files[index]}"
         try:
-            file = os.open(path, os.O_RDONLY)
+            file = open_regular(path)
             try:
                 return os.read(file, os.fstat(file).st_size)
             finally:

@@ -24,7 +24,7 @@ from facetrain.data.column_cache import cached_columns
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import os_errors_as
+from facetrain.files import open_regular, os_errors_as
 
 LIST_SUFFIXES = frozenset({".lst", ".txt", ".csv", ".tsv"})
 _MAX_LABEL = 2**31
@@ -86,8 +86,8 @@ class ListDataset:
             UnreadableError: if the file cannot be read.
         """
         path = self._root / self.name(index)
-        with os_errors_as(UnreadableError, path):
-            return path.read_bytes()
+        with os_errors_as(UnreadableError, path), open(path, "rb", opener=open_regular) as file:
+            return file.read()
 
     def location(self, index: int) -> str:
         """Return the path of the file."""

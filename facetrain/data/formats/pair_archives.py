@@ -19,6 +19,7 @@ import numpy as np
 from facetrain.data.formats.arrow_pairs import is_arrow_set, read_arrow_set, read_parquet_set
 from facetrain.data.formats.bin import COMPRESSED, read_bin
 from facetrain.data.formats.pixel_pairs import is_pixel_set, read_pixel_set
+from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.errors import DataError, PairsError
 
 _PARQUET = ".parquet"
@@ -53,7 +54,10 @@ def read_pair_archive(path: Path) -> tuple[list[bytes], np.ndarray]:
     """
     try:
         if path.suffix == _PARQUET:
-            return read_parquet_set([path] if path.is_file() else _parts(path))
+            if path.is_file():
+                return read_parquet_set([path])
+            require_all_shards(_parts(path))
+            return read_parquet_set(_parts(path))
         if path.is_dir():
             return read_arrow_set(path) if is_arrow_set(path) else read_pixel_set(path)
         return read_bin(path)

@@ -31,6 +31,7 @@ from facetrain.data.formats.arrow_columns import (
     require_equal_names,
     require_labels,
 )
+from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.formats.splits import train_files
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
@@ -57,6 +58,7 @@ class ParquetDataset:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._paths, self.skipped = train_files(sorted(folder.glob("*.parquet")))
+        require_all_shards(self._paths)
         name = folder / ".parquet.catalog"
         columns = cached_columns(name, self._paths, partial(_build_catalog, self._paths, folder))
         self._column, self._columns = columns.facts["column"], columns.arrays

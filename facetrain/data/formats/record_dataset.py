@@ -12,6 +12,7 @@ from facetrain.data.formats.record_index import load_catalog
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
+from facetrain.files import error_reason, read_regular_text
 
 
 class RecordDataset:
@@ -110,9 +111,12 @@ class RecordDataset:
 
 def _announced_classes(property_path: Path, num_labels: int) -> int:
     """Return the number of identities in `property`, or `num_labels` if there is no such file."""
-    if not property_path.exists():
+    try:
+        text = read_regular_text(property_path).strip()
+    except FileNotFoundError:
         return num_labels
-    text = property_path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise DataError(f"{property_path}: {error_reason(error)}") from error
     first = text.split(",")[0].strip()
     if not re.fullmatch("[0-9]{1,18}", first):
         raise DataError(f"{property_path}: contains {text[:60]!r}; expected `identities,height,width`")

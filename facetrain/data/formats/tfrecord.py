@@ -21,6 +21,7 @@ import numpy as np
 from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.crc32c import masked_crc32c
 from facetrain.data.formats.labels import label_of_each
+from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.formats.tf_example import Feature, read_features
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
@@ -66,6 +67,7 @@ class TfRecordDataset:
         self._path = path
         folder = path if path.is_dir() else path.parent
         self._shards = _shards(folder) or _shards_of_index(path)
+        require_all_shards(self._shards)
         indexes = sorted(path.glob("*.index")) if path.is_dir() else [path]
         inputs = [*self._shards, *indexes]
         name = folder / ".tfrecords.catalog" if path.is_dir() else path.with_name(f".{path.name}.catalog")

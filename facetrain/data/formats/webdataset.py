@@ -22,15 +22,17 @@ from facetrain.data.column_cache import cached_columns
 from facetrain.data.formats.gzip_shards import GZIP_SUFFIXES, decompressed
 from facetrain.data.formats.labels import label_of_each, names_of_folders
 from facetrain.data.formats.member_path import member_path
+from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import error_reason, parse_json, printable
+from facetrain.files import error_reason, parse_json, printable, shell_path
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_FILE_BYTES = 1 << 20
 _MAX_OPEN_SHARDS = 256
+_CHUNK_BYTES = 1 << 20
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
 _TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
@@ -47,6 +49,7 @@ class TarDataset:
         self._path = path
         is_folder = path.is_dir()
         found = shards_in(path) if is_folder else [path]
+        require_all_shards(found if is_folder else [])
         self._shards = [decompressed(one) if is_compressed(one) else one for one in found]
         name = path / ".shards.catalog" if is_folder else path.with_name(f".{path.name}.catalog")
         columns = cached_columns(name, self._shards, lambda: (_build_catalog(self._shards), {}))
@@ -174,6 +177,7 @@ def _images(
 
     try:
         with tarfile.open(path, "r:") as archive:
+            # tarfile takes a damaged header for the end of the archive: `_require_end` finds it.
             for name, member, content in _files(archive):
                 folder, _, file = name.rpartition("/")
                 stem, _, kind = file.partition(".")
@@ -199,6 +203,7 @@ def _images(
                         json_identity[key] = _identity_or_error(data, suffix, location)
                 elif suffix != ".json":
                     others.append((key, name))
+            _require_end(path, archive.offset)
     except _TAR_ERRORS as error:
         raise DataError(
             f"{path}: not a tar archive ({error_reason(error)}); a compressed one must be named .tar.gz"
@@ -226,6 +231,35 @@ def _images(
                 f"{_MAX_LABEL_FILE_BYTES:,} bytes) nor a folder that names its identity"
             )
         yield *place, folder, identities.get(key, folder)
+
+
+def _require_end(path: Path, offset: int) -> None:
+    """Check that an archive whose members end at a byte offset has zeros from there on, at least a block of them.
+
+    POSIX ends an archive with two blocks of zeros. Without this check, an archive that was cut between two members or
+    has a damaged header would lose its remaining images in silence.
+
+    Raises:
+        DataError: other bytes follow, or none.
+    """
+    file = PositionalFile(path)
+    block = file.bytes_at(offset, tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE and not any(block):
+        raise DataError(
+            f"{path}: ends at byte {file.size:,} without the blocks of zeros that end an archive: it is truncated; "
+            f"copy it again, or add them by `truncate -s +1024 {shell_path(path)}` if it is complete"
+        )
+    if any(block):
+        raise DataError(
+            f"{path}: no member begins at byte {offset:,}: the archive is truncated or damaged; copy it again"
+        )
+    for start in range(offset, file.size, _CHUNK_BYTES):
+        chunk = file.bytes_at(start, _CHUNK_BYTES)
+        if chunk.strip(b"\0"):
+            raise DataError(
+                f"{path}: data follows the end of the archive at byte {offset:,}: archives were joined, or it is "
+                "damaged; join archives with `tar --concatenate`, or give each of them as a shard"
+            )
 
 
 def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo | None]]:

@@ -63,6 +63,30 @@ def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, 
         open_dataset(tmp_path)
 
 
+def _overwrite(data, start, content):
+    return data[:start] + content + data[start + len(content) :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda d: d[:3072], "at byte 3,072 without the blocks of zeros"),  # between two members
+     (lambda d: d[:3100], "no member begins at byte 3,072: the archive is truncated or damaged"),
+     (lambda d: d[:2800], "unexpected end of data"),
+     (lambda d: _overwrite(d, 3072, b"X"), "no member begins at byte 3,072"),
+     (lambda d: _overwrite(d, 3072, bytes(512)), "data follows the end of the archive at byte 3,072"),
+     (lambda d: d + d, "data follows the end of the archive at byte 6,144: archives were joined")],
+)  # fmt: skip
+def test_a_truncated_damaged_or_joined_shard_loses_no_image_in_silence(tmp_path, change, message):
+    write_tar(tmp_path / "a.tar", {f"ann/{n}.png": encoded_image(n) for n in range(4)})
+    shard = (tmp_path / "a.tar").read_bytes()
+    assert open_dataset(tmp_path).num_images == 4
+    (tmp_path / "a.tar").write_bytes(change(shard))
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path)
+    (tmp_path / "a.tar").write_bytes(shard[: 6144 + 512])  # one block of zeros is enough
+    assert open_dataset(tmp_path).num_images == 4
+
+
 @pytest.mark.parametrize("label", ["null", "NaN", "0.5", "true", "[1]", '""'])
 def test_a_json_label_that_is_no_whole_number_or_text_is_refused(tmp_path, label):
     for name, content in (("1.json", f'{{"label": {label}}}'), ("1.cls", " ")):

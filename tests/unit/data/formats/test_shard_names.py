@@ -1,0 +1,37 @@
+import pytest
+
+from facetrain.data.formats.shard_names import require_all_shards
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import DataError
+from tests.support.datasets import tf_example, tf_record
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["train-00000-of-00003.parquet"], r"train-00001-of-00003\.parquet is missing, and 1 more shards"),
+     (["a-00002-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
+     (["b-00000-of-00001.tar", "a-00000-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
+     (["f.tfrecord-00001-of-00002"], r"f\.tfrecord-00000-of-00002 is missing|00002-of"),
+     (["shard-000000.tar", "shard-000002.tar"], r"folder: shard-000001\.tar is missing; download it again"),
+     (["007.tar", "010.tar"], r"008\.tar is missing, and 1 more")],
+)  # fmt: skip
+def test_a_missing_shard_is_named(tmp_path, names, message):
+    with pytest.raises(DataError, match=message):
+        require_all_shards([tmp_path / "folder" / name for name in names])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"], ["a-00001-of-00001.tar"],
+     ["shard-000003.tar", "shard-000004.tar"], ["2019.tar", "2023.tar"], ["a.tar", "b01.tar", "b03.tar"],
+     ["part-00000-0a9-c000.parquet", "part-00001-0a9-c000.parquet"], []],
+)  # fmt: skip
+def test_complete_sets_and_other_names_are_accepted(tmp_path, names):
+    require_all_shards([tmp_path / name for name in names])
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet", ".tfrecord"])
+def test_a_folder_with_a_missing_shard_is_refused(tmp_path, suffix):
+    (tmp_path / f"train-00001-of-00002{suffix}").write_bytes(tf_record(tf_example(image=b"x", label=0)))
+    with pytest.raises(DataError, match=f"train-00000-of-00002{suffix} is missing|train-00002-of"):
+        open_dataset(tmp_path)
