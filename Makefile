@@ -70,7 +70,7 @@ bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/
 real-faces: $(READY)  ## train the recipes on the real faces in REAL (../shared/real), three seeds each, about two hours
 	$(BIN)/python recipes/real_faces/run.py --data $(REAL)
 
-speedrun: $(READY)  ## train the fastest recipe on the real faces in REAL with five seeds, about 12 minutes (docs/results/speedrun.md)
+speedrun: $(READY)  ## train the fastest recipe on the real faces in REAL with five seeds, about 12 minutes (docs/log/log.md)
 	$(BIN)/python recipes/speedrun/run.py --data $(REAL)
 
 docs: $(READY)  ## build the documentation site into build/site

@@ -3,7 +3,7 @@
 A step is forward pass, backward pass and update: embeddings in, their gradient and updated centers out. Each
 variant runs in its own process (this module as a program), because its peak of resident memory (VmHWM) is
 that of a whole process. `measure_head_traffic` counts the bytes that each rank sends in a step, beside the formula of
-docs/design/head.md.
+docs/log/log.md.
 """
 
 # B local batch   D embedding   K classes   S sampled of K

@@ -34,7 +34,7 @@ DEVICES = {
 }
 
 # Fitted by least squares to 13 runs of r50, r100 and MobileFaceNet that arcface_torch's authors published for V100
-# (docs/measurements/forecast.md lists each); `python -m tests.support.published_speeds` repeats the fit. That these
+# (docs/log/log.md lists each); `python -m tests.support.published_speeds` repeats the fit. That these
 # shares hold for later GPUs is an assumption: nothing was measured there.
 PRODUCTS_REACHED = 0.58
 """Share of the vendor's product rate that a backbone's convolutions reach."""

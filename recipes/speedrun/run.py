@@ -4,7 +4,7 @@
     python recipes/speedrun/run.py --data ../shared/real
 
 The time is that of the whole command `facetrain train`: start, compilation with an empty cache, training, and writing
-the model. docs/results/speedrun.md has the rules and the history of the record.
+the model. docs/log/log.md has the rules and the history of the record.
 """
 
 from __future__ import annotations

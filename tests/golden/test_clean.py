@@ -21,5 +21,5 @@ def test_five_percent_of_planted_wrong_labels_are_found_among_real_faces():
             label[image] = other + (other >= label[image])
         found = {one.image for one in find_label_faults(faces.embedding, label).faults if one.image >= 0}
         right = len(found & set(planted.tolist()))
-        # Many of the other findings are faults that the set has itself, see docs/measurements/data_tools.md.
+        # Many of the other findings are faults that the set has itself, see docs/log/log.md.
         assert right >= 0.9 * len(planted) and right >= 0.94 * len(found)

@@ -33,7 +33,7 @@ _LONGEST_SIDE = 640
 _CLOSE_UP_SIDE = 320
 """Longest side to which an image that one face fills is enlarged or reduced. Measured against the points of CFP's
 publishers, the landmarks of such faces are 15 to 20 % more precise than in the image as it is, see
-docs/measurements/evaluation.md."""
+docs/log/log.md."""
 _CLOSE_UP_SHARE = 0.5
 """Least share of the image's longer side that the face of a close-up has."""
 _MIN_SCORE, _LOW_SCORE = 0.6, 0.3

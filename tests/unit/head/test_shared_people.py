@@ -1,7 +1,7 @@
 """Two synthetic sets that share people: what a head per dataset gains over one softmax, on people of neither set.
 
 A person is a point; an image is a fixed random function of the person, of noise, and of the set that it is from.
-docs/measurements/head.md has the rates of this training.
+docs/log/log.md has the rates of this training.
 """
 
 from statistics import mean

@@ -89,7 +89,7 @@ def test_arguments_that_two_kernels_read_are_counted_twice():
         assert traffic.bytes - traffic.operand_bytes == (times - 1) * 4 * y.numel()
 
 
-# Counted by hand from the shapes of the layers; docs/measurements/speed.md has the table by operation.
+# Counted by hand from the shapes of the layers; docs/log/log.md has the table by operation.
 @pytest.mark.parametrize(
     ("name", "fused", "moved"), [("r50", False, 288e6), ("r50", True, 209e6), ("r100", False, 455e6)]
 )

@@ -190,7 +190,7 @@ def test_95_percent_of_the_intervals_of_twenty_people_contain_the_value_of_the_p
 @pytest.mark.long
 @pytest.mark.parametrize(("subjects", "trials"), [(20, 600), (100, 400), (1000, 150)])
 def test_the_intervals_of_sets_of_any_size_contain_the_value_of_the_population(subjects, trials):
-    # Measured in docs/measurements/evaluation.md. Intervals may be too wide, because the vertex bootstrap overestimates
+    # Measured in docs/log/log.md. Intervals may be too wide, because the vertex bootstrap overestimates
     # the variance of pairs of two people, but not too narrow: four standard errors below 95 %.
     random = np.random.default_rng(7)
     truth = pair_result(people(random, 20_000), protocol="x", replicates=0).metrics
