@@ -15,23 +15,50 @@ _LINE_INTERVAL_S = 10.0
 @contextmanager
 def progress_bar(title: str) -> Iterator[ProgressCallback]:
     """Yield a progress callback that shows its numbers on standard error, with a title."""
+    with progress_bars(title) as (progress,):
+        yield progress
+
+
+@contextmanager
+def progress_bars(*titles: str) -> Iterator[list[ProgressCallback]]:
+    """Yield a progress callback for each step of a command; a step without a call is not shown."""
     if not sys.stderr.isatty():
-        yield _ProgressLines(title)
+        yield [_ProgressLines(title) for title in titles]
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(title))  # a path may have brackets, which are tags for rich
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def callback(title: str) -> ProgressCallback:
+            task = bar.add_task(
+                escape(title), visible=False
+            )  # a path may have brackets, which are tags for rich
+            return lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+        yield [callback(title) for title in titles]
 
 
 class _ProgressLines:
     def __init__(self, title: str) -> None:
-        self._title, self._printed_at = title, time.monotonic()
+        self._title = title
+        self._started_at: float | None = None
+        self._printed_at = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._printed_at > _LINE_INTERVAL_S:
-            self._printed_at = time.monotonic()
-            print(f"{self._title}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if self._started_at is None:
+            # Not when it was made: other steps may come first.
+            self._started_at = self._printed_at = now
+            self._first = done
+            return
+        if now - self._printed_at > _LINE_INTERVAL_S:
+            self._printed_at = now
+            left_s = (now - self._started_at) / max(done - self._first, 1) * (total - done)
+            minutes, seconds = divmod(round(left_s), 60)
+            print(
+                f"{self._title}: {done:,} of {total:,}, {minutes}:{seconds:02} left",
+                file=sys.stderr,
+                flush=True,
+            )

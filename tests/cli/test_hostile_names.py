@@ -93,6 +93,7 @@ def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress_bar("embedding [old]/a [/b]") as progress:
+        assert "embedding" not in terminal.getvalue()
         progress(1, 2)
     assert "embedding [old]/a [/b]" in terminal.getvalue()
 

@@ -114,7 +114,7 @@ def pack(
     as_json: Json = False,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress import progress_bars
     from facetrain.data.formats.image_list import LIST_SUFFIXES
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
@@ -124,7 +124,7 @@ def pack(
     if not shuffle:
         refuse_given(context, "seed", when="without --shuffle")
     finder = _landmark_finder(landmarks, detector)
-    with progress_bar("packing") as progress:
+    with progress_bars("checking", "packing") as (checking, progress):
         packed = tool.pack(
             source,
             output,
@@ -137,6 +137,7 @@ def pack(
             seed=seed,
             skip_bad=skip_bad,
             workers=workers,
+            checking=checking,
             progress=progress,
         )
     if as_json:
@@ -149,6 +150,7 @@ def pack(
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     _print_fallbacks(packed.fallbacks)
+    _print_several_faces(packed.several_faces)
     _print_next_steps(packed.folder, image_size)
 
 
@@ -288,6 +290,17 @@ def _print_fallbacks(fallbacks: dict[str, str]) -> None:
         echo_line(f"  no face detected at first in {len(fallbacks):,} images:")
         for name, fallback in sorted(fallbacks.items()):
             echo_line(f"    {name}: {fallback}")
+
+
+def _print_several_faces(several_faces: dict[str, int]) -> None:
+    """Print images in which another face could have been meant."""
+    if several_faces:
+        shown = sorted(several_faces)[:_SHOWN_NAMES]
+        more = ", …" if len(several_faces) > _SHOWN_NAMES else ""
+        echo_line(
+            f"  several faces of similar size in {len(several_faces):,} images, of which the one nearest the center "
+            f"was taken (--json lists all): {', '.join(shown)}{more}"
+        )
 
 
 def _print_next_steps(folder: Path, image_size: int) -> None:

@@ -112,6 +112,11 @@ class FolderDataset:
             f"{self._folder}: contains neither train.rec nor images in one subfolder per identity "
             f"({', '.join(sorted(IMAGE_SUFFIXES))})"
         )
+        if any(os.path.splitext(one.name)[1].lower() in IMAGE_SUFFIXES for one in self.skipped):
+            message += (
+                "; for images directly in this folder, write a list file that names their people, such as people.txt "
+                "with lines `photo1.jpg ann`, and give this file"
+            )
         nested = next((one.name for one in self.skipped if one.kind == "nested"), None)
         if nested is not None:
             message += f"; if the identities are the folders in {nested.split('/')[0]}, give that folder"

@@ -37,6 +37,9 @@ docs/log/log.md."""
 _CLOSE_UP_SHARE = 0.5
 """Least share of the image's longer side that the face of a close-up has."""
 _MIN_SCORE, _LOW_SCORE = 0.6, 0.3
+_LEAST_SHARE = 0.6
+"""Least score and least width of a face that is compared by its place, as shares of the best score and the width of
+the largest face."""
 _PADDING = 0.5
 """Border around an image in a second attempt, in units of its longer side: YuNet misses faces that fill an image."""
 _MAX_PADDED_PIXELS = 4 * MAX_PIXELS
@@ -173,14 +176,38 @@ class _Face:
     """x and y of five landmarks, float32 (5, 2)."""
     size: float
     """Longer side of the box."""
+    rivals: int
+    """Number of the other faces of similar size and score, which are farther from the center."""
+
+
+def select_face(face_F15: np.ndarray, width: int, height: int) -> tuple[np.ndarray, int]:
+    """Select the largest face near the center of an image, among faces of similar size and score.
+
+    Faces with less than 0.6 of the best score are left out first, then faces with less than 0.6 of the largest width.
+    Of the others it takes the face with the largest area − 2 · squared distance to the center, in pixels, as
+    InsightFace does when it prepares datasets. That value alone is negative for a large face off the center, and would
+    prefer a small face in the background.
+
+    Args:
+        face_F15: detected faces as YuNet returns them, float32 (F, 15): corner, width, height, five points, score.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
+
+    Returns:
+        The selected row, (15,), and the number of the other faces that were compared by their place.
+    """
+    face_F15 = face_F15[face_F15[:, 14] >= _LEAST_SHARE * face_F15[:, 14].max()]
+    face_F15 = face_F15[face_F15[:, 2] >= _LEAST_SHARE * face_F15[:, 2].max()]
+    corner, size = face_F15[:, 0:2], face_F15[:, 2:4]
+    offset = corner + size / 2 - np.array([width, height]) / 2
+    return face_F15[(size.prod(1) - 2 * np.square(offset).sum(1)).argmax()], len(face_F15) - 1
 
 
 class YuNet:
     """OpenCV's face detector YuNet, with a model file of the user.
 
-    Of several faces it selects the largest one near the center, by area − 2 · squared distance in pixels, as
-    InsightFace does when it prepares datasets. If it detects none, it searches again with a border around the image,
-    then with a lower score, then with both: a border does not bring false faces, a lower score may.
+    Of several faces it takes the one that `select_face` selects. If it detects none, it searches again with a border
+    around the image, then with a lower score, then with both: a border does not bring false faces, a lower score may.
     """
 
     def __init__(self, model: Path, *, center_crop: bool = False) -> None:
@@ -196,6 +223,8 @@ class YuNet:
         self._model, self._center_crop = model, center_crop
         self.fallbacks: dict[str, str] = {}
         """Images whose face was not detected at first, and the attempt that found it."""
+        self.several_faces: dict[str, int] = {}
+        """Images with several faces of similar size, and their number; the one nearest the center was taken."""
         self._creation = threading.Lock()  # OpenCV's log level, which is changed meanwhile, is global
         self._per_thread = threading.local()  # the image size is part of a detector's state
         self._detector()
@@ -212,22 +241,24 @@ class YuNet:
         ):
             face = self._detect_close_up(image, score) or self._detect(image, score)
             if face is not None:
-                return self._found(name, in_image, face.points)
+                return self._found(name, in_image, face)
             face = self._detect_padded(image, score)
             if face is not None:
-                return self._found(name, in_padded, face.points)
+                return self._found(name, in_padded, face)
         if not self._center_crop:
             return None
         height, width = image.shape[:2]
         side = min(height, width)
         corner = np.array([width - side, height - side]) / 2
         points = np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
-        return self._found(name, CENTER_CROP, points)
+        return self._found(name, CENTER_CROP, _Face(points, side, rivals=0))
 
-    def _found(self, name: str, attempt: str, points: np.ndarray) -> np.ndarray:
+    def _found(self, name: str, attempt: str, face: _Face) -> np.ndarray:
         if attempt != DETECTED:
             self.fallbacks[name] = attempt
-        return points
+        if face.rivals:
+            self.several_faces[name] = face.rivals + 1
+        return face.points
 
     def _detect_close_up(self, image: np.ndarray, min_score: float) -> _Face | None:
         """Return the face that fills an image; None if it is smaller, because enlarging does not help then."""
@@ -246,7 +277,9 @@ class YuNet:
         border = round(_PADDING * max(resized.shape[:2]))
         padded = cv2.copyMakeBorder(resized, border, border, border, border, cv2.BORDER_REPLICATE)
         face = self._detect(padded, min_score)
-        return face and _Face((face.points - np.float32(border)) / np.float32(factor), face.size / factor)
+        if face is None:
+            return None
+        return _Face((face.points - np.float32(border)) / np.float32(factor), face.size / factor, face.rivals)
 
     def _detect(self, image: np.ndarray, min_score: float, *, factor: float | None = None) -> _Face | None:
         """Return the selected face of an image that is resized by `factor`, by default reduced to 640 pixels."""
@@ -259,18 +292,16 @@ class YuNet:
         detector.setInputSize((width, height))
         detector.setScoreThreshold(min_score)
         try:
-            found_F = detector.detect(np.ascontiguousarray(resized[:, :, ::-1]))[1]
+            face_F15 = detector.detect(np.ascontiguousarray(resized[:, :, ::-1]))[1]
         except cv2.error as error:
             raise DataError(
                 f"{self._model}: not a YuNet model ({error.err}); take face_detection_yunet from OpenCV's model zoo"
             ) from error
-        if found_F is None:
+        if face_F15 is None:
             return None
-        corner, size = found_F[:, 0:2], found_F[:, 2:4]
-        offset = corner + size / 2 - np.array([width, height]) / 2
-        best = found_F[(size.prod(1) - 2 * np.square(offset).sum(1)).argmax()]
-        points = np.asarray(best[4:14].reshape(5, 2) / factor, np.float32)
-        return _Face(points, float(best[2:4].max() / factor))
+        face, rivals = select_face(face_F15, width, height)
+        points = np.asarray(face[4:14].reshape(5, 2) / factor, np.float32)
+        return _Face(points, float(face[2:4].max() / factor), rivals)
 
     def _detector(self) -> Any:
         if not hasattr(self._per_thread, "detector"):

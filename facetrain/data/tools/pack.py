@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
 from facetrain.data.dataset_card import ImageDigest, carry_cards
+from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_names
 from facetrain.data.formats.record_writer import write_identities
@@ -41,10 +43,14 @@ class PackResult:
     """Files and images that were left out."""
     fallbacks: dict[str, str] = field(default_factory=dict)
     """Images whose face the detector found only in a second attempt, and the attempt."""
+    several_faces: dict[str, int] = field(default_factory=dict)
+    """Images in which the detector found several faces of similar size, and their number."""
 
 
 SKIPPED_FILE = "skipped.csv"
 """Table of the files that were left out, in the folder of a packed dataset."""
+_EXAMPLES = 3
+"""Missing files that a message names."""
 
 
 def pack(
@@ -60,6 +66,7 @@ def pack(
     seed: int = 0,
     skip_bad: bool = False,
     workers: int | None = None,
+    checking: ProgressCallback = ignore_progress,
     progress: ProgressCallback = ignore_progress,
 ) -> PackResult:
     """Write a dataset of any format as train.rec, train.idx and property; the folder appears complete or not at all.
@@ -81,7 +88,8 @@ def pack(
         seed: seed of the order.
         skip_bad: leave out images that cannot be read or have no landmarks. Every image is then read twice.
         workers: number of threads; one per usable core if None.
-        progress: called after every image that is read.
+        checking: with `skip_bad`, called after every image that is checked, before the first one is written.
+        progress: called after every image that is written.
 
     Raises:
         DataError: the dataset cannot be read, no image is good, two images have one name in a list of landmarks, or
@@ -93,16 +101,17 @@ def pack(
     prepared = _PreparedImages(source, image_size, quality, landmarks)
     skipped = list(skipped_files(source))
     good = _large_identities(source, source_path, min_images_per_identity, skipped)
-    total = len(good) * (2 if skip_bad else 1)
     with new_folder(output) as scratch:
         if skip_bad:
-            good = _good_images(prepared, good, workers, total, progress, skipped)
+            good = _good_images(prepared, good, workers, checking, skipped)
+        elif isinstance(source, ListDataset):
+            _require_files(source, source_path)
         identity, label = np.unique(source.labels[good], return_inverse=True)
         order = permute(np.arange(len(good)), len(good), key=seed) if shuffle else np.arange(len(good))
         labeled = map_in_order(
             lambda row: (int(label[row]), prepared.encoded(int(good[row]))), order, workers
         )
-        labeled_progress = report_progress(labeled, total, progress, done=total - len(good))
+        labeled_progress = report_progress(labeled, len(good), progress)
         digest = ImageDigest()
         write_identities(scratch, np.bincount(label).tolist(), digest.of(labeled_progress), image_size)
         write_names(scratch, source, good[order], label[order])
@@ -112,7 +121,24 @@ def pack(
         if skipped:
             (scratch / SKIPPED_FILE).write_text(skipped_table(skipped), encoding="utf-8")
     fallbacks = landmarks.fallbacks if isinstance(landmarks, YuNet) else {}
-    return PackResult(output, len(identity), len(good), skipped, fallbacks)
+    several_faces = landmarks.several_faces if isinstance(landmarks, YuNet) else {}
+    return PackResult(output, len(identity), len(good), skipped, fallbacks, several_faces)
+
+
+def _require_files(source: FaceDataset, path: Path) -> None:
+    """Check that the files of a list exist: all that are missing are reported at once, before any is read.
+
+    Raises:
+        ImageError: files do not exist.
+    """
+    missing = [number for number in range(source.num_images) if not os.path.exists(source.location(number))]
+    if missing:
+        examples = ", ".join(source.location(number) for number in missing[:_EXAMPLES])
+        raise ImageError(
+            f"{path}: {len(missing):,} of its {source.num_images:,} files do not exist ({examples}"
+            f"{', …' if len(missing) > _EXAMPLES else ''}); give the folder of the paths with --images, or leave out "
+            "such images with --skip-bad"
+        )
 
 
 def _large_identities(
@@ -200,14 +226,13 @@ def _good_images(
     prepared: _PreparedImages,
     numbers: np.ndarray,
     workers: int | None,
-    total: int,
     progress: ProgressCallback,
     skipped: list[SkippedFile],
 ) -> np.ndarray:
     """Return the numbers of the images without faults, int64; add the others to `skipped`."""
     good = np.ones(len(numbers), bool)
     checked = map_in_order(prepared.fault, numbers.tolist(), workers)
-    faults: Iterator[SkippedFile | None] = report_progress(checked, total, progress)
+    faults: Iterator[SkippedFile | None] = report_progress(checked, len(numbers), progress)
     first = ""
     for row, fault in enumerate(faults):
         if fault is not None:

@@ -9,7 +9,7 @@ from facetrain.data.images.align import align
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
-from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks
+from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks, select_face
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.rewrite import merge
 from facetrain.errors import DataError, ImageError
@@ -108,16 +108,17 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "bob/1.png"])
     with pytest.raises(ImageError, match=r"2\.png: no landmarks for 'ann/2\.png'"):
         pack(dataset, tmp_path / "strict", landmarks=listed)
-    reports = []
+    checked, written = [], []
     packed = pack(
         dataset,
         tmp_path / "out",
         landmarks=listed,
         skip_bad=True,
-        progress=lambda *report: reports.append(report),
+        checking=lambda *report: checked.append(report),
+        progress=lambda *report: written.append(report),
     )
     assert (packed.identities, packed.images, len(packed.skipped)) == (2, 2, 1)
-    assert reports == [(n, 6) for n in (1, 2, 3, 5, 6)]
+    assert (checked, written) == ([(1, 3), (2, 3), (3, 3)], [(1, 2), (2, 2)])
 
 
 def test_images_without_names_are_named_by_their_numbers(dataset, tmp_path):
@@ -156,6 +157,35 @@ def test_the_detector_selects_the_large_face_near_the_center(tmp_path):
     np.testing.assert_allclose(find("x", image), expected, atol=0.1)
     large = cv2.resize(image, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
     np.testing.assert_allclose(find("x", large), expected * 2, atol=1)
+
+
+def face(x, y, side, score=0.9):
+    """Return a square face with its center at (x, y) as the detector does."""
+    return np.array([x - side / 2, y - side / 2, side, side, *[0] * 10, score], np.float32)
+
+
+def test_a_small_face_in_the_background_is_not_selected():
+    person, background = face(120, 120, 200), face(330, 250, 17)
+    # area − 2 · squared distance is negative for the person, who is off the center, and positive for the background.
+    selected, rivals = select_face(np.stack([background, person]), 640, 480)
+    assert (selected == person).all() and rivals == 0
+
+
+def test_a_doubtful_face_is_not_selected_and_the_center_decides_among_similar_ones():
+    doubtful, left, right = face(320, 240, 300, score=0.4), face(150, 240, 100), face(400, 240, 80, score=0.6)
+    selected, rivals = select_face(np.stack([doubtful, left, right]), 640, 480)
+    assert (selected == right).all() and rivals == 1
+
+
+def test_photos_with_several_faces_of_similar_size_are_listed(tmp_path):
+    pytest.importorskip("onnx")
+    image = np.full((256, 640, 3), 60, np.uint8)
+    image[128:160, 320:352] = 255
+    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    find("one.png", image)
+    image[0:32, 0:32] = 255
+    find("two.png", image)
+    assert find.several_faces == {"two.png": 2}
 
 
 def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(tmp_path, capfd):
@@ -218,7 +248,7 @@ def test_a_face_that_fills_the_image_is_located_in_a_copy_of_320_pixels(tmp_path
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
 
     def detect(image, min_score, *, factor=None):
-        return _Face(np.full((5, 2), factor or np.nan), share * 160)
+        return _Face(np.full((5, 2), factor or np.nan), share * 160, rivals=0)
 
     monkeypatch.setattr(find, "_detect", detect)
     np.testing.assert_equal(find("x", np.zeros((160, 80, 3), np.uint8)), np.full((5, 2), factor or np.nan))

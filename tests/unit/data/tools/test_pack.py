@@ -105,6 +105,21 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
         pack(dataset, tmp_path / "strict")
 
 
+def test_missing_files_of_a_list_are_reported_at_once(dataset, tmp_path):
+    lines = [f"bob/{name}.jpg\tbob\n" for name in ("a", "b", "bob_0001", "c", "d")]
+    (dataset / "people.txt").write_text("".join(lines))
+    message = rf"txt: 4 of its 5 files do not exist \({dataset}/bob/a\.jpg, .*b\.jpg, .*c\.jpg, …\); give the folder"
+    with pytest.raises(DataError, match=message):
+        pack(dataset / "people.txt", tmp_path / "strict")
+    packed = pack(dataset / "people.txt", tmp_path / "out", skip_bad=True)
+    assert packed.images == 1 and len(packed.skipped) == 4
+
+
+def test_images_directly_in_a_folder_need_a_list_of_their_people(dataset, tmp_path):
+    with pytest.raises(DataError, match=r"write a list file .* with lines `photo1\.jpg ann`"):
+        pack(dataset / "ann", tmp_path / "out")
+
+
 def test_names_that_are_not_utf8_are_written_as_escapes(tmp_path):
     folder = os.fsencode(tmp_path / "photos") + b"/caf\xe9"
     os.makedirs(folder)
