@@ -68,9 +68,6 @@ class ModelConfig(Section):
     normalize with the statistics of `init_from`; for fine-tuning on few images."""
     lora: LoraConfig | None = None
     """Low-rank adapters. null: the weights themselves are trained."""
-    quantize: Literal["int8"] | None = None
-    """Train the weights of `init_from` for the rounding of an int8 file: the network computes, in training and in the
-    verification, as the file of `facetrain export --int8 static` does. null: no rounding."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts. The parameters
     of an adapter (`lora`) have the factor of the weight that it updates."""
@@ -89,17 +86,6 @@ class ModelConfig(Section):
     def _check_train_batch_norm(self) -> Self:
         if not self.train_batch_norm and self.init_from is None:
             raise ValueError("train_batch_norm: false needs init_from, the model whose statistics are kept")
-        return self
-
-    @model_validator(mode="after")
-    def _check_quantize(self) -> Self:
-        if self.quantize is None:
-            return self
-        if self.init_from is None:
-            raise ValueError("quantize: int8 needs init_from, the trained model that is fine-tuned")
-        for key, off in (("lora", None), ("dropout", 0), ("checkpoint_activations", False)):
-            if getattr(self, key) != off:
-                raise ValueError(f"quantize: int8 cannot be combined with {key}; remove one of them")
         return self
 
     @model_validator(mode="after")

@@ -106,27 +106,6 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_quantize(self) -> Self:
-        if self.model.quantize is None:
-            return self
-        if self.train.precision != "fp32":
-            raise ValueError(
-                f"model.quantize: {self.model.quantize} cannot be combined with train.precision: "
-                f"{self.train.precision}, which rounds activations itself; set train.precision to fp32"
-            )
-        if any(stage.image_size for stage in self.train.stages):
-            raise ValueError(
-                f"model.quantize: {self.model.quantize} cannot be combined with image_size in train.stages; remove one"
-            )
-        for key in ("compile", "cuda_graphs", "fused"):
-            if getattr(self.train, key) == "on":
-                raise ValueError(
-                    f"model.quantize: {self.model.quantize} cannot be combined with train.{key}: on; set it to auto or "
-                    "off"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _check_expectations(self) -> Self:
         head = self.head
         if head.expectations == "off" and all(

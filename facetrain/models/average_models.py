@@ -14,12 +14,11 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.int8.fake_quantization import RANGES_KEY
 from facetrain.models.model_file import STEP_KEY, THRESHOLDS_KEY, open_model, save_model
 
 SOURCES_KEY = "average_of"
 """Key in the description of a model file: the averaged models and their weights."""
-_MEASURED_KEYS = THRESHOLDS_KEY, RANGES_KEY, STEP_KEY
+_MEASURED_KEYS = THRESHOLDS_KEY, STEP_KEY
 """Keys of what holds for one set of weights only."""
 
 

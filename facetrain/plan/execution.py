@@ -55,7 +55,7 @@ def replays_graphs(config: Config, gpus: int, *, batch: int | None = None) -> bo
         ConfigError: the global batch cannot be divided among the GPUs.
     """
     train, model = config.train, config.model
-    excluded = model.checkpoint_activations or model.quantize is not None or train.compile == "on"
+    excluded = model.checkpoint_activations or train.compile == "on"
     if excluded or (gpus > 1 and is_batch_norm_synced(config)):
         return False
     if train.cuda_graphs != "auto":

@@ -125,10 +125,10 @@ def _float32(run: PreparedRun) -> str:
 
 
 def _remark(run: PreparedRun) -> str:
-    """Return a remark about low-rank adapters or rounding, if there are any."""
+    """Return a remark about low-rank adapters, if there are any."""
     lora = run.config.model.lora
     if lora is None:
-        return " rounded to int8" if run.config.model.quantize else ""
+        return ""
     return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
 
 
@@ -154,13 +154,8 @@ def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None])
 
 
 def described_model(run: PreparedRun) -> dict[str, Any]:
-    """Return the metadata of a model file: network, config, cards of the training data, ranges of 8-bit activations."""
-    quantized = run.state.network.quantized
-    return (
-        describe_model(run.config)
-        | {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
-        | (quantized.description() if quantized else {})
-    )
+    """Return the metadata of a model file: network, config, cards of the training data."""
+    return describe_model(run.config) | {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
 
 
 def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
@@ -199,7 +194,6 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         else "train.epochs",
         skipped=skipped,
         seconds=time.perf_counter() - run.started_at,
-        quantized=run.config.model.quantize is not None,
     )
     try:
         print("\n".join(map(printable, summary.splitlines())), flush=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.models.int8.fake_quantization import FakeQuantized
 from facetrain.training.compile import CompiledRegions
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -72,7 +71,6 @@ class InPrecision(nn.Module):
         memory_format: torch.memory_format,
         compile: bool = False,
         fused_trunk: Callable[[Tensor], Tensor] | None = None,
-        quantized: FakeQuantized | None = None,
     ) -> None:
         """Wrap a backbone.
 
@@ -83,11 +81,9 @@ class InPrecision(nn.Module):
             memory_format: layout of weights and images.
             compile: whether training begins with compiled code.
             fused_trunk: replaces the uncompiled trunk in training and computes the same function.
-            quantized: replaces the backbone, whose parameters it has, with rounding to 8 bits.
         """
         super().__init__()
         self.backbone = backbone
-        self.quantized = quantized
         self._fused_trunk = fused_trunk
         self._autocast = autocast_for(precision, device)
         self._memory_format = memory_format
@@ -113,9 +109,6 @@ class InPrecision(nn.Module):
         A backbone that takes landmarks gets them as the second argument.
         """
         image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
-        if self.quantized is not None:
-            embedding_BD: Tensor = self.quantized(image_BCHW)
-            return embedding_BD
         trunk: Callable[..., Tensor] = self.backbone.trunk
         compiled = self._compiled is not None and self._compiled.enabled
         if self._fused_trunk is not None and not compiled and self.training and torch.is_grad_enabled():

@@ -60,11 +60,6 @@ class TrainState:
         """Network without the precision wrapper, whose names checkpoints use."""
         return self.network.backbone
 
-    @property
-    def verified_network(self) -> nn.Module:
-        """Network whose embeddings are verified: with `model.quantize` the one that rounds, otherwise the backbone."""
-        return self.network.quantized or self.backbone
-
     def add_skipped_images(self, messages: Iterable[str]) -> None:
         """Add this rank's messages about unreadable images to those of all ranks. Collective."""
         new = sorted(set(messages) - self.skipped_images)
@@ -135,8 +130,6 @@ class TrainState:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
-        if self.network.quantized:
-            self.network.quantized.load_description(checkpoint.meta.get("model", {}), str(checkpoint.folder))
         if self.distillation:
             self.distillation.load_state(
                 checkpoint.replicated("distill."), checkpoint.rows, str(checkpoint.folder)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from facetrain.files import new_file, temporary_file
 from facetrain.models.export.checks import fits_onnx_file
 from facetrain.models.export.formats import Exported, ExportOptions, Similarity
 from facetrain.models.export.quantize import quantize_dynamic, quantize_static
-from facetrain.models.int8.fake_quantization import read_ranges
 from facetrain.models.int8.onnx_file import int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import EmbeddingModel
@@ -65,10 +63,7 @@ def export_int8(
     with new_file(path, RunError) as output:
         network = folded_network(model.network) if options.int8 == "static" else None
         if network is not None:
-            ranges = read_ranges(model.metadata, network, model.description)
-            # Equalized and corrected weights of `model.quantize` fit the ranges of their training, and no others.
-            quantized = quantize(network, used) if ranges is None else replace(network, ranges=ranges)
-            _save(int8_model(quantized, model.image_size, model.embedding_size), model, output)
+            _save(int8_model(quantize(network, used), model.image_size, model.embedding_size), model, output)
         else:
             with temporary_file(path) as float32:
                 write_float32(float32)

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
@@ -13,8 +15,7 @@ from facetrain.models.inference_network import fold_norms, layers_with_statistic
 from facetrain.models.int8.bias_correction import correct_biases
 from facetrain.models.int8.equalization import channel_ranges, equalize
 from facetrain.models.int8.maxima import replace_prelus
-from facetrain.models.int8.network import Int8Network
-from facetrain.models.int8.ranges import find_ranges
+from facetrain.models.int8.network import Int8Network, Range
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.mxnet_network import MxnetNetwork
 
@@ -59,6 +60,28 @@ def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:
     batches = image_BCHW.split(_BATCH_SIZE)
     equalized = equalize(network, channel_ranges(network, batches))
     return correct_biases(find_ranges(equalized, batches), _spread(image_BCHW, _BIAS_IMAGES))
+
+
+def find_ranges(network: Int8Network, batches: Iterable[Tensor]) -> Int8Network:
+    """Return the network with ranges of its rounded values: from the smallest to the largest number on images.
+
+    After the equalization, ranges that leave out the largest numbers gain nothing (docs/log/log.md).
+
+    Args:
+        network: Layers; its ranges are replaced.
+        batches: Prepared images (B, 3, H, W).
+    """
+    ranges = dict.fromkeys(network.rounded_values(), Range(0.0, 0.0))
+
+    def observe(name: str, value: Tensor) -> None:
+        if name in ranges:
+            low, high = map(float, value.aminmax())
+            ranges[name] = Range(min(low, ranges[name].low), max(high, ranges[name].high))
+
+    with torch.no_grad():
+        for image_BCHW in batches:
+            network.embed(image_BCHW, rounds=False, observe=observe)
+    return replace(network, ranges=ranges)
 
 
 def _spread(image_BCHW: Tensor, count: int) -> Tensor:

@@ -18,14 +18,9 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.errors import ConfigError, ModelError
 from facetrain.models.initialize_from import initialize_backbone, initialize_first_blocks
-from facetrain.models.int8.fake_quantization import prepare
-from facetrain.models.int8.network import Range
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
 from facetrain.run.build.open_data import evenly_spread_images
-
-_RANGE_IMAGES = 256
-"""Training images from which the ranges of 8-bit activations are computed."""
 
 
 def describe_model(config: Config) -> dict[str, Any]:
@@ -87,14 +82,3 @@ def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[]
     if config.model.init_blocks == "first":
         return initialize_first_blocks(backbone, path, images, describe_model(config)["backbone"])
     return initialize_backbone(backbone, path, images)
-
-
-def prepare_quantization(config: Config, backbone: Backbone, source: FaceDataset) -> dict[str, Range]:
-    """Prepare a backbone for training with rounding; return the ranges of its activations, none without rounding.
-
-    Raises:
-        ModelError: the backbone has no int8 form.
-    """
-    if config.model.quantize is None:
-        return {}
-    return prepare(backbone, evenly_spread_images(source, config.data.image_size, _RANGE_IMAGES))

@@ -21,11 +21,9 @@ def build_execution(config: Config, world: World, network: InPrecision, schedule
     Raises:
         ConfigError: the config requires a mode that cannot be used.
     """
-    # The rounded network has none of the blocks that are compiled, and was not recorded yet.
-    plain_only = config.model.quantize is not None
     settings = ExecutionSettings(
-        compile="off" if plain_only else config.train.compile,
-        cuda_graphs="off" if plain_only else config.train.cuda_graphs,
+        compile=config.train.compile,
+        cuda_graphs=config.train.cuda_graphs,
         fused=config.train.fused,
         device=world.device,
         batch_size=max(stage.local_batch_size for stage in schedule.stages),

@@ -78,16 +78,16 @@ def write_while_training(
         wait()
 
 
-def evenly_spread_images(source: FaceDataset, image_size: int, count: int = _SPREAD_IMAGES) -> Tensor:
-    """Return up to `count` images at equal distances in a dataset: float32 (B, 3, H, W) in [−1, 1].
+def evenly_spread_images(source: FaceDataset, image_size: int) -> Tensor:
+    """Return images at equal distances in a dataset, at most `_SPREAD_IMAGES`: float32 (B, 3, H, W) in [−1, 1].
 
     Raises:
         ImageError: one of them cannot be decoded.
     """
-    step = max(source.num_images // count, 1)
+    step = max(source.num_images // _SPREAD_IMAGES, 1)
     images = [
         resize_square(decode_rgb(source.read(number), location=source.location(number)), image_size)
-        for number in range(0, source.num_images, step)[:count]
+        for number in range(0, source.num_images, step)[:_SPREAD_IMAGES]
     ]
     return normalize(torch.from_numpy(np.stack(images)))
 

@@ -23,10 +23,9 @@ from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import HeadPart, head_parts
 from facetrain.models.initialize_from import initialize_centers
-from facetrain.models.int8.fake_quantization import FakeQuantized
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.weight_average import WeightAverage
-from facetrain.run.build.backbone import build_initial_backbone, prepare_quantization
+from facetrain.run.build.backbone import build_initial_backbone
 from facetrain.run.build.distillation import build_distillation
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import Stage, StepSchedule
@@ -141,7 +140,6 @@ def build_state(
     The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
     """
     backbone = build_initial_backbone(config, source)
-    ranges = prepare_quantization(config, backbone, source)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
     if is_batch_norm_synced(config):
@@ -151,7 +149,6 @@ def build_state(
         config.train.precision,
         world.device,
         memory_format=memory_format,
-        quantized=FakeQuantized(backbone, ranges) if ranges else None,
         fused_trunk=choose_trunk(
             backbone,
             config.train.fused,

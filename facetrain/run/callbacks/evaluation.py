@@ -43,10 +43,10 @@ class Evaluation:
             # Each rank has batch norm statistics of its own; all must score the same network. It runs in float32, as in
             # `facetrain eval`, whatever train.precision is: both then report the same numbers for the same weights.
             with averaged_buffers(state.backbone):
-                results = dict(self._verifier(state.verified_network))
+                results = dict(self._verifier(state.backbone))
             if state.average:
                 with state.average.in_use(), averaged_buffers(state.backbone):
-                    averaged = dict(self._verifier(state.verified_network))
+                    averaged = dict(self._verifier(state.backbone))
                 results |= {f"{name}_ema": result for name, result in averaged.items()}
         except Stopped:
             state.unverified = True

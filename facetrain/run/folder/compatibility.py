@@ -25,7 +25,6 @@ _SHAPING_KEYS = (
     "model.widths",
     "model.embedding_size",
     "model.lora",
-    "model.quantize",
     "head.sub_centers",
     "head.momentum_dtype",
     "optim.name",

@@ -18,12 +18,11 @@ def summarize(
     ended_by: str,
     skipped: list[str],
     seconds: float,
-    quantized: bool = False,
 ) -> str:
     """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
 
     `ended_by` is the config key that set the last step. `skipped` lists the images that could not be read. `seconds`
-    is the duration of the command. `quantized` says that the run has trained for an int8 file.
+    is the duration of the command.
     """
     records = read_jsonl(folder / "metrics.jsonl")
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
@@ -41,7 +40,7 @@ def summarize(
             f"  {len(skipped)} images could not be read and were replaced by others; "
             f"{folder / 'skipped_images.txt'} lists them; the first: {skipped[0]}"
         )
-    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by, quantized)])
+    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
 
 
 def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
@@ -58,11 +57,8 @@ def _number(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, int | float) else str(value)
 
 
-def _next_commands(
-    folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str, quantized: bool
-) -> list[str]:
+def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
     quoted, board = shell_path(folder), folder / "tensorboard"
-    int8 = " --int8 static" if quantized else ""
     lines = ["next:"]
     if targets:
         # A path needs no folder.
@@ -71,7 +67,7 @@ def _next_commands(
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",
         f"  facetrain report {quoted}",
-        f"  facetrain export {quoted} --format onnx{int8} --output model.onnx",
+        f"  facetrain export {quoted} --format onnx --output model.onnx",
     ]
     if board.is_dir():
         lines.append(f"  tensorboard --logdir {shell_path(board)}")

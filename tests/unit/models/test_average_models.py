@@ -38,13 +38,11 @@ def test_parameters_and_statistics_are_averaged_by_their_weights(tmp_path):
 
 def test_the_description_is_that_of_the_first_model_without_what_was_measured_on_it(tmp_path):
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    write(
-        first, 0, thresholds=[{"fmr": 1e-3}], int8={"ranges": {"conv1": [-1, 1]}}, step=4, config={"seed": 3}
-    )
+    write(first, 0, thresholds=[{"fmr": 1e-3}], step=4, config={"seed": 3})
     write(second, 1)
     average_models([first, second], [0.25, 0.75], tmp_path / "out.safetensors")
     metadata = opened(tmp_path / "out.safetensors").metadata
-    assert metadata["config"] == {"seed": 3} and not metadata.keys() & {"thresholds", "int8", "step"}
+    assert metadata["config"] == {"seed": 3} and not metadata.keys() & {"thresholds", "step"}
     assert metadata["average_of"] == [
         {"model": str(first), "weight": 0.25},
         {"model": str(second), "weight": 0.75},

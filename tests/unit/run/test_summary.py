@@ -13,12 +13,3 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     text = summarize(tmp_path, [], "", ended_by="train.epochs", skipped=[], seconds=3.0)
     assert "  loss      nan at step 10 → inf at step 20\n" in text
     assert "  lfw       accuracy 50.00% at step 20 → 50.00% (AUC nan), 600 pairs\n" in text
-
-
-def test_a_run_that_has_trained_for_an_int8_file_is_exported_to_one(tmp_path):
-    (tmp_path / "metrics.jsonl").touch()
-    for quantized, options in ((False, ""), (True, " --int8 static")):
-        text = summarize(
-            tmp_path, [], "", ended_by="train.epochs", skipped=[], seconds=3.0, quantized=quantized
-        )
-        assert f"facetrain export {tmp_path} --format onnx{options} --output model.onnx" in text

@@ -14,13 +14,13 @@ SIZE = 32
 IRESNET = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": SIZE}
 
 
-def backbone(name):
+def backbone(name, seed=0):
     """Return a small IResNet or MobileFaceNet whose PReLUs have slopes below and above 1.
 
     The statistics of its batch norms are those of `images`. With random ones, the embeddings of all images would be
     almost the same vector, which would hide errors in what depends on the image.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = (
         MobileFaceNet((1, 2, 1, 1), 1, embedding_size=16, image_size=SIZE)
         if name == "mobilefacenet"
@@ -37,9 +37,9 @@ def backbone(name):
     return network.eval()
 
 
-def folded(name, dtype=torch.float32):
+def folded(name, dtype=torch.float32, seed=0):
     """Return the layers of `backbone` with folded batch norms and without ranges."""
-    graph = layers_with_statistics(backbone(name))
+    graph = layers_with_statistics(backbone(name, seed))
     layers, output = fold_norms(graph)
     typed = {
         key: replace(layer, weights={w: tensor.to(dtype) for w, tensor in layer.weights.items()})
