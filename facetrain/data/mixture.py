@@ -12,6 +12,7 @@ datasets:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +38,9 @@ from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_yaml, read_regular_text
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
-_KEYS = {"path", "weight", "identities", "without", "mask", "margin", "loss_weight"}
+_LISTS = {"identities", "without", "mask"}
+"""Keys that name a file with a choice of identities or images."""
+_KEYS = {"path", "weight", "margin", "loss_weight"} | _LISTS
 _MAX_WEIGHT = 1000
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -60,9 +63,13 @@ class MixtureDataset:
         datasets: Sequence[FaceDataset],
         weights: Sequence[float],
         heads: Sequence[DatasetHead] | None = None,
+        entries: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Take the datasets, their images per epoch in units of all images, and their heads (None: one for all)."""
-        self.datasets, self.weights = list(datasets), list(weights)
+        """Take the datasets, their images per epoch in units of all images, and their heads (None: one for all).
+
+        `entries` describes how each dataset was chosen, as JSON; a checkpoint records it.
+        """
+        self.datasets, self.weights, self.entries = list(datasets), list(weights), list(entries)
         self.heads = None if heads is None else tuple(heads)
         self.counts = [dataset.num_images for dataset in datasets]
         self._ends = np.cumsum(self.counts)
@@ -155,7 +162,7 @@ def open_mixture(
     separate = content.get("heads", "joined")
     if content.keys() - {"datasets", "heads"} or separate not in ("joined", "separate"):
         raise DataError(f"{path}: beside `datasets:` it can have `heads: separate` or `heads: joined` only")
-    datasets, weights, heads = [], [], []
+    datasets, weights, heads, described = [], [], [], []
     for entry in entries:
         unknown = entry.keys() - _KEYS
         if unknown or not isinstance(entry.get("path"), str):
@@ -176,12 +183,23 @@ def open_mixture(
             )
         datasets.append(dataset)
         weights.append(weight)
-    return MixtureDataset(datasets, weights, heads if separate == "separate" else None)
+        described.append(_describe_entry(entry, weight, path))
+    return MixtureDataset(datasets, weights, heads if separate == "separate" else None, described)
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
     """Return the number of images that an epoch shows of each dataset: int64 (datasets,)."""
     return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)
+
+
+def _describe_entry(entry: dict[str, Any], weight: float, path: Path) -> dict[str, Any]:
+    """Return path and weight of an entry, and the checksums of its lists: their names stay when they are edited."""
+    described: dict[str, Any] = {"path": entry["path"], "weight": weight}
+    for key in sorted(_LISTS & entry.keys()):
+        listed = path.parent / str(entry[key])
+        with os_errors_as(DataError, listed), listed.open("rb") as file:
+            described[key] = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    return described
 
 
 def _read_weight(entry: dict[str, Any], key: str, path: Path) -> float:

@@ -15,6 +15,7 @@ from facetrain.data.open_dataset import check_counts, open_dataset, require_land
 from facetrain.data.published_datasets import require_dataset
 from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning
 from facetrain.errors import DataError
+from facetrain.run.start_checks import count_images, find_label_problem
 
 _SAMPLES = 32
 
@@ -38,7 +39,7 @@ def check_dataset(
     require_dataset(folder, num_classes=num_classes, num_images=num_images)
     source = open_dataset(folder, min_images_per_identity=min_images_per_identity)
     check_counts(source, folder, num_classes=num_classes, num_images=num_images)
-    present, counts = _count_images(source)
+    present, counts = count_images(source)
     fewest = counts.min() if len(present) == source.num_classes else 0
     message = (
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
@@ -102,12 +103,6 @@ def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
     return [(name, source)]
 
 
-def _count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels that have images, ascending, and the numbers of their images."""
-    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
-    return np.unique(source.labels, return_counts=True)
-
-
 def _check_labels(source: FaceDataset) -> list[CheckResult]:
     if not isinstance(source, MixtureDataset):
         return [_check_identities(source)]
@@ -121,31 +116,13 @@ def _check_labels(source: FaceDataset) -> list[CheckResult]:
 
 
 def _check_identities(source: FaceDataset) -> CheckResult:
-    present, counts = _count_images(source)
-    first, last = int(present[0]), source.num_classes - 1
-    missing, single = source.num_classes - len(present), int((counts == 1).sum())
-    if missing and first > 0:
-        is_shifted = first == missing
-        labels = f"every label from {first} to {last:,} has an image" if is_shifted else ""
-        return warning(
-            "identities",
-            f"no image has the label 0{', but ' + labels if labels else ''}: the labels begin at {first}",
-            f"subtract {first} from all labels: labels must begin at 0, and the center of an empty class only repels",
-            CERTAIN if is_shifted and first == 1 else LIKELY if is_shifted else POSSIBLE,
-        )
-    if missing:
-        return warning(
-            "identities",
-            f"{missing:,} labels below the highest have no image",
-            "their class centers cannot learn: check the labels with `facetrain data check`",
-        )
-    if single > source.num_classes / 2:
-        return warning(
-            "identities",
-            f"{single:,} of {source.num_classes:,} identities have one image",
-            "consider data.min_images_per_identity: 2",
-        )
-    return passed("identities", f"every label from 0 to {last:,} has an image")
+    problem = find_label_problem(source)
+    if problem is None:
+        return passed("identities", f"every label from 0 to {source.num_classes - 1:,} has an image")
+    certainty = ""
+    if problem.first_label:
+        certainty = POSSIBLE if not problem.is_shifted else CERTAIN if problem.first_label == 1 else LIKELY
+    return warning("identities", problem.message, problem.advice, certainty)
 
 
 def _check_images(source: FaceDataset, image_size: int, *, skip_bad: bool) -> CheckResult:

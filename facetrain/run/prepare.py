@@ -44,6 +44,7 @@ from facetrain.run.folder.create import (
 )
 from facetrain.run.folder.data_digests import DataDigests, check_data, digest_data
 from facetrain.run.folder.lock import RunLock
+from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, logger, warn
 from facetrain.training.execution import Execution
 from facetrain.training.state import TrainState
@@ -120,6 +121,7 @@ def prepare_run(
         parts.execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     continued: _ContinuedFolder | None = None
+    warnings: list[str] = []
     with fail_together(world):
         if checkpoint is not None:
             parts.state.restore(checkpoint)
@@ -128,12 +130,16 @@ def prepare_run(
     # must remain unchanged.
     with fail_together(world):
         if world.is_leader:
+            steps = parts.schedule.total_steps - parts.state.step
+            warnings = check_start(config, folder, parts.source, parts.state, steps)
             if checkpoint is not None:
                 continued = _continue_folder(folder, checkpoint, parts.run_id, adopt=adopt)
             write_run_files(
                 folder, world, describe_changed_paths(given, config) + dump_config(config), parts.run_id
             )
     log = log_to(folder / "log.txt", world.rank)
+    for warning in warnings:
+        warn(warning)
     if checkpoint is not None and continued is not None:
         _report_differences(continued, parts.state.step)
         if batch_change := describe_batch_change(checkpoint, parts.schedule):

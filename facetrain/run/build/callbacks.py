@@ -82,6 +82,7 @@ def build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: TrainLoad
         "run_id": run.run_id,
         "dataset": run.digests.labels,
         "landmarks": run.digests.landmarks,
+        "mixture": run.digests.mixture,
     }
     return Checkpointing(
         writer,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -30,12 +32,15 @@ class DataDigests:
     """`digest_labels`."""
     landmarks: str = ""
     """`digest_landmarks`; empty for a backbone that takes no landmarks."""
+    mixture: list[dict[str, Any]] = field(default_factory=list)
+    """Path, weight and checksums of the lists of each dataset of a mixture; empty for another dataset."""
 
 
 def digest_data(config: Config, source: FaceDataset) -> DataDigests:
     """Return the digests of a run's training data."""
     landmarks = digest_landmarks(source) if takes_landmarks(config.model.backbone) else ""
-    return DataDigests(digest_labels(source), landmarks)
+    mixture = source.entries if isinstance(source, MixtureDataset) else []
+    return DataDigests(digest_labels(source), landmarks, mixture)
 
 
 def digest_labels(source: FaceDataset) -> str:
@@ -96,6 +101,7 @@ def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, s
         digests.landmarks,
         "with landmarks with digest {before}, but those beside the dataset now have {now}; restore the landmark file",
     )
+    _check_mixture(checkpoint, digests.mixture)
 
 
 def _check_digest(checkpoint: Checkpoint, name: str, now: str, difference: str) -> None:
@@ -106,3 +112,23 @@ def _check_digest(checkpoint: Checkpoint, name: str, now: str, difference: str) 
             f"data.train: {checkpoint.folder} was trained {difference.format(before=before, now=now or 'none')}, or "
             "change it on purpose with --set data.train=PATH"
         )
+
+
+def _check_mixture(checkpoint: Checkpoint, now: list[dict[str, Any]]) -> None:
+    """Raise ConfigError if an entry of the mixture differs from the checkpoint in path, weight, list or mask."""
+    before = checkpoint.meta.get("mixture")
+    if before is None or before == now:
+        return
+    # The metadata of a checkpoint may have any shape.
+    saved = [entry if isinstance(entry, dict) else {} for entry in before] if isinstance(before, list) else []
+    absent: dict[str, Any] = {}
+    differences = [
+        f"{key} of dataset {number}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}"
+        for number, (old, new) in enumerate(zip_longest(saved, now, fillvalue=absent), start=1)
+        for key in dict.fromkeys([*new, *old])
+        if old.get(key) != new.get(key)
+    ]
+    raise ConfigError(
+        f"data.train: {checkpoint.folder} was trained with the values before the arrows: {'; '.join(differences)}; "
+        "restore them in the mixture, or change them on purpose with --set data.train=PATH"
+    )

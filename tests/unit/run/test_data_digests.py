@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from facetrain.config.loading import build_config
+from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
-from facetrain.run.folder.data_digests import DataDigests, check_data, digest_landmarks
+from facetrain.run.folder.data_digests import DataDigests, check_data, digest_data, digest_landmarks
+from tests.support.datasets import write_records
 
 
 def checkpoint_of(**meta):
@@ -50,3 +53,42 @@ def test_other_landmarks_are_refused_unless_the_command_line_sets_the_data():
     with pytest.raises(ConfigError, match=r"trained on a dataset with digest d, but this one has e"):
         check(DataDigests("e", "a"), **saved)
     check(DataDigests("e", "a"), num_classes=4, **saved)  # refused later, when the centers are loaded
+
+
+def test_an_edited_weight_list_or_path_of_a_mixture_is_refused_with_both_values():
+    entries = [{"path": "a", "weight": 1.0}, {"path": "b", "weight": 0.5, "mask": "12"}]
+    saved = {"dataset": "d", "landmarks": "", "mixture": entries}
+    check(DataDigests("d", "", entries), **saved)
+    changes = {
+        "weight of dataset 2: 0.5 → 0.25": [entries[0], entries[1] | {"weight": 0.25}],
+        'mask of dataset 2: "12" → "13"': [entries[0], entries[1] | {"mask": "13"}],
+        'path of dataset 1: "a" → "c"': [entries[0] | {"path": "c"}, entries[1]],
+        'mask of dataset 2: "12" → null': [entries[0], {"path": "b", "weight": 0.5}],
+        'path of dataset 2: "b" → null': entries[:1],
+    }
+    for message, now in changes.items():
+        with pytest.raises(ConfigError, match=f"before the arrows: .*{message}.*--set data.train=PATH"):
+            check(DataDigests("d", "", now), **saved)
+        check(DataDigests("d", "", now), ["data.train"], **saved)
+    check(DataDigests("d", "", entries), dataset="d")  # from before the mixture was recorded
+    with pytest.raises(ConfigError, match="path of dataset 1"):
+        check(DataDigests("d", "", entries), **saved | {"mixture": [3]})
+
+
+def test_a_mixture_describes_its_entries_by_the_content_of_their_lists(tmp_path):
+    for name in ("a", "b"):
+        write_records(tmp_path / name, [0, 0, 1, 1, 2, 2], size=16)
+    (tmp_path / "keep.txt").write_text("0\n1\n")
+    mixture = tmp_path / "mix.yaml"
+    described, config = [], build_config({"data": {"train": "mix.yaml"}}, "test")
+    for weight, identities in ((1, "0\n1\n"), (0.5, "0\n1\n"), (0.5, "0\n2\n")):
+        (tmp_path / "keep.txt").write_text(identities)
+        mixture.write_text(f"datasets: [{{path: a, identities: keep.txt}}, {{path: b, weight: {weight}}}]\n")
+        described.append(digest_data(config, open_dataset(mixture)))
+    assert len({digests.labels for digests in described}) == 1, "the labels alone do not show the change"
+    first, second, third = (digests.mixture for digests in described)
+    assert first[0] == second[0] != third[0]
+    assert (first[1], second[1], third[1]) == (
+        {"path": "b", "weight": 1.0},
+        *[{"path": "b", "weight": 0.5}] * 2,
+    )

@@ -1,0 +1,78 @@
+"""Checks of disk, labels and learning rate before the first step."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import build_config, load_config
+from facetrain.errors import DataError, RunError
+from facetrain.run import start_checks, training
+from facetrain.run.start_checks import _check_free_space, _check_identities, _check_learning_rate
+from tests.runs.conftest import dataset, describe  # noqa: F401
+
+
+def dataset_of(*labels, classes):
+    return SimpleNamespace(labels=np.array(labels, np.int32), num_images=len(labels), num_classes=classes)
+
+
+def warnings_of(source, **data):
+    return list(_check_identities(build_config({"data": {"train": "x"} | data}, "test"), source))
+
+
+def test_identities_without_images_or_with_one_are_named_and_most_of_them_empty_are_refused():
+    assert warnings_of(dataset_of(0, 0, 1, 1, 2, classes=3)) == []
+    assert warnings_of(dataset_of(0, 1, 2, 2, classes=3)) == [
+        "x: 2 of 3 identities have one image; consider data.min_images_per_identity: 2"
+    ]
+    assert "the labels begin at 1; subtract 1 from" in warnings_of(dataset_of(1, 1, 2, 2, classes=3))[0]
+    assert "x: 1 labels below the highest have no image" in warnings_of(dataset_of(0, 0, 2, 2, classes=3))[0]
+    for labels in ((0, 0, 9, 9), (4, 4, 9, 9)):
+        with pytest.raises(
+            DataError, match=r"^x: 4 images of 10 identities: .*set data.num_classes to 10 if"
+        ):
+            warnings_of(dataset_of(*labels, classes=10))
+        assert len(warnings_of(dataset_of(*labels, classes=10), num_classes=10)) == 1
+    with pytest.raises(DataError, match="5,000,000 identities"):
+        warnings_of(dataset_of(0, 4_999_999, classes=5_000_000))
+
+
+@pytest.mark.parametrize(("name", "usual", "absurd"), [("sgd", 0.4, 1000), ("adamw", 0.001, 1)])
+def test_a_learning_rate_that_cannot_be_meant_is_reported(name, usual, absurd):
+    for lr, count in ((usual, 0), (absurd, 1)):
+        config = build_config({"data": {"train": "x"}, "optim": {"name": name, "lr": lr}}, "test")
+        assert len(list(_check_learning_rate(config))) == count
+
+
+@pytest.mark.parametrize(("every_steps", "keep", "count"), [(10, 3, 4), (30, 3, 2), (10, 8, 6)])
+def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
+    tmp_path, monkeypatch, every_steps, keep, count
+):
+    sections = {"data": {"train": "x"}, "checkpoint": {"every_steps": every_steps, "keep": keep}}
+    config, size = build_config(sections, "test"), 10**9
+    for free, message in (
+        (count * size, None),
+        (count * size - 1, f"{count} checkpoints of 1 GB are written"),
+    ):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        warnings = list(_check_free_space(config, tmp_path / "new" / "run", size, steps=60))
+        assert [message in line for line in warnings] == ([True] if message else [])
+    with pytest.raises(RunError, match="a checkpoint takes 9 GB, and the disk has"):
+        list(_check_free_space(config, tmp_path, 9 * size, steps=60))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_forecast_of_a_checkpoint_is_its_size(describe, tmp_path, monkeypatch, optimizer):  # noqa: F811
+    sizes = []
+    forecast = start_checks.checkpoint_bytes
+
+    def record(*args):
+        sizes.append(forecast(*args))
+        return sizes[-1]
+
+    monkeypatch.setattr("facetrain.run.start_checks.checkpoint_bytes", record)
+    settings = [f"optim.name={optimizer}", "optim.ema=0.9", "eval.targets=[]", "data.workers=0"]
+    assert training.train(load_config(describe(steps=2), settings), tmp_path / "run") == 0
+    written = sum(entry.size for entry in Checkpoint.open(tmp_path / "run").manifest.files)
+    assert sizes == [pytest.approx(written, rel=0.25)], "the rest are random states and headers"
