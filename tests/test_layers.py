@@ -21,7 +21,7 @@ def layers() -> list[set[str]]:
 
 
 LAYERS = layers()
-CONFIG_IMPORTS = {"errors", "files"}
+CONFIG_IMPORTS = {"errors", "files", "settings"}
 CONFIG_KNOWN_BY = set().union(*LAYERS[next(i for i, names in enumerate(LAYERS) if "run" in names) :])
 QUESTIONS = {"What", "Which", "How", "Where", "Who", "Whether", "When", "Why"}
 THIRD_PERSON = {
@@ -54,6 +54,11 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+def is_settings(parts: list[str]) -> bool:
+    """Return whether a module is the settings of a part, which any other module may import."""
+    return parts[-1] == "settings" or parts[-2:-1] == ["settings"]
+
+
 def layer(name: str) -> int:
     return next(number for number, rooms in enumerate(LAYERS) if name in rooms)
 
@@ -73,7 +78,7 @@ def test_imports_go_downward(path):
         parts = name.split(".")
         if parts[0] != "facetrain" or len(parts) < 2 or parts[1] == here or here in ("__main__", "__init__"):
             continue
-        there = parts[1]
+        there = "settings" if is_settings(parts) else parts[1]
         if there == "config":
             assert here in CONFIG_KNOWN_BY, f"{path}: {here} must not import the config"
         elif here == "config":
@@ -156,6 +161,16 @@ def test_docstrings_name_a_thing_or_command_an_action(path):
             raise AssertionError(
                 f"{path}: {node.name}: write `{words[0].removesuffix('s')}`, not `{words[0]}`"
             )
+
+
+def test_the_settings_of_all_parts_are_read_without_torch():
+    script = "import sys, facetrain.config.loading; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    settings = [path for path in MODULES if path.name == "settings.py"]
+    sections = {ast.unparse(node) for node in ast.walk(ast.parse((ROOT / "config/schema.py").read_text()))}
+    for path in settings:
+        module = "facetrain." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        assert any(text.startswith(f"from {module} import") for text in sections), f"no section: {path}"
 
 
 def test_reading_and_changing_datasets_takes_no_torch():

@@ -29,14 +29,14 @@ from torch import Tensor
 
 from facetrain.bench.failed_process import failure_reason
 from facetrain.bench.machine_peak import synchronize
-from facetrain.config.head_section import HeadConfig
-from facetrain.config.training_section import OptimConfig
 from facetrain.distributed import collectives
 from facetrain.distributed.world import join
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import CombinedMargin
+from facetrain.head.settings import HeadConfig
+from facetrain.optim.settings import OptimSettings
 from facetrain.run.build.head import head_settings, optimizer_settings, product_dtype
 
 # The published ArcFace recipe (arcface_torch's configs), the same for every variant.
@@ -114,7 +114,7 @@ class MarginHeadStep:
         dtype = product_dtype(options.pop("precision", "fp32"), torch.device(device))
         self._head = MarginHead(
             head_settings(HeadConfig(**options), folder=folder, product_dtype=dtype),
-            optimizer_settings(OptimConfig(momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)),
+            optimizer_settings(OptimSettings(momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)),
             CombinedMargin(SCALE, m2=MARGIN, straight_through=True),
             embedding_size=embedding_size,
             num_classes=num_classes,

@@ -1,4 +1,4 @@
-"""Schema of the run config: all keys with type, bounds, default and description.
+"""Config of a run, composed of the settings of its parts, with the rules that concern several of them.
 
 The docstrings of the keys become the descriptions of `facetrain config schema` and of docs/config.md.
 """
@@ -10,16 +10,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.data_section import DataConfig
-from facetrain.config.head_section import HeadConfig
-from facetrain.config.model_section import ModelConfig
-from facetrain.config.section import Positive, Section
-from facetrain.config.training_section import DistillConfig, OptimConfig, TrainConfig
+from facetrain.backbone.settings import ModelSettings
+from facetrain.checkpoint.settings import CheckpointSettings
+from facetrain.data.settings import DataSettings
+from facetrain.head.settings import HeadConfig
+from facetrain.optim.settings import OptimSettings
+from facetrain.settings import Settings
+from facetrain.telemetry.settings import LogSettings
+from facetrain.training.settings import DistillSettings, TrainSettings
+from facetrain.verify.settings import EvalSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
-class RunConfig(Section):
+class RunSettings(Settings):
     """Name and place of the run."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] = "run"
@@ -31,52 +35,7 @@ class RunConfig(Section):
     the dataset cards."""
 
 
-class EvalConfig(Section):
-    """Verification during training."""
-
-    targets: tuple[str, ...] = ("lfw", "cfp_fp", "agedb_30")
-    """Verification sets: names of .bin files in `dir`, or paths."""
-    dir: str | None = None
-    """Folder of the verification sets. null: the folder of `data.train`."""
-    every_steps: Positive = 2000
-    """Number of steps between two verifications. The run also verifies before its first and after its last step."""
-    batch_size: Positive = 256
-    """Images per rank that are embedded at once."""
-
-
-class CheckpointConfig(Section):
-    """Checkpoints."""
-
-    every_steps: Positive = 2000
-    """Number of steps between two checkpoints. The last step is always saved."""
-    every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Minutes after which a checkpoint is saved, in addition to `every_steps`. null: no limit."""
-    keep: Positive = 3
-    """Number of newest checkpoints that are kept."""
-    best_metric: str | None = None
-    """Metric whose best checkpoint is kept too, for example lfw/accuracy. null: only the newest checkpoints."""
-    asynchronous: bool = Field(default=True, alias="async")
-    """Write checkpoints in the background while the run trains."""
-
-
-class LogConfig(Section):
-    """Reports."""
-
-    every_steps: Positive = 10
-    """Number of steps between two reports."""
-    tensorboard: bool = True
-    """Write metrics for TensorBoard and the figures of each verification."""
-    wandb: str | None = None
-    """Project of Weights & Biases that gets the metrics and the config; needs `pip install facetrain[wandb]`. null:
-    none."""
-    mlflow: str | None = None
-    """Tracking URI of MLflow that gets the metrics and the config, for example http://host:5000; needs `pip install
-    facetrain[mlflow]`. null: none."""
-    mlflow_experiment: str = "facetrain"
-    """Experiment of MLflow to which the run belongs; with `mlflow`."""
-
-
-class Config(Section):
+class Config(Settings):
     """Config of a run."""
 
     recipe: Literal["arcface2022", "head"] = "arcface2022"
@@ -85,17 +44,17 @@ class Config(Section):
     beyond_pi none)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 2048
     """Seed of all random numbers."""
-    run: RunConfig = RunConfig()
-    data: DataConfig
-    model: ModelConfig = ModelConfig()
+    run: RunSettings = RunSettings()
+    data: DataSettings
+    model: ModelSettings = ModelSettings()
     head: HeadConfig = HeadConfig()
-    distill: DistillConfig | None = None
+    distill: DistillSettings | None = None
     """Teacher and its loss. null: no teacher."""
-    optim: OptimConfig = OptimConfig()
-    train: TrainConfig = TrainConfig()
-    eval: EvalConfig = EvalConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
+    optim: OptimSettings = OptimSettings()
+    train: TrainSettings = TrainSettings()
+    eval: EvalSettings = EvalSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
     def _check_head_init_from(self) -> Self:
@@ -179,7 +138,7 @@ def file_schema() -> dict[str, Any]:
     No key of a section is required: the file that `extends` names, or --set, can give it.
     """
     schema = Config.model_json_schema()
-    for section in (schema, *(schema["$defs"][kind.__name__] for kind in (DataConfig, DistillConfig))):
+    for section in (schema, *(schema["$defs"][kind.__name__] for kind in (DataSettings, DistillSettings))):
         del section["required"]
     extends = {
         "type": "string",

@@ -17,8 +17,8 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.low_rank import add_adapters
 from facetrain.backbone.prelu import use_torch_backward
+from facetrain.backbone.settings import LoraSettings
 from facetrain.backbone.zoo import build_on_meta
-from facetrain.config.model_section import LoraConfig
 from facetrain.optim.frozen_parts import freeze, has_frozen_batch_norm, trained_buffers
 from facetrain.optim.parameter_names import require_prefixes
 from facetrain.plan.memory_traffic import MemoryTraffic
@@ -33,7 +33,7 @@ class TrainedParts:
 
     freeze: tuple[str, ...] = ()
     train_batch_norm: bool = True
-    lora: LoraConfig | None = None
+    lora: LoraSettings | None = None
     lr_factors: tuple[str, ...] = ()
     """Prefixes only: the factors change neither memory nor time."""
 

@@ -13,11 +13,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.config.schema import Config
-from facetrain.config.training_section import DistillConfig
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import LiveBytes
+from facetrain.training.settings import DistillSettings
 from facetrain.training.teacher_cache import cached_embedding_size
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,7 +45,7 @@ class TeacherCost:
 
 
 @lru_cache(maxsize=4)
-def teacher_cost(distill: DistillConfig, precision: str) -> TeacherCost:
+def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
     """Return the cost of a config's teacher with the number format `precision`. Results are cached.
 
     Raises:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from facetrain.config.head_section import HeadConfig, MarginConfig
-from facetrain.config.training_section import OptimConfig
 from facetrain.head import sharded_softmax
 from facetrain.head.head_settings import HeadSettings
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
+from facetrain.head.settings import HeadConfig, MarginConfig
+from facetrain.optim.settings import OptimSettings
 from facetrain.run.build.head import head_settings, optimizer_settings
 from tests.support.fake_cuda import GPU, Context
 
@@ -36,7 +36,7 @@ def head_arguments(
     """Return the arguments of a `MarginHead`; `options` are its own or fields of `HeadSettings`."""
     names = {field.name for field in fields(HeadSettings)} & options.keys()
     settings = replace(head_settings(HeadConfig()), **{name: options.pop(name) for name in names})
-    optim = OptimConfig(name=optimizer, momentum=momentum, betas=betas, weight_decay=weight_decay)  # type: ignore[arg-type]
+    optim = OptimSettings(name=optimizer, momentum=momentum, betas=betas, weight_decay=weight_decay)  # type: ignore[arg-type]
     return {"settings": settings, "optimizer": optimizer_settings(optim), **options}
 
 

@@ -10,9 +10,7 @@ from typing import NamedTuple
 import torch
 from pydantic import ValidationError
 
-from facetrain.config.head_section import HeadConfig, MarginConfig
 from facetrain.config.schema import Config
-from facetrain.config.training_section import OptimConfig
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
@@ -23,6 +21,8 @@ from facetrain.head.head_settings import HeadSettings, HeadStage
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.margins import Margin, MarginSettings, build_margin
 from facetrain.head.row_optimizer import RowOptimizerSettings
+from facetrain.head.settings import HeadConfig, MarginConfig
+from facetrain.optim.settings import OptimSettings
 from facetrain.run.build.step_schedule import StepSchedule
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -217,7 +217,7 @@ def margin_from_config(margin: MarginConfig, *, seed: int = 0) -> Margin:
     return build_margin(MarginSettings(**margin.model_dump()), seed=seed)
 
 
-def optimizer_settings(optim: OptimConfig) -> RowOptimizerSettings:
+def optimizer_settings(optim: OptimSettings) -> RowOptimizerSettings:
     """Return the settings of the centers' optimizer, which follows the backbone's."""
     return RowOptimizerSettings(
         name=optim.name,

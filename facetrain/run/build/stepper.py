@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 from facetrain.backbone.base import Backbone
 from facetrain.config.schema import Config
-from facetrain.config.training_section import OptimConfig
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head
 from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.muon import Muon, hidden_weights, split_groups
 from facetrain.optim.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.training.distillation import Distillation
@@ -51,7 +51,7 @@ def build_stepper(
 
 
 def build_optimizers(
-    optim: OptimConfig, groups: list[ParameterGroup], hidden: set[Tensor]
+    optim: OptimSettings, groups: list[ParameterGroup], hidden: set[Tensor]
 ) -> list[Optimizer]:
     """Build the optimizers of parameter groups: one for all, or Muon for the `hidden` weights and one for the rest.
 

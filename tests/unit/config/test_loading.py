@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from facetrain.backbone.settings import BackboneName
 from facetrain.backbone.zoo import names
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, dump_config, load_config
-from facetrain.config.model_section import BackboneName
 from facetrain.errors import ConfigError
 
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.config.head_section import MarginConfig
 from facetrain.errors import ConfigError
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.margins import MARGINS as MARGIN_REGISTRY
 from facetrain.head.margins import CombinedMargin, Margin, MarginSettings
+from facetrain.head.settings import MarginConfig
 from tests.support.dense_head import MARGINS
 from tests.support.heads import make_margin
 

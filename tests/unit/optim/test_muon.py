@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.config.training_section import OptimConfig
 from facetrain.errors import ConfigError
 from facetrain.optim.muon import Muon, hidden_weights, orthogonalize, split_groups
 from facetrain.optim.optimizer import fused_step
+from facetrain.optim.settings import OptimSettings
 from facetrain.run.build.stepper import build_optimizers
 
 LR, MOMENTUM, DECAY = 0.03, 0.9, 0.2
@@ -134,14 +134,14 @@ def test_muon_and_the_other_optimizer_share_all_parameters_and_the_schedule():
         {"params": [first, norm], "lr_factor": 1.0},
         {"params": [second], "lr_factor": 0.5},
     ]
-    optim = OptimConfig(lr=0.1, muon={"lr": 0.02})
+    optim = OptimSettings(lr=0.1, muon={"lr": 0.02})
     muon, sgd = build_optimizers(optim, groups, {first, second})
     assert [(group["params"], group["lr_factor"]) for group in muon.param_groups] == [
         ([first], pytest.approx(0.2)),
         ([second], pytest.approx(0.1)),
     ]
     assert [(group["params"], group["lr_factor"]) for group in sgd.param_groups] == [([norm], 1.0)]
-    assert len(build_optimizers(OptimConfig(), groups, {first})) == 1
+    assert len(build_optimizers(OptimSettings(), groups, {first})) == 1
     with pytest.raises(ConfigError, match=r"optim\.muon: no weight that it could update is trained"):
         build_optimizers(optim, groups, set())
     assert split_groups(groups, {first, second, norm})[1] == []

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from facetrain.config.training_section import OptimConfig
+from facetrain.optim.settings import OptimSettings
 from facetrain.plan.head_cost import HeadShape, head_bytes, moved_per_number
 from facetrain.run.build.head import optimizer_settings
 from facetrain.torch_private import LiveBytes
 from tests.support.head_traffic import step_bytes
 from tests.support.heads import make_head, make_margin
 
-SGD, ADAMW = (optimizer_settings(OptimConfig(name=name)) for name in ("sgd", "adamw"))
+SGD, ADAMW = (optimizer_settings(OptimSettings(name=name)) for name in ("sgd", "adamw"))
 SETTINGS = [
     {},
     {"product_bytes": 2},
@@ -86,7 +86,7 @@ def test_tables_on_the_host_take_nothing_from_the_device():
 
 
 def test_sgd_without_momentum_keeps_no_moments():
-    plain = optimizer_settings(OptimConfig(momentum=0))
+    plain = optimizer_settings(OptimSettings(momentum=0))
     shape = HeadShape(num_classes=1000, embedding_size=8, global_batch=4, world_size=1, optimizer=plain)
     assert head_bytes(shape).moments == 0
 

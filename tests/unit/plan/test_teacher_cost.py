@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from facetrain.backbone.low_rank import add_adapters
+from facetrain.backbone.settings import LoraSettings
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import build_config
-from facetrain.config.model_section import LoraConfig
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.weight_average import WeightAverage
@@ -25,7 +25,7 @@ TINY = {"layers": (1, 1, 1, 1), "widths": (16, 16, 32, 32), "embedding_size": 16
 PARTS = [
     TrainedParts(freeze=("conv1", "bn1", "prelu", "layer1", "layer2")),
     TrainedParts(train_batch_norm=False),
-    TrainedParts(lora=LoraConfig(rank=2)),
+    TrainedParts(lora=LoraSettings(rank=2)),
 ]
 
 

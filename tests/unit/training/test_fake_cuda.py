@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from facetrain.config.training_section import OptimConfig
 from facetrain.data.images.augment import Augment, normalize
 from facetrain.data.loading.loader import Batch
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import parameter_groups
+from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build.stepper import build_optimizers
 from facetrain.telemetry.meter import Meter
@@ -46,7 +46,7 @@ def test_the_optimizer_step_mixes_no_devices_and_never_blocks_the_host(settings,
         backbone = torch.nn.Sequential(*layers)
         stepper = Stepper(
             backbone,
-            build_optimizers(OptimConfig(**settings), parameter_groups(backbone, {}), {layers[0].weight}),
+            build_optimizers(OptimSettings(**settings), parameter_groups(backbone, {}), {layers[0].weight}),
             UpdatedHead(),
             LossScale(GPU, enabled=True),
             schedule=lambda step: 0.1,

@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.config.head_section import HeadConfig, MarginConfig
-from facetrain.config.training_section import OptimConfig
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import build_sampler
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World
 from facetrain.head.margin_head import MarginHead
+from facetrain.head.settings import HeadConfig, MarginConfig
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build.head import head_settings, margin_from_config, optimizer_settings
 from facetrain.training.loss_spikes import SpikeDetector
@@ -33,7 +33,7 @@ def state():
     rules = {"momentum": 0.9, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
     head = MarginHead(
         head_settings(HeadConfig()),
-        optimizer_settings(OptimConfig()),
+        optimizer_settings(OptimSettings()),
         margin_from_config(MarginConfig()),
         embedding_size=8,
         num_classes=CLASSES,

@@ -1,4 +1,4 @@
-"""Section `head` of the config: margin, loss, class centers and their sampling."""
+"""Settings of margin, loss, class centers and their sampling (section `head` of the config)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import Expectations, Positive, Probability, Section
+from facetrain.settings import Expectations, Positive, Probability, Settings
 
 
-class MarginConfig(Section):
+class MarginConfig(Settings):
     """Margin of the softmax loss."""
 
     type: Literal[
@@ -75,7 +75,7 @@ class MarginConfig(Section):
         return self
 
 
-class HeadConfig(Section):
+class HeadConfig(Settings):
     """Class centers, divided among the ranks, and their loss."""
 
     init_from: Literal["reinit", "keep", "extend"] = "reinit"

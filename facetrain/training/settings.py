@@ -1,4 +1,4 @@
-"""Sections `optim`, `distill` and `train` of the config: optimizer, teacher, batch size, length and limits."""
+"""Settings of teacher, batch size, length and limits (sections `distill` and `train` of the config)."""
 
 from __future__ import annotations
 
@@ -6,83 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import Expectations, ImageSize, Positive, Probability, Section, Switch
+from facetrain.settings import Expectations, ImageSize, Positive, Probability, Settings, Switch
 
 
-class MuonConfig(Section):
-    """Muon (Jordan et al., 2024): steps that are orthogonal matrices.
-
-    It is for the weights of convolutions and linear layers before the last layer; the optimizer of `name` updates all
-    other parameters and the class centers.
-    """
-
-    lr: Annotated[float, Field(gt=0)] = 0.02
-    """Highest learning rate; the schedule is that of `optim.lr`."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Momentum."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Weight decay; a step multiplies the weights by 1 − learning rate · weight decay."""
-
-
-class OptimConfig(Section):
-    """Optimizer and learning rate."""
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    """Optimizer of the backbone and the class centers."""
-    lr: Annotated[float, Field(gt=0)] = 0.1
-    """Highest learning rate, for the whole global batch."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum; only for sgd."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Decay rates of the first and the second moment; only for adamw."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Term added to the denominator; only for adamw."""
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
-    muon: MuonConfig | None = None
-    """Muon; `{}` for its default values. null: the optimizer of `name` updates all parameters."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor between the learning rates of two neighboring layers of the backbone (stem, blocks, last layer): the last
-    layer has `lr`, the first the smallest rate. 1: the same rate everywhere."""
-    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
-    """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the backbone's weights, per step; 0.999 to 0.9999 are usual. The
-    average is verified and written beside the weights. null: no average."""
-    accumulate: Positive = 1
-    """Number of micro-batches per step, whose gradients are added up."""
-    schedule: Literal["polynomial", "cosine", "one_cycle"] = "polynomial"
-    """Learning rate schedule. polynomial: linear warm-up, then a polynomial down to 0. cosine: linear warm-up, then
-    half a period of a cosine (SGDR without restarts). one_cycle: linear warm-up from `start_factor`, an equally long
-    descent to the same rate, and a further descent in the rest of the run (Super-Convergence)."""
-    power: Annotated[float, Field(gt=0)] = 2.0
-    """Exponent of the polynomial schedule."""
-    start_factor: Annotated[float, Field(gt=0, le=1)] = 0.04
-    """Learning rate of the first step as a fraction of `lr`; only for schedule one_cycle."""
-    final_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Learning rate at the end of the run as a fraction of `lr`; only for schedules cosine and one_cycle."""
-    batch_scaling: Literal["auto", "linear", "sqrt", "none"] = "auto"
-    """Learning rate in stages with another global batch (`train.stages`). linear: `lr` times the ratio of the global
-    batch to that without stages. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt with adamw."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
-    """Number of epochs of warm-up; may be a fraction. With schedule one_cycle: at most half of the run; 45 % leave a
-    tenth of the run for the last descent."""
-
-    @model_validator(mode="after")
-    def _check_schedule(self) -> Self:
-        if self.schedule == "polynomial" and self.final_factor:
-            raise ValueError(
-                "final_factor needs schedule cosine or one_cycle, because the polynomial schedule ends at 0"
-            )
-        if self.schedule == "one_cycle" and not self.warmup_epochs:
-            raise ValueError(
-                "schedule: one_cycle needs warmup_epochs, the epochs in which the learning rate grows; use for example "
-                "45 % of train.epochs"
-            )
-        return self
-
-
-class DistillConfig(Section):
+class DistillSettings(Settings):
     """Distillation: the network also learns the embeddings of a trained model, the teacher."""
 
     teacher: str
@@ -112,7 +39,7 @@ class DistillConfig(Section):
         return self
 
 
-class StageConfig(Section):
+class StageSettings(Settings):
     """List of stages: other values of some keys for the first epochs. Afterwards, the values of the sections hold."""
 
     until_epoch: Positive
@@ -137,7 +64,7 @@ class StageConfig(Section):
         return self
 
 
-class TrainConfig(Section):
+class TrainSettings(Settings):
     """Length of the run, batch size, number formats, and limits."""
 
     batch_size: Positive | None = None
@@ -146,7 +73,7 @@ class TrainConfig(Section):
     """Images per step, over all ranks and micro-batches. null: given by `batch_size`."""
     epochs: Positive = 20
     """Number of passes over the training data."""
-    stages: tuple[StageConfig, ...] = ()
+    stages: tuple[StageSettings, ...] = ()
     max_steps: Positive | None = None
     """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"

@@ -1,4 +1,4 @@
-"""Section `model` of the config: the backbone and its initial weights."""
+"""Settings of the backbone and its initial weights (section `model` of the config)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.config.section import NotNegative, Positive, Section
+from facetrain.settings import NotNegative, Positive, Settings
 
 BackboneName = Literal[
     "r18", "r34", "r50", "r100", "r200", "r2060",
@@ -20,7 +20,7 @@ BackboneName = Literal[
 ]  # fmt: skip
 
 
-class LoraConfig(Section):
+class LoraSettings(Settings):
     """Low-rank adapters (LoRA): all weights of `init_from` are frozen, and small updates of them are trained."""
 
     rank: Positive = 8
@@ -31,7 +31,7 @@ class LoraConfig(Section):
     """Prefixes of the names of convolutions and linear layers that get an update. []: all of them."""
 
 
-class ModelConfig(Section):
+class ModelSettings(Settings):
     """Backbone network, which maps an image to an embedding."""
 
     backbone: BackboneName = "r50"
@@ -66,7 +66,7 @@ class ModelConfig(Section):
     train_batch_norm: bool = True
     """Train the batch norms that are not frozen. false: all batch norms keep statistics, weights and biases, and
     normalize with the statistics of `init_from`; for fine-tuning on few images."""
-    lora: LoraConfig | None = None
+    lora: LoraSettings | None = None
     """Low-rank adapters. null: the weights themselves are trained."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts. The parameters

@@ -1,4 +1,7 @@
-"""Base class of the sections of the config, and types that several sections use."""
+"""Base class of the settings of the parts, which are the sections of the config, and types that several share.
+
+Each part declares its settings in its `settings.py`. These modules import no torch, so that a config is read fast.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
 Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_switch_name)]
 
 
-class Section(BaseModel):
-    """Section of the config: rejects unknown keys, and cannot be changed after it is read."""
+class Settings(BaseModel):
+    """Settings of a part: reject unknown keys, and cannot be changed."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -1,4 +1,4 @@
-"""Section `data` of the config: dataset, decoding and augmentation."""
+"""Settings of the training data: dataset, decoding and augmentation (section `data` of the config)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from facetrain.config.section import ImageSize, NotNegative, Positive, Probability, Section
+from facetrain.settings import ImageSize, NotNegative, Positive, Probability, Settings
 
 
-class AugmentConfig(Section):
+class AugmentSettings(Settings):
     """Image augmentations with their probabilities from 0 to 1. Each is drawn independently for each image."""
 
     flip: Probability = 0.5
@@ -33,7 +33,7 @@ class AugmentConfig(Section):
     """Probability of a JPEG compression with a low quality."""
 
 
-class SyntheticConfig(Section):
+class SyntheticSettings(Settings):
     """Synthetic dataset of rendered faces, generated if the folder `data.train` does not exist."""
 
     identities: Positive = 400
@@ -48,7 +48,7 @@ class SyntheticConfig(Section):
     """Seed of the generator; another seed generates other identities."""
 
 
-class DataConfig(Section):
+class DataSettings(Settings):
     """Training data."""
 
     train: str
@@ -77,6 +77,6 @@ class DataConfig(Section):
     max_skipped: NotNegative | None = None
     """Largest number of images that all ranks together may skip with `bad_records: skip`; the run ends if there are
     more. null: no limit."""
-    augment: AugmentConfig = AugmentConfig()
-    synthetic: SyntheticConfig | None = None
+    augment: AugmentSettings = AugmentSettings()
+    synthetic: SyntheticSettings | None = None
     """Synthetic dataset to generate if `train` does not exist. null: `train` must exist."""

@@ -1,0 +1,22 @@
+"""Settings of the reports of a run (section `log` of the config)."""
+
+from __future__ import annotations
+
+from facetrain.settings import Positive, Settings
+
+
+class LogSettings(Settings):
+    """Reports."""
+
+    every_steps: Positive = 10
+    """Number of steps between two reports."""
+    tensorboard: bool = True
+    """Write metrics for TensorBoard and the figures of each verification."""
+    wandb: str | None = None
+    """Project of Weights & Biases that gets the metrics and the config; needs `pip install facetrain[wandb]`. null:
+    none."""
+    mlflow: str | None = None
+    """Tracking URI of MLflow that gets the metrics and the config, for example http://host:5000; needs `pip install
+    facetrain[mlflow]`. null: none."""
+    mlflow_experiment: str = "facetrain"
+    """Experiment of MLflow to which the run belongs; with `mlflow`."""
