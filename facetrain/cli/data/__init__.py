@@ -1,7 +1,7 @@
 """The commands `facetrain data …`, for the owner of a dataset.
 
-`create` makes datasets, verification sets and landmarks, `transform` makes new datasets from existing ones, `inspect`
-shows and checks a dataset, and `overlap` and `clean` find overlapping and wrong identities with a model.
+`create` makes datasets and landmarks, `pairs` makes verification sets, `transform` makes new datasets from existing
+ones, `inspect` shows and checks a dataset, `overlap` and `clean` find overlapping and wrong identities with a model.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 
 import typer
 
-from facetrain.cli.data import clean, create, inspect, overlap, transform
+from facetrain.cli.data import clean, create, inspect, overlap, pairs, transform
 from facetrain.cli.native_messages import collect_native_messages
 
 app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
 app.command("synth")(create.synth)
 app.command("pack")(create.pack)
-app.command("pairs")(create.pairs)
+app.command("pairs")(pairs.pairs)
 app.command("landmarks")(create.landmarks)
 app.command("inspect")(inspect.inspect)
 app.command("check")(inspect.check)

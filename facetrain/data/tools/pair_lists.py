@@ -24,9 +24,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from facetrain.data.formats.bin_groups import read_group_table, write_group_table, write_groups
-from facetrain.data.formats.bin_subjects import read_subjects, subjects_agree, write_subjects
-from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside, write_landmarks
+import numpy as np
+
+from facetrain.data.formats.bin_groups import read_group_table
+from facetrain.data.formats.bin_subjects import read_subjects, subjects_agree
+from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.landmarks import LandmarkFinder
@@ -40,8 +42,8 @@ from facetrain.data.tools.listed_pairs import (
     quoted,
     read_lines,
 )
-from facetrain.data.tools.pair_images import PairImages, write_set
-from facetrain.data.tools.parallel import map_in_order, report_progress
+from facetrain.data.tools.pair_images import PairImages
+from facetrain.data.tools.pair_writer import PairsToWrite, group_lines
 from facetrain.data.tools.published_sets import (
     find_published_set,
     find_rfw,
@@ -49,7 +51,6 @@ from facetrain.data.tools.published_sets import (
     read_rfw_landmarks,
 )
 from facetrain.errors import PairsError
-from facetrain.progress import ProgressCallback, ignore_progress
 
 _NUMBERS = re.compile(r"(_\d+)+$")
 
@@ -228,94 +229,81 @@ def _person(name: str) -> str:
     return Path(name).stem.rpartition("_")[0]
 
 
-def convert_pair_list(
+def list_pairs(
     list_path: Path,
     images: Path | None,
-    output: Path,
     *,
     landmarks: LandmarkFinder | None = None,
     image_size: int = 112,
-    workers: int | None = None,
-    progress: ProgressCallback = ignore_progress,
-) -> tuple[int, int]:
-    """Write the pairs of a list as .bin, and the subjects and groups of the images beside it.
+) -> PairsToWrite:
+    """Return the pairs of a list, with the subjects and groups of the images.
 
-    The order is that of the list, except for lists whose folds would have pairs of one kind only, see `mix_folds`.
-
-    If the names in the list do not agree with its labels (a list of paths without one folder per person), no subjects
-    are written, and evaluation infers them from the genuine pairs. With a detector, a third table beside the set has
-    the attempt that found the face of each image, see `pair_images.alignment_path`.
+    The order is the order of the list, except for lists whose folds would have pairs of one kind only, see `mix_folds`.
+    If the names in the list do not agree with its labels (a list of paths without one folder per person), there are no
+    subjects, and evaluation infers them from the genuine pairs.
 
     Args:
         list_path: the list, a split folder of CFP, or the folder of a published set.
         images: folder of the images; None is allowed for CFP and published sets.
-        output: the .bin to write.
-        landmarks: if given, faces are aligned to ArcFace's template; otherwise those of RFW by the landmarks of its
+        landmarks: if given, faces are aligned to ArcFace's template; otherwise RFW is aligned by the landmarks of its
             publishers, and other images keep their bytes. The name of an image is its path inside `images` or the
             image folder of a published set, or person/pose/image for CFP without `images`.
         image_size: pixels a side of aligned images.
-        workers: number of threads; one per usable core if None.
-        progress: called after every image.
-
-    Returns:
-        The number of pairs, and of those of one person.
 
     Raises:
-        PairsError: a line has an unknown form, or an image is missing or has no landmarks.
+        PairsError: a line has an unknown form, or an image is missing.
     """
     source = open_pair_list(list_path, images, originals=landmarks is not None)
-    pairs, images = source.pairs, source.images
+    pairs = source.pairs
     paths = [path for pair in pairs for path in (pair.first, pair.second)]
-    written = PairImages(paths, images, landmarks or source.landmarks, image_size)
-    encoded = report_progress(map_in_order(written.encoded, range(len(paths)), workers), len(paths), progress)
+    listed = PairImages(paths, source.images, landmarks or source.landmarks, image_size)
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
     groups = [name for pair in pairs if pair.groups for name in pair.groups]
-    write_set(output, encoded, same)
-    if subjects_agree(subjects, same):
-        write_subjects(output, subjects)
-    if len(groups) == len(subjects):
-        write_groups(output, groups)
-    written.write_alignment(output)
-    return len(same), sum(same)
+    return PairsToWrite(
+        same,
+        listed.encoded,
+        name=listed.name,
+        subjects=subjects if subjects_agree(subjects, same) else None,
+        group_lines=group_lines(groups) if len(groups) == len(subjects) else None,
+        attempts=listed.attempts,
+    )
 
 
-def convert_pair_archive(path: Path, output: Path, *, reduce_to: int | None = None) -> tuple[int, int]:
-    """Write a set in any form of `pair_archives` as .bin.
+def archive_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
+    """Return the pairs of a set in any form of `pair_archives`, with the tables and landmarks beside it.
 
     With `reduce_to`, each image is shrunk to so many pixels a side, by the mean of the pixels of each area, and stored
     as PNG: evaluation enlarges it bilinearly. Equal images stay equal, so the people of a published set are still
-    recognized. Tables of subjects and groups, and landmarks, beside `path` are written again beside the new set.
-
-    Returns:
-        The number of pairs, and of those of one person.
+    recognized.
 
     Raises:
-        PairsError: the set cannot be read, the file cannot be written, or an image has fewer pixels than `reduce_to`.
-        DataError: the landmarks cannot be read or written.
+        PairsError: the set or a table cannot be read.
+        DataError: the landmarks cannot be read.
     """
     images, same_P = read_pair_archive(path)
-    landmarks_N52 = read_landmarks_beside(path, len(images))
-    encoded = images if reduce_to is None else _reduced(images, path, reduce_to)
-    subject_N, groups = read_subjects(path, same_P), read_group_table(path)
-    write_set(output, encoded, same_P.tolist())
-    if subject_N is not None:
-        write_subjects(output, [str(subject) for subject in subject_N])
-    if groups is not None:
-        write_group_table(output, groups)
-    if landmarks_N52 is not None:
-        write_landmarks(landmarks_path(output), landmarks_N52)
-    return len(same_P), int(same_P.sum())
+    subject_N, table = read_subjects(path, same_P), read_group_table(path)
+
+    def read(number: int) -> bytes:
+        location = f"{path}, image {number}"
+        image = decode_rgb(images[number], location=location)
+        return images[number] if reduce_to is None else _reduced(image, reduce_to, location)
+
+    return PairsToWrite(
+        same_P.tolist(),
+        read,
+        name=lambda number: f"image {number}",
+        subjects=None if subject_N is None else [str(subject) for subject in subject_N],
+        group_lines=None if table is None else table.decode("utf-8-sig", "replace").splitlines(),
+        landmarks_N52=read_landmarks_beside(path, len(images)),
+    )
 
 
-def _reduced(images: list[bytes], path: Path, size: int) -> Iterator[bytes]:
-    """Yield the images in `size` × `size` pixels, as PNG, because JPEG would blur faces of so few pixels."""
-    for number, data in enumerate(images):
-        image = decode_rgb(data, location=f"{path}, image {number}")
-        if size > min(image.shape[:2]):
-            height, width = image.shape[:2]
-            raise PairsError(
-                f"{path}, image {number}: has {width:,} × {height:,} pixels and cannot be reduced to {size:,}; choose "
-                "a smaller number"
-            )
-        yield encode_png(resize_square(image, size))
+def _reduced(image: np.ndarray, size: int, location: str) -> bytes:
+    """Return an image in `size` × `size` pixels, as PNG, because JPEG would blur faces of so few pixels."""
+    if size > min(image.shape[:2]):
+        height, width = image.shape[:2]
+        raise PairsError(
+            f"{location}: has {width:,} × {height:,} pixels and cannot be reduced to {size:,}; choose a smaller number"
+        )
+    return encode_png(resize_square(image, size))

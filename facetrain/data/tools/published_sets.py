@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.formats.bin_groups import write_groups
 from facetrain.data.tools.landmarks import LandmarkTable
 from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, interleave_folds, quoted, read_lines
 from facetrain.data.tools.near_duplicates import digest
-from facetrain.data.tools.pair_images import write_set
+from facetrain.data.tools.pair_writer import PairsToWrite, group_lines, require_readable
 from facetrain.errors import PairsError
 from facetrain.files import shell_path
 
@@ -157,24 +156,27 @@ def find_group_bins(folder: Path) -> dict[str, Path]:
     return paths if all(path.is_file() for path in paths.values()) else {}
 
 
-def join_group_bins(folder: Path, output: Path) -> tuple[int, int]:
-    """Write the sets of the groups as one .bin, fold by fold, and the groups of the images beside it.
+def group_bin_pairs(folder: Path) -> PairsToWrite:
+    """Return the pairs of the sets of the groups, fold by fold, with the groups of the images.
 
     The sets do not name people: evaluation infers the subjects from the genuine pairs and the repeated images.
 
-    Returns:
-        The number of pairs, and of those of one person.
-
     Raises:
-        PairsError: a set cannot be read, or the file cannot be written.
+        PairsError: a set cannot be read.
     """
     images_of, same_of, places = {}, {}, []
     for group, path in find_group_bins(folder).items():
         images_of[group], same_of[group] = read_bin(path)
         places.append([(group, pair) for pair in range(len(same_of[group]))])
     order = interleave_folds(places)
-    same_P = np.array([same_of[group][pair] for group, pair in order])
-    images = [image for group, pair in order for image in images_of[group][2 * pair : 2 * pair + 2]]
-    write_set(output, images, same_P.tolist())
-    write_groups(output, [group for group, _ in order for _ in range(2)])
-    return len(same_P), int(same_P.sum())
+    places_N = [(group, 2 * pair + side) for group, pair in order for side in range(2)]
+
+    def name(number: int) -> str:
+        return "{}_test.bin, image {}".format(*places_N[number])
+
+    def read(number: int) -> bytes:
+        group, image = places_N[number]
+        return require_readable(images_of[group][image], str(folder / name(number)))
+
+    same = [bool(same_of[group][pair]) for group, pair in order]
+    return PairsToWrite(same, read, name=name, group_lines=group_lines([group for group, _ in places_N]))

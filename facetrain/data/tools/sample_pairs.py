@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import image_landmarks
-from facetrain.data.formats.bin_subjects import write_subjects
-from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
+from facetrain.data.dataset import image_landmarks, image_name
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.pair_images import write_set
-from facetrain.data.tools.parallel import map_in_order, report_progress
-from facetrain.errors import DataError
-from facetrain.progress import ProgressCallback, ignore_progress
+from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
+from facetrain.errors import DataError, UnreadableError
 
 FOLDS = 10
 _MAX_TRIES_PER_PAIR = 100
@@ -24,30 +21,17 @@ ImagePair = tuple[int, int]
 """Numbers of two images, ascending."""
 
 
-def sample_pairs(
-    folder: Path,
-    output: Path,
-    *,
-    pairs: int,
-    seed: int = 0,
-    workers: int | None = None,
-    progress: ProgressCallback = ignore_progress,
-) -> tuple[int, int]:
-    """Write a .bin with pairs of a dataset's images, half of them of one identity, and their subjects beside it.
+def sample_pairs(folder: Path, pairs: int, *, seed: int = 0, skip_bad: bool = False) -> PairsToWrite:
+    """Return pairs of a dataset's images, half of them of one identity, with their subjects.
 
     All pairs are different. Every identity with at least two images has the same probability, whatever the number of
     its images.
 
     Args:
         folder: the dataset.
-        output: the .bin to write.
         pairs: number of pairs, a multiple of 20.
         seed: seed of the selection.
-        workers: number of threads; one per usable core if None.
-        progress: called after every image.
-
-    Returns:
-        The number of pairs, and of those of one identity.
+        skip_bad: select only images that can be read; each selected image is then read twice.
 
     Raises:
         DataError: `pairs` is not a multiple of 20, or the dataset has too few identities or images.
@@ -55,28 +39,55 @@ def sample_pairs(
     same = genuine_flags(pairs)
     source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
-    _, starts = np.unique(source.labels[order], return_index=True)
+    present, starts = np.unique(source.labels[order], return_index=True)
     rng = np.random.default_rng([seed, 7])
     images_of = np.split(order, starts[1:])
     eligible = [identity for identity, images in enumerate(images_of) if len(images) > 1]
     if len(eligible) < 2 * FOLDS:
         raise DataError(
             f"{folder}: {len(eligible):,} identities have at least two images; {FOLDS} folds need {2 * FOLDS}: set "
-            "more identities aside (facetrain data split --validation)"
+            f"more identities aside (facetrain data split --validation {_share(folder, len(present), len(eligible))})"
         )
+
+    def read(number: int) -> bytes:
+        return require_readable(source.read(number), source.location(number))
+
+    @cache
+    def is_readable(number: int) -> bool:
+        try:
+            read(number)
+        except UnreadableError:
+            return False
+        return True
+
+    def accepts(pair: ImagePair) -> bool:
+        return not skip_bad or all(map(is_readable, pair))
+
     sampled: list[ImagePair] = []
     for fold in np.array_split(rng.permutation(eligible), FOLDS):
         members = [images_of[identity] for identity in fold]
         half = pairs // FOLDS // 2
-        sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder)
-        sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
+        sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder, accepts)
+        sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder, accepts)
     numbers = [number for pair in sampled for number in pair]
-    images = report_progress(map_in_order(source.read, numbers, workers), len(numbers), progress)
-    write_set(output, images, same)
-    write_subjects(output, [str(identity) for identity in source.labels[numbers].tolist()])
-    if (landmarks_N52 := image_landmarks(source)) is not None:
-        write_landmarks(landmarks_path(output), landmarks_N52[numbers])
-    return pairs, sum(same)
+    landmarks_N52 = image_landmarks(source)
+    return PairsToWrite(
+        same,
+        lambda number: read(numbers[number]),
+        name=lambda number: image_name(source, numbers[number]),
+        subjects=[str(identity) for identity in source.labels[numbers].tolist()],
+        landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
+    )
+
+
+def _share(validation: Path, identities: int, eligible: int) -> str:
+    """Return the fraction of `data split` that gives enough identities; `SHARE` if the training set is not beside."""
+    train = validation.with_name("train")
+    if validation.name != "validation" or not train.is_dir() or not eligible:
+        return "SHARE"
+    total = identities + len(np.unique(open_dataset(train).labels))
+    share = 2 * FOLDS * identities / eligible / total
+    return f"{math.ceil(100 * share) / 100:g}" if share < 1 else "SHARE, after adding people"
 
 
 def genuine_flags(pairs: int) -> list[bool]:
@@ -105,13 +116,17 @@ def _impostor_pair(images_of: list[np.ndarray], rng: np.random.Generator) -> Ima
     return first, second
 
 
-def _sample_distinct(sample: Callable[[], ImagePair], count: int, folder: Path) -> list[ImagePair]:
-    found: dict[ImagePair, None] = {}
+def _sample_distinct(
+    sample: Callable[[], ImagePair], count: int, folder: Path, accepts: Callable[[ImagePair], bool]
+) -> list[ImagePair]:
+    pairs: dict[ImagePair, None] = {}
     for _ in range(_MAX_TRIES_PER_PAIR * count):
-        found[sample()] = None
-        if len(found) == count:
-            return list(found)
+        pair = sample()
+        if pair not in pairs and accepts(pair):
+            pairs[pair] = None
+        if len(pairs) == count:
+            return list(pairs)
     raise DataError(
-        f"{folder}: a fold has only {len(found):,} different pairs of the {count:,} that are needed; "
+        f"{folder}: a fold has only {len(pairs):,} different pairs of the {count:,} that are needed; "
         "ask for fewer pairs"
     )

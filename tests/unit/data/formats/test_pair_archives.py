@@ -13,11 +13,11 @@ from facetrain.data.formats.bin_subjects import write_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
 from facetrain.data.formats.pair_archives import is_pair_archive
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.tools.pair_lists import convert_pair_archive
 from facetrain.errors import PairsError
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from facetrain.verify.sets.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
+from tests.support.pairs import convert_pair_archive
 
 SAME = [True, False, True]
 IMAGES = [encoded_image(number) for number in range(6)]

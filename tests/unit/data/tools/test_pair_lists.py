@@ -8,11 +8,13 @@ import pytest
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.tools.landmarks import YuNet, read_landmarks
-from facetrain.data.tools.pair_lists import convert_pair_archive, convert_pair_list, is_pair_list
+from facetrain.data.tools.pair_lists import is_pair_list, list_pairs
+from facetrain.data.tools.pair_writer import write_pairs
 from facetrain.errors import ImageError, PairsError
 from facetrain.verify.sets.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
 from tests.support.detector import write_detector
+from tests.support.pairs import convert_pair_archive, convert_pair_list
 
 
 @pytest.fixture
@@ -148,7 +150,9 @@ def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
     convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin", landmarks=listed, image_size=64)
     assert [encoded_image_size(image) for image in read_bin(tmp_path / "a.bin")[0]] == [(64, 64)] * 2
     (tmp_path / "list.txt").write_text("ann_0001.jpg bob_x_0001.jpg 0\n")
-    with pytest.raises(PairsError, match=r"no landmarks for 'bob_x_0001\.jpg'"):
+    with pytest.raises(
+        ImageError, match=r"no landmarks for 'bob_x_0001\.jpg'; leave out the pairs of such images"
+    ):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
 
@@ -201,15 +205,34 @@ def test_a_wrong_line_of_a_list_is_named(dataset, tmp_path, line, message):
         convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin")
 
 
-def test_the_tables_of_a_set_stay_if_a_set_of_its_name_cannot_be_written(tmp_path):
-    write_bin(tmp_path / "a.bin", [encoded_image(0), b"no image"], [True])
+def test_pairs_with_an_image_that_evaluation_cannot_read_are_refused_or_left_out(flat, tmp_path):
+    (flat / "bob_x_0001.jpg").write_bytes(b"damaged")
+    lines = ["ann_0001.jpg ann_0002.jpg 1", "ann_0001.jpg bob_x_0001.jpg 0", "bob_x_0001.jpg ann_0002.jpg 0"]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    with pytest.raises(ImageError, match=r"flat/bob_x_0001\.jpg: its 7 bytes are not an image .*--skip-bad"):
+        convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
+    written = write_pairs(list_pairs(tmp_path / "list.txt", flat), tmp_path / "a.bin", skip_bad=True)
+    assert written[:2] == (1, 1) and [file.name for file in written.skipped] == ["bob_x_0001.jpg"]
+    assert load_pair_set("a", tmp_path).subject.tolist() == [0, 0]
+    assert (tmp_path / "a.skipped.csv").read_text().splitlines()[1].startswith("bob_x_0001.jpg,unreadable,")
+    (tmp_path / "list.txt").write_text(lines[1])
+    with pytest.raises(PairsError, match="no pair is left; .*bob_x_0001"):
+        convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", skip_bad=True)
+
+
+def test_a_set_with_an_unreadable_image_loses_this_pair_in_all_its_tables(tmp_path):
+    write_bin(
+        tmp_path / "a.bin", [encoded_image(0), b"no image", encoded_image(1), encoded_image(2)], [True, False]
+    )
     (tmp_path / "set.xz").write_bytes(lzma.compress((tmp_path / "a.bin").read_bytes()))
-    (tmp_path / "set.groups.csv").write_text("group\nAsian\nAsian\n")
-    np.save(tmp_path / "set.landmarks.npy", np.zeros((2, 5, 2), np.float32))
+    (tmp_path / "set.groups.csv").write_text("group\nAsian\nAsian\nIndian\nAfrican\n")
+    (tmp_path / "set.subjects.csv").write_text("subject\nann\nann\nbob\ncy\n")
+    np.save(tmp_path / "set.landmarks.npy", np.arange(40, dtype=np.float32).reshape(4, 5, 2) / 40)
+    before = sorted(path.name for path in tmp_path.glob("set.*"))
     with pytest.raises(ImageError, match="image 1"):
-        convert_pair_archive(tmp_path / "set.xz", tmp_path / "set.bin", reduce_to=16)
-    assert sorted(path.name for path in tmp_path.glob("set.*")) == [
-        "set.groups.csv", "set.landmarks.npy", "set.xz"
-    ]  # fmt: skip
-    convert_pair_archive(tmp_path / "set.xz", tmp_path / "set.bin")
-    assert len(list(tmp_path.glob("set.*"))) == 4
+        convert_pair_archive(tmp_path / "set.xz", tmp_path / "set.bin")
+    assert sorted(path.name for path in tmp_path.glob("set.*")) == before
+    assert convert_pair_archive(tmp_path / "set.xz", tmp_path / "set.bin", skip_bad=True) == (1, 0)
+    assert (tmp_path / "set.groups.csv").read_text() == "group\nIndian\nAfrican\n"
+    assert load_pair_set("set", tmp_path).subject.tolist() == [0, 1]
+    assert np.load(tmp_path / "set.landmarks.npy")[0, 0, 0] == 0.5

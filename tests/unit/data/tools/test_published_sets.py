@@ -9,12 +9,14 @@ import pytest
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.tools.landmarks import read_landmarks
-from facetrain.data.tools.pair_lists import convert_pair_list, is_pair_list
-from facetrain.data.tools.published_sets import find_group_bins, find_published_set, join_group_bins
+from facetrain.data.tools.pair_lists import is_pair_list
+from facetrain.data.tools.pair_writer import write_pairs
+from facetrain.data.tools.published_sets import find_group_bins, find_published_set, group_bin_pairs
 from facetrain.errors import PairsError
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.support.datasets import encoded_image
+from tests.support.pairs import convert_pair_list
 
 POINTS = "4\t6\t11\t6\t8\t8\t5\t11\t10\t11"
 GROUPS = ("African", "Asian", "Caucasian", "Indian")
@@ -183,7 +185,7 @@ def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
     for number, group in enumerate(GROUPS):
         images = [encoded_image(100 * number + image) for image in range(40)]
         write_bin(tmp_path / f"{group}_test.bin", images, [True, False] * 10)
-    assert join_group_bins(tmp_path, tmp_path / "rfw.bin") == (80, 40)
+    assert write_pairs(group_bin_pairs(tmp_path), tmp_path / "rfw.bin")[:2] == (80, 40)
     loaded = load_pair_set("rfw", tmp_path)
     group_P = read_slice_table(loaded.groups, loaded.same).columns["group"]
     assert group_P.tolist() == [group for _ in range(10) for group in GROUPS for _ in range(2)]

@@ -1,0 +1,136 @@
+"""`facetrain data pairs`: verification sets, from pair lists, from sets of other forms and from datasets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facetrain.cli.data.faces import FaceLandmarks, detections, print_detections
+from facetrain.cli.data.options import MOST_PIXELS, Json, Seed, Workers
+from facetrain.cli.option_groups import option_groups
+from facetrain.cli.outputs import echo_line, require_absent, require_writable
+from facetrain.cli.unused_options import refuse_given
+from facetrain.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ListedImages(FaceLandmarks):
+    """Images of a pair list, and their alignment."""
+
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="With a pair list, the folder of its images; not needed for CFP and for folders of sets."
+        ),
+    ] = None
+    image_size: Annotated[
+        int, typer.Option(min=16, max=MOST_PIXELS, help="Width and height of aligned faces, in pixels.")
+    ] = 112
+
+
+@dataclass(frozen=True)
+class PairSampling:
+    """Number and seed of the pairs that are sampled from a dataset."""
+
+    count: Annotated[
+        int, typer.Option(min=20, help="With a dataset, the number of pairs to sample, a multiple of 20.")
+    ] = 6000
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class ImageReading:
+    """Reading of the images that are written."""
+
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            help="Leave out pairs with images that cannot be read or have no landmarks, and list the images."
+        ),
+    ] = False
+    workers: Workers = None
+
+
+@option_groups
+def pairs(
+    context: typer.Context,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Pair list in the form of LFW, CALFW, CPLFW, SLLFW, AgeDB, MLFW or CFP; the unpacked folder of one of "
+            "these sets, of XQLFW or of RFW; a set as .bin, .xz, .parquet or prepared folder; or a dataset to sample "
+            "pairs from."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="The .bin file to write.")],
+    listed: ListedImages,
+    sampling: PairSampling,
+    reading: ImageReading,
+    reduce_to: Annotated[
+        int | None,
+        typer.Option(
+            min=4,
+            metavar="PIXELS",
+            help="With a set as .bin or in another form, shrink its images to this width and height, for an "
+            "evaluation on small faces.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.data.formats.pair_archives import is_pair_archive
+    from facetrain.data.skipped_files import skipped_summary
+    from facetrain.data.tools.pair_lists import archive_pairs, is_pair_list, list_pairs
+    from facetrain.data.tools.pair_writer import alignment_path, skipped_path, write_pairs
+    from facetrain.data.tools.published_sets import find_group_bins, group_bin_pairs
+    from facetrain.data.tools.sample_pairs import sample_pairs
+
+    finder = listed.finder(center_crop=True)
+    is_list = is_pair_list(source, listed.images)
+    if finder is not None and not is_list:
+        raise UsageError(
+            "--landmarks and --detector need a pair list; to align a dataset, use `facetrain data pack`"
+        )
+    if reduce_to is not None and not is_pair_archive(source):
+        raise UsageError(
+            "--reduce-to needs a set of pairs; write it first without --reduce-to, then reduce the .bin"
+        )
+    if not is_list:
+        refuse_given(context, "image_size", when=f"on {source}: only a pair list is aligned")
+    if is_list or is_pair_archive(source):
+        refuse_given(context, "count", "seed", when=f"on {source}, which has its own pairs")
+    if output.suffix != ".bin":
+        raise UsageError(f"{output}: a verification set is a .bin file; change the suffix")
+    require_absent(output)
+    require_writable(output)
+    if is_list:
+        selected = list_pairs(source, listed.images, landmarks=finder, image_size=listed.image_size)
+    elif find_group_bins(source):
+        selected = group_bin_pairs(source)
+    elif is_pair_archive(source):
+        selected = archive_pairs(source, reduce_to=reduce_to)
+    else:
+        selected = sample_pairs(source, sampling.count, seed=sampling.seed, skip_bad=reading.skip_bad)
+    with progress_bar("reading pairs") as progress:
+        written = write_pairs(
+            selected, output, skip_bad=reading.skip_bad, workers=reading.workers, progress=progress
+        )
+    if as_json:
+        facts = {"output": str(output), "pairs": written.pairs, "same": written.same}
+        skipped = [vars(file) for file in written.skipped]
+        typer.echo(json.dumps(facts | detections(finder) | {"skipped": skipped}))
+        return
+    echo_line(f"{output}: {written.pairs:,} pairs, {written.same:,} of one person")
+    if written.skipped:
+        left_out = len(selected.same) - written.pairs
+        echo_line(f"  left out {left_out:,} pairs of these images, see {skipped_path(output)}:")
+        for line in skipped_summary(written.skipped):
+            echo_line(f"    {line}")
+    print_detections(finder)
+    if listed.detector is not None:
+        typer.echo(f"  how each image was aligned: {alignment_path(output)}")
