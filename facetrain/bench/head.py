@@ -1,9 +1,8 @@
 """Head benchmark: time and memory of full steps compared with plain PyTorch implementations of the same algorithm.
 
 A step is forward pass, backward pass and update: embeddings in, their gradient and updated centers out. Each
-variant runs in its own process (this module as a program), because its peak of resident memory (VmHWM) is
-that of a whole process. `measure_head_traffic` counts the bytes that each rank sends in a step, beside the formula of
-docs/log/log.md.
+variant runs in its own process (this module as a program), because its peak of resident memory (VmHWM) is the peak of
+a whole process.
 """
 
 # B local batch   D embedding   K classes   S sampled of K
@@ -30,7 +29,6 @@ from torch import Tensor
 from facetrain.bench.failed_process import failure_reason
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed import collectives
-from facetrain.distributed.world import join
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.head.margin_head import MarginHead
@@ -260,44 +258,6 @@ def _main() -> None:
     parser.add_argument("device")
     parser.add_argument("disk", type=Path, nargs="?")
     print(json.dumps(measure_variant(**vars(parser.parse_args()))))
-
-
-FEW_CLASSES, MANY_CLASSES = 1_000, 20_000
-"""Two sizes of the head: the bytes must be the same for both."""
-
-
-def measure_head_traffic(*, embedding_size: int, global_batch_size: int) -> dict[str, Any] | None:
-    """Return the bytes per collective at two numbers of classes, and by the formula; None on other ranks.
-
-    Collective; runs on the CPU.
-
-    Raises:
-        UsageError: the batch cannot be divided among the ranks.
-    """
-    with join("cpu") as world:
-        if global_batch_size % world.size:
-            raise UsageError(
-                f"--batch-size: {global_batch_size} embeddings cannot be divided among {world.size} ranks; "
-                f"use a multiple of {world.size}"
-            )
-        local_batch = global_batch_size // world.size
-        few, many = (
-            _bytes_sent(classes, embedding_size, local_batch) for classes in (FEW_CLASSES, MANY_CLASSES)
-        )
-        # Embeddings in float32 and labels in int64; then three float32 statistics per row of the global batch.
-        formula = {
-            "all_gather": local_batch * (4 * embedding_size + 8) + 12 * global_batch_size,
-            "reduce_scatter": 4 * global_batch_size * embedding_size,
-        }
-        report = {"ranks": world.size, "few_classes": few, "many_classes": many, "formula": formula}
-        return report if world.is_leader else None
-
-
-def _bytes_sent(classes: int, embedding_size: int, local_batch: int) -> dict[str, int]:
-    step = MarginHeadStep(classes, embedding_size, "cpu", Path())
-    with collectives.measured_traffic() as sent:
-        step(torch.randn(local_batch, embedding_size, requires_grad=True), torch.zeros(local_batch).long())
-    return dict(sent)
 
 
 if __name__ == "__main__":

@@ -47,15 +47,17 @@ def measure_peak(precision: str, device: torch.device, seconds: float = 0.4) -> 
 def _fastest_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     # All ranks start together: they share memory bandwidth, and on a CPU the cores.
     collectives.barrier()
-    until, fastest = time.perf_counter() + seconds, float("inf")
     work()
-    while time.perf_counter() < until:
+    fastest, until = float("inf"), time.perf_counter() + seconds
+    while True:  # At least once, also if a busy machine takes longer than `seconds` for it.
         synchronize(device)
         start = time.perf_counter()
         work()
         synchronize(device)
-        fastest = min(fastest, time.perf_counter() - start)
-    return fastest
+        end = time.perf_counter()
+        fastest = min(fastest, end - start)
+        if end >= until:
+            return fastest
 
 
 def synchronize(device: torch.device) -> None:

@@ -23,12 +23,6 @@ def test_the_head_is_measured_beside_plain_pytorch():
     assert disk["classes"] == 3000 and head["peak_bytes"] > 50e6
 
 
-def test_the_traffic_of_the_head_follows_the_formula_at_any_number_of_classes():
-    report = bench("head-traffic", "--batch-size", 8, "--embedding-size", 16)
-    assert report["ranks"] == 2
-    assert report["few_classes"] == report["many_classes"] == report["formula"]
-
-
 def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_settings():
     report = bench(
         "backbone", "--backbone", "mbf", "--batch-size", 4, "--image-size", 48, "--steps", 1, "--rounds", 2,
@@ -56,17 +50,7 @@ def test_the_loader_is_measured_beside_the_decoder_and_both_dataloaders():
         (("head", "--device", "tpu"), "auto, cpu, cuda"),
         (("backbone", "--variant", "fast"), "one of plain"),
         (("backbone", "--backbone", "r19"), "one of r18"),
-        (("scaling", "--backbone", "r19"), "one of r18"),
         (("train", "--input", "disk"), "one of synthetic, records"),
-        (
-            ("search", "--folder", __file__),
-            f"{__file__}: no such folder; name a folder on the disk to measure",
-        ),
-        (
-            ("checkpoint", "--folder", __file__),
-            f"{__file__}: no such folder; name a folder on the disk to measure",
-        ),
-        (("verification", "speed"), "one of folds"),
     ],
 )
 def test_a_name_that_does_not_exist_is_a_usage_error(arguments, message):
@@ -96,7 +80,6 @@ def test_fused_kernels_are_not_measured_with_a_network_that_has_none(monkeypatch
 
 
 SMALL_HEAD = ("head", "--batch-size", 4, "--embedding-size", 8, "--steps", 1, "--device", "cpu")
-SMALL_SEARCH = ("search", "--entries", 500, "--size", 8, "--probes", 4, "--nprobe", 3, "--method", "ivf")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +95,6 @@ SMALL_SEARCH = ("search", "--entries", 500, "--size", 8, "--probes", 4, "--nprob
         ),
         ((*SMALL_HEAD, "--identities", "inf"), "--identities inf: use a whole number of at most"),
         ((*SMALL_HEAD, "--identities", 40.5), "--identities 40.5: use a whole number"),
-        (("checkpoint", "--gigabytes", "inf"), "--gigabytes inf: use a number of at most 10,000"),
-        ((*SMALL_SEARCH, "--nlist", 1000), "--nlist 1,000: more lists than --entries 500; choose a smaller"),
     ],
 )
 def test_a_number_that_cannot_be_measured_is_a_usage_error(arguments, message):
@@ -143,29 +124,3 @@ def test_whole_steps_are_measured_with_and_without_a_dataset_and_beside_arcface_
     assert report["flops_per_image"]["head"] == 6 * 1000 * 512
     text = format_training(report)
     assert "of the speed of synthetic images" in text and "x arcface_torch" in text and "MFU" in text
-
-
-def test_a_dataset_is_opened_without_and_with_the_cached_index():
-    report = bench("index", "--images", 1000, "--identities", 100)
-    assert report["first"]["images"] == report["again"]["images"] == 1000
-    assert report["again"]["identities"] == 100
-
-
-def test_checkpoints_are_measured_in_both_modes(monkeypatch, tmp_path):
-    from facetrain.bench import checkpoint
-
-    monkeypatch.setattr(checkpoint, "_PREPARE_SECONDS", 0)
-    report = checkpoint.measure_checkpoints(tmp_path, gigabytes=0.01, saves=1, device="cpu")
-    assert report["synchronous_s"] > 0 and report["asynchronous_saved_s"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_shuffling_by_blocks_shares_more_identities_between_batches_than_a_full_shuffle():
-    report = bench("shuffle", "--images", 300_000, "--steps", 5)
-    shared = {mode: found["identities_shared_with_the_batch_before"] for mode, found in report.items()}
-    assert shared["blocks"] > shared["full"]
-
-
-def test_fold_accuracies_equal_those_of_the_published_loop():
-    report = bench("verification", "folds", "--pairs", 600, "--rounds", 1)
-    assert report["equal"] and report["pairs"] == 600

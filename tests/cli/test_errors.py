@@ -67,7 +67,7 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
         "search a.npz b.npz --model m --fmr 0.1",
         "data clean m faces",
         "data overlap m faces s.bin",
-        "bench checkpoint",
+        "bench head",
     ],
 )
 def test_without_a_gpu_the_advice_names_the_option_of_the_command(line, monkeypatch):

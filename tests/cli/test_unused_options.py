@@ -69,7 +69,6 @@ CONFIG = "--config quickstart"
         (ELASTIC, f"train {CONFIG} --rdzv-endpoint host:1", "--rdzv-endpoint has no effect under torchrun"),
         (ELASTIC, f"train {CONFIG} --max-restarts 3", "--max-restarts has no effect under torchrun"),
         (ELASTIC, "bench train --nproc-per-node 2", "--nproc-per-node has no effect under torchrun"),
-        (ELASTIC, "bench head-traffic --nproc-per-node 2", "--nproc-per-node has no effect under torchrun"),
         (OTHER, f"train {CONFIG} --nnodes 2", "--nnodes has no effect with RANK, WORLD_SIZE and MASTER_ADDR in the"),
     ],
 )  # fmt: skip

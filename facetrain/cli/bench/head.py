@@ -1,22 +1,19 @@
-"""`facetrain bench head` and `head-traffic`: steps of the head, and the bytes that ranks exchange for it."""
+"""`facetrain bench head`: steps of the head."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from facetrain.cli.bench.options import Json, Variants, print_report, require_known
+from facetrain.cli.bench.options import Json, Variants, require_known
 from facetrain.cli.devices import Device, resolve_device
-from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.errors import UsageError
 
 _MOST_IDENTITIES = 10_000_000_000
 """More than all people: larger numbers are mistakes, and overflow in sizes of tensors."""
-EmbeddingSize = Annotated[int, typer.Option(min=1, help="Numbers per embedding.")]
 
 
 def head(
@@ -25,7 +22,7 @@ def head(
     ] = 1e6,
     variants: Variants = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Embeddings per step.")] = 256,
-    embedding_size: EmbeddingSize = 512,
+    embedding_size: Annotated[int, typer.Option(min=1, help="Numbers per embedding.")] = 512,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant; the median counts.")] = 5,
     device: Device = "auto",
     disk: Annotated[
@@ -75,30 +72,3 @@ def _format_ratios(reports: list[dict[str, Any]]) -> str:
         if key.startswith(prefix) and not report["variant"].startswith("plain")
     ]
     return "\n".join(lines)
-
-
-def head_traffic(
-    context: typer.Context,
-    batch_size: Annotated[int, typer.Option(min=1, help="Embeddings per step, over all processes.")] = 256,
-    embedding_size: EmbeddingSize = 512,
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine (gloo).")] = 2,
-    as_json: Json = False,
-) -> None:
-    """Count the bytes that a rank sends for the head in one step, at two numbers of classes."""
-    from facetrain.distributed.launch import launch
-    from facetrain.distributed.process_lifetime import launched_by_torchrun
-    from facetrain.distributed.topology import topology
-
-    def measure() -> int:
-        from facetrain.bench.head import measure_head_traffic
-
-        report = measure_head_traffic(embedding_size=embedding_size, global_batch_size=batch_size)
-        if report is not None:
-            print_report(report, as_json=as_json)
-        return 0
-
-    refuse_launch_options(context)
-    if launched_by_torchrun():
-        sys.exit(measure())
-    where = topology(str(nproc_per_node), "1", None, 0, "cpu")
-    sys.exit(launch(measure, where, run_id="facetrain-bench"))

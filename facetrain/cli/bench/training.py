@@ -1,4 +1,4 @@
-"""`facetrain bench backbone`, `train`, `scaling` and `checkpoint`: steps of a run, and its saves."""
+"""`facetrain bench train` and `backbone`: training steps."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.bench.options import Data, Json, Rounds, Steps, Variants, print_report, require_known
+from facetrain.cli.bench.options import Data, Json, Rounds, Steps, Variants, require_known
 from facetrain.cli.devices import Device, resolve_device
 from facetrain.cli.train import Processes, Set
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cpu_cores import usable_cores
-from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
 
 _DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
-
-
-_MOST_GIGABYTES = 10_000
-
-
-def _require_backbone(name: str) -> None:
-    from facetrain.backbone.zoo import names
-
-    # `iresnet` needs layers and widths, which these commands have no options for.
-    require_known("--backbone", [name], [known for known in names() if known != "iresnet"])
 
 
 def backbone(
@@ -49,10 +38,12 @@ def backbone(
 
     Without --variant, all variants are measured but facetrain_fused and facetrain_graphs, which need a GPU.
     """
+    from facetrain.backbone.zoo import names
     from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, BackboneWorkload, measure_backbone_steps
 
     require_known("--variant", variants or (), VARIANTS)
-    _require_backbone(name)
+    # `iresnet` needs layers and widths, which this command has no options for.
+    require_known("--backbone", [name], [known for known in names() if known != "iresnet"])
     workload = BackboneWorkload(
         name, batch_size, image_size, resolve_device(device), threads or usable_cores()
     )
@@ -171,56 +162,3 @@ def _format_limits(report: dict[str, Any]) -> str:
         f"  memory copies reach {report['copied_bytes'] / 1e9:.0f} GB/s, enough for "
         f"{report['copied_bytes'] / report['bytes_per_image']:,.1f} images/s if no operations are fused"
     )
-
-
-def scaling(
-    processes: Annotated[
-        list[int] | None,
-        typer.Option(min=1, metavar="N", help="Number of processes; may be repeated. By default 1, 2 and 4."),
-    ] = None,
-    name: Annotated[str, typer.Option("--backbone", help="Network: r18, r50, r100, mbf, …")] = "r18",
-    batch_size: Annotated[int, typer.Option(min=2, help="Images per step of each process.")] = 16,
-    steps: Steps = 3,
-    rounds: Rounds = 3,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="File for each single result; a repeated command reads it and goes on from there."),
-    ] = None,
-    set_: Set = None,
-    as_json: Json = False,
-) -> None:
-    """Measure weak scaling on the CPU: whole steps on several numbers of processes with one thread each."""
-    from facetrain.bench.scaling import ScalingSettings, measure_scaling
-
-    _require_backbone(name)
-    settings = ScalingSettings(
-        processes=processes or (1, 2, 4),
-        backbone=name,
-        local_batch=batch_size,
-        steps=steps,
-        rounds=rounds,
-        results=results,
-        overrides=set_ or (),
-    )
-    print_report(measure_scaling(settings), as_json=as_json)
-
-
-def checkpoint(
-    gigabytes: Annotated[
-        float, typer.Option(min=0.01, help="Size of a checkpoint in GB (1e9 bytes); twice that in memory.")
-    ] = 4.0,
-    saves: Annotated[int, typer.Option(min=1, help="Number of saves; the result is the median.")] = 3,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder on the disk to measure; by default that for temporary files."),
-    ] = None,
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
-    """Measure how long asynchronous and synchronous saves stop training."""
-    from facetrain.bench.checkpoint import measure_checkpoints
-
-    if gigabytes > _MOST_GIGABYTES:
-        raise UsageError(f"--gigabytes {gigabytes:g}: use a number of at most {_MOST_GIGABYTES:,}")
-    report = measure_checkpoints(folder, gigabytes=gigabytes, saves=saves, device=resolve_device(device))
-    print_report(report, as_json=as_json)

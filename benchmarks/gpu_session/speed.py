@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.gpu_session import expected
+from benchmarks.gpu_session.memory import free_memory
+from benchmarks.gpu_session.rows import Rows, row
 from facetrain.bench.backbone import VARIANTS, BackboneVariant, BackboneWorkload, build_step
 from facetrain.bench.generated_dataset import open_or_generate
-from facetrain.bench.gpu_session import expected
-from facetrain.bench.gpu_session.memory import free_memory
-from facetrain.bench.gpu_session.rows import Rows, row
 from facetrain.bench.head import measure_variant
 from facetrain.bench.loader import loader_rate
 from facetrain.bench.machine_peak import synchronize

@@ -1,6 +1,6 @@
 """Program of one job of a GPU session: measures, and writes rows of expected and measured numbers as JSON.
 
-    python -m facetrain.bench.gpu_session.measure JOB RESULT
+    python -m benchmarks.gpu_session.measure JOB RESULT
 
 JOB is a job as JSON, RESULT a file. The exit code is 1 if a part of the job failed; the rows of the others are written.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from facetrain.bench.gpu_session import memory, oracles, speed
-from facetrain.bench.gpu_session.rows import Rows
+from benchmarks.gpu_session import memory, oracles, speed
+from benchmarks.gpu_session.rows import Rows
 from facetrain.cpu_cores import usable_cores
 
 _MEASURES: dict[str, Callable[..., Rows]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from facetrain.bench.gpu_session.rows import Rows, row
+from benchmarks.gpu_session.rows import Rows, row
 
 _LINES_OF_ERRORS = 30
 _FURTHER_THAN_TORCH = 5.0

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from facetrain.bench.gpu_session.jobs import Job
+from benchmarks.gpu_session.jobs import Job
 from facetrain.files import write_atomically
 
 _MOST_ATTEMPTS = 2
@@ -112,7 +112,7 @@ def run_in_process(
     variables = {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     if job.interpreted and job.options.get("device") == "cpu":
         variables["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-m", "facetrain.bench.gpu_session.measure", json.dumps(asdict(job))]
+    command = [sys.executable, "-m", "benchmarks.gpu_session.measure", json.dumps(asdict(job))]
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
         with log.open("wb") as file:

@@ -8,11 +8,11 @@ import zipfile
 
 import pytest
 
-from facetrain.bench.gpu_session import wheels
-from facetrain.bench.gpu_session.jobs import GROUPS, Job, list_jobs
-from facetrain.bench.gpu_session.memory import largest_that_fits
-from facetrain.bench.gpu_session.page import write_page
-from facetrain.bench.gpu_session.session import Session, run_in_process
+from benchmarks.gpu_session import wheels
+from benchmarks.gpu_session.jobs import GROUPS, Job, list_jobs
+from benchmarks.gpu_session.memory import largest_that_fits
+from benchmarks.gpu_session.page import write_page
+from benchmarks.gpu_session.session import Session, run_in_process
 from facetrain.errors import UsageError
 from tests.support.command import ROOT
 from tests.support.processes import wait_until_gone
@@ -25,7 +25,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("facetrain.bench.gpu_session.session.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("benchmarks.gpu_session.session.time.monotonic", lambda: self.now)
 
 
 def runner(clock, takes, **records):
@@ -101,7 +101,7 @@ def test_a_job_during_which_the_session_dies_is_tried_twice(tmp_path, monkeypatc
 def checkout_with(folder, *lines):
     """Make a checkout whose program of a job has these lines."""
     package = folder
-    for name in ("facetrain", "bench", "gpu_session"):
+    for name in ("benchmarks", "gpu_session"):
         package = package / name
         package.mkdir()
         (package / "__init__.py").touch()

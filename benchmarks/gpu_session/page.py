@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from facetrain.bench.gpu_session.jobs import GROUPS, Job
+from benchmarks.gpu_session.jobs import GROUPS, Job
 
 
 def write_page(state: dict[str, Any], jobs: Sequence[Job]) -> str:

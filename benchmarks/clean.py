@@ -1,4 +1,4 @@
-"""Label cleaning benchmark: how many planted label errors `facetrain data clean` finds.
+"""How many planted label errors `facetrain data clean` finds.
 
 Three kinds of errors are planted in a dataset with correct labels: images under another person's name,
 people split into two identities, and pairs of people merged into one.
@@ -8,13 +8,13 @@ people split into two identities, and pairs of people merged into one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.common import run
 from facetrain.data.tools.clean import CleanReport, find_label_faults
 from facetrain.data.tools.label_faults import (
     DUPLICATE_IDENTITY,
@@ -41,9 +41,9 @@ class PlantedErrors:
 
 
 def measure_label_cleaning(
-    model: Path, dataset: Path, *, wrong: int, people: int, seeds: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the faults found in the dataset as it is, then one report per seed.
+    model: Path, dataset: Path, wrong: int = 60, people: int = 15, seeds: int = 3
+) -> list[dict[str, Any]]:
+    """Return the faults found in the dataset as it is, then one report per seed. The dataset is not changed.
 
     Args:
         model: model that embeds the images.
@@ -51,24 +51,21 @@ def measure_label_cleaning(
         wrong: images to put under another person's name.
         people: people to split, and pairs of people to merge.
         seeds: number of repetitions with other errors.
-
-    Raises:
-        UsageError: the dataset has too few identities for so many errors.
     """
-    found = embed_input(model, dataset)
-    identities = int(found.label.max()) + 1
+    embedded = embed_input(model, dataset)
+    identities = int(embedded.label.max()) + 1
     if identities < 3 * people + 2:
         raise UsageError(
             f"{dataset}: has {identities:,} identities, and --people {people} needs {3 * people + 2:,}; "
             "use a smaller --people or a larger dataset"
         )
-    unchanged = find_label_faults(found.embedding, found.label)
-    yield {"faults_unchanged": len(unchanged.faults), "eer": unchanged.separation.eer}
+    unchanged = find_label_faults(embedded.embedding, embedded.label)
+    reports = [{"faults_unchanged": len(unchanged.faults), "eer": unchanged.separation.eer}]
     for seed in range(seeds):
-        planted = plant_errors(found.label, seed, wrong=wrong, people=people)
-        yield score_cleaning(
-            planted, find_label_faults(found.embedding, planted.label_N, merge=True), found.label
-        )
+        planted = plant_errors(embedded.label, seed, wrong=wrong, people=people)
+        report = find_label_faults(embedded.embedding, planted.label_N, merge=True)
+        reports.append(score_cleaning(planted, report, embedded.label))
+    return reports
 
 
 def plant_errors(person_N: np.ndarray, seed: int, *, wrong: int, people: int) -> PlantedErrors:
@@ -82,8 +79,8 @@ def plant_errors(person_N: np.ndarray, seed: int, *, wrong: int, people: int) ->
         images = rng.permutation(np.flatnonzero(person_N == person))
         label[images[: len(images) // 2]] = new_identity
         split.add((person, new_identity))
-    for one, other in zip(first.tolist(), second.tolist(), strict=True):
-        label[person_N == other] = one
+    for kept, merged in zip(first.tolist(), second.tolist(), strict=True):
+        label[person_N == merged] = kept
     moved = rng.choice(np.flatnonzero(np.isin(person_N, others)), wrong, replace=False)
     for image in moved.tolist():
         label[image] = rng.choice(others[others != person_N[image]])
@@ -92,9 +89,9 @@ def plant_errors(person_N: np.ndarray, seed: int, *, wrong: int, people: int) ->
 
 def score_cleaning(planted: PlantedErrors, report: CleanReport, person_N: np.ndarray) -> dict[str, Any]:
     """Return, for each kind of error, [planted errors that were found, other faults], and label accuracies."""
-    images = {one.image for one in report.faults if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE)}
-    same = {(one.identity, one.other) for one in report.faults if one.kind == DUPLICATE_IDENTITY}
-    mixed = {one.identity for one in report.faults if one.kind == MIXED_IDENTITY}
+    images = {fault.image for fault in report.faults if fault.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE)}
+    same = {(fault.identity, fault.other) for fault in report.faults if fault.kind == DUPLICATE_IDENTITY}
+    mixed = {fault.identity for fault in report.faults if fault.kind == MIXED_IDENTITY}
     return {
         "wrong": [len(images & planted.wrong), len(images - planted.wrong)],
         "split": [len(same & planted.split), len(same - planted.split)],
@@ -111,3 +108,7 @@ def _correct_share(label_N: np.ndarray, person_N: np.ndarray) -> float:
     table = np.zeros((label_N.max() + 1, person_N.max() + 1), np.int64)
     np.add.at(table, (label_N[kept], person_N[kept]), 1)
     return float((table[label_N[kept]].argmax(1) == person_N[kept]).mean())
+
+
+if __name__ == "__main__":
+    run(measure_label_cleaning)

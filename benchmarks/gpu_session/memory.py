@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_session import expected
+from benchmarks.gpu_session.rows import Rows, row
 from facetrain.bench.generated_dataset import open_or_generate
-from facetrain.bench.gpu_session import expected
-from facetrain.bench.gpu_session.rows import Rows, row
 from facetrain.bench.machine_peak import synchronize
 from facetrain.bench.train import build_run, repeated_batch
 from facetrain.config.schema import Config

@@ -1,0 +1,116 @@
+"""Rate and memory of the exact search in a generated gallery, beside faiss's flat index where faiss is installed.
+
+Rates are per second of CPU time of the process, which other programs change little. With OMP_NUM_THREADS=1, it is the
+elapsed time of an idle machine. The embeddings are random directions: the time does not depend on their values.
+"""
+
+# n rows of one block   D embedding
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import in_new_process, memory_mib, run
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from facetrain.embeddings.exact_search import search_exactly
+from facetrain.embeddings.stored_embeddings import open_embeddings
+
+_BLOCK = 1 << 16
+_TOP = 5
+
+
+def measure_search(
+    entries: int = 1_000_000,
+    size: int = 512,
+    dtype: str = "float16",
+    probes: int = 1000,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Write a gallery of `entries` embeddings and `probes` probes into `folder`, and search with each method."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        gallery, probe = Path(scratch) / "gallery.npz", Path(scratch) / "probes.npz"
+        rows = _GeneratedRows(entries, size)
+        save_embeddings(gallery, Embeddings(rows, _Names(entries), np.arange(entries)), dtype)  # type: ignore[arg-type]
+        some = rows[0 : min(probes, entries)]
+        save_embeddings(probe, Embeddings(some, _Names(len(some)), np.arange(len(some))))
+        report: dict[str, Any] = {"gallery_bytes": gallery.stat().st_size}
+        report["exact"] = in_new_process(_search_exactly, probe, gallery)
+        if find_spec("faiss"):
+            report["faiss flat"] = in_new_process(_search_with_faiss, probe, gallery)
+    return report
+
+
+class _GeneratedRows:
+    """Random unit embeddings that are generated on access, so that a gallery of any size fits into memory."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.shape = count, size
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, block: slice) -> np.ndarray:
+        start, stop, _ = block.indices(len(self))
+        first = start // _BLOCK
+        row_nD = np.concatenate([self._block(number) for number in range(first, (stop - 1) // _BLOCK + 1)])
+        return row_nD[start - first * _BLOCK : stop - first * _BLOCK]
+
+    def _block(self, number: int) -> np.ndarray:
+        # Bytes are ten times as fast as normal numbers, and in many dimensions as good.
+        data = np.random.default_rng(number).bytes(_BLOCK * self.shape[1])
+        row_nD = np.frombuffer(data, np.int8).reshape(_BLOCK, -1) + np.float32(0.5)
+        return row_nD / np.linalg.norm(row_nD, axis=1, keepdims=True)
+
+
+class _Names(Sequence[str]):
+    """Names of as many images as there are rows, without a list of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return f"{index:09d}.jpg"
+
+
+def _search_exactly(probe: Path, gallery: Path) -> dict[str, Any]:
+    probes, before, start = open_embeddings(probe), memory_mib("VmRSS"), time.process_time()
+    search_exactly(probes, open_embeddings(gallery), _TOP)
+    return _report(probes.count, before, time.process_time() - start)
+
+
+def _search_with_faiss(probe: Path, gallery: Path) -> dict[str, Any]:
+    import faiss
+
+    stored, probes = open_embeddings(gallery), open_embeddings(probe)
+    before = memory_mib("VmRSS")
+    index = faiss.IndexFlatIP(stored.size)
+    for _, row_nD in stored.blocks():
+        index.add(np.ascontiguousarray(row_nD, np.float32))
+    start = time.process_time()
+    index.search(probes.rows(0, probes.count).astype(np.float32), _TOP)
+    return _report(probes.count, before, time.process_time() - start)
+
+
+def _report(probes: int, memory_before: int, seconds: float) -> dict[str, Any]:
+    return {
+        "queries_per_second": probes / seconds,
+        "memory_before_mib": memory_before,
+        "peak_mib": memory_mib(),
+        "without_mapped_files_mib": memory_mib("RssAnon"),
+    }
+
+
+if __name__ == "__main__":
+    run(measure_search)

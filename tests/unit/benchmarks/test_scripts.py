@@ -1,0 +1,80 @@
+"""Benchmarks of the developers in tiny sizes: their reports have the numbers that the docs quote."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.checkpoint import measure_checkpoints
+from benchmarks.formats import measure_formats
+from benchmarks.index import measure_index
+from benchmarks.scaling import fit_step_seconds, gradient_bytes
+from benchmarks.search import measure_search
+from benchmarks.shuffle import measure_shuffle
+from benchmarks.verification import Part, measure_verification
+from tests.support.command import ROOT, environment
+
+
+def test_each_format_is_read_into_batches_and_compared_with_the_decoder():
+    report = measure_formats(images=4, rounds=1)
+    formats = {name: row for name, row in report.items() if name not in ("cv2.imdecode", "zlib")}
+    assert {"recordio", "image folder", "zip, stored", "tfrecord", "webdataset"} <= formats.keys()
+    decoder, zlib = report["cv2.imdecode"]["microseconds"], report["zlib"]["microseconds"]
+    for row in formats.values():
+        assert row["share_of_decoder"] == pytest.approx(decoder / row["microseconds"])
+    deflated = formats["zip, deflated"]
+    share = (decoder + zlib) / deflated["microseconds"]
+    assert deflated["share_of_zlib_and_decoder"] == pytest.approx(share)
+
+
+def test_the_model_recovers_the_numbers_that_its_steps_were_made_from():
+    size = gradient_bytes("mbf_small")
+    made = {n: 0.5 * max(n / 2, 1) + 2 * (n - 1) / n * size / 1e9 for n in (1, 2, 4)}
+    assert fit_step_seconds(made, 2, size) == pytest.approx(made)
+    slower = made | {2: 1.1 * made[2]}
+    assert made[2] < fit_step_seconds(slower, 2, size)[2] < slower[2]
+
+
+def test_the_traffic_of_the_head_follows_the_formula_at_any_number_of_classes():
+    # Also: a script takes its parameters as options, and prints JSON.
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "benchmarks.head_traffic", "--batch-size", "8", "--embedding-size", "16"],
+        cwd=ROOT, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ranks"] == 2
+    assert report["few_classes"] == report["many_classes"] == report["formula"]
+
+
+def test_a_dataset_is_opened_without_and_with_the_cached_index():
+    report = measure_index(images=1000, identities=100)
+    assert report["first"]["images"] == report["again"]["images"] == 1000
+    assert report["again"]["identities"] == 100
+
+
+def test_checkpoints_are_measured_in_both_modes(tmp_path):
+    report = measure_checkpoints(gigabytes=0.01, saves=1, folder=tmp_path, prepare_seconds=0)
+    assert report["synchronous_s"] > 0 and report["asynchronous_saved_s"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shuffling_by_blocks_shares_more_identities_between_batches_than_a_full_shuffle():
+    report = measure_shuffle(images=300_000, steps=5)
+    shared = {
+        mode: statistics["identities_shared_with_the_batch_before"] for mode, statistics in report.items()
+    }
+    assert shared["blocks"] > shared["full"]
+
+
+def test_fold_accuracies_equal_those_of_the_published_loop():
+    report = measure_verification(Part.folds, pairs=600, rounds=1)
+    assert report["equal"] and report["pairs"] == 600
+
+
+def test_a_search_is_measured_in_a_gallery_of_any_size(tmp_path):
+    report = measure_search(entries=70_000, size=8, probes=4, folder=tmp_path)
+    assert report["exact"]["queries_per_second"] > 0
+    assert list(tmp_path.iterdir()) == []
