@@ -15,7 +15,7 @@ LARGE ?=
 # Without compiled modules every process that a test starts would compile those it imports: five seconds for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces speedrun docs lock clean
+.PHONY: help setup quickstart test test-slow unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces speedrun docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,8 +29,11 @@ $(READY): requirements.lock pyproject.toml
 quickstart: $(READY)  ## train on a generated dataset, about six minutes on two CPU cores
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
-test: $(READY)  ## run all tests that this machine can run, except the long ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1
+test: $(READY)  ## run the tests, about five minutes on two CPU cores
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not slow and not long"
+
+test-slow: $(READY)  ## run the other tests: whole runs, many ranks, kernels under Triton's interpreter
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "slow and not long"
 
 unit: $(READY)  ## run the fast unit tests only
 	$(BIN)/pytest tests/unit -m "not slow"
