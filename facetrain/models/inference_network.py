@@ -9,17 +9,15 @@ norm after a convolution or linear layer is an affine function of its output, so
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facetrain.backbone.iresnet import IResNet
-from facetrain.backbone.mobilefacenet import MobileFaceNet
-from facetrain.backbone.prelu import prelu
+from facetrain.backbone.base import Backbone
 from facetrain.errors import ModelError
-from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, backbone_layers
+from facetrain.models.backbone_layers import backbone_layers
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed, run_layer, with_weights
 from facetrain.models.mxnet_network import MxnetNetwork
 
 BLOCK = 32
@@ -40,7 +38,7 @@ def inference_network(network: nn.Module, device: torch.device, *, bf16: bool = 
     """
     if device.type == "cpu":
         try:
-            return _fold(network, torch.bfloat16 if bf16 else torch.float32)
+            return FoldedNetwork(layers_of(network), torch.bfloat16 if bf16 else torch.float32)
         except ModelError:  # a layer that cannot be folded or run here; the network itself can
             pass
     return _Autocast(network, device) if bf16 else network
@@ -60,15 +58,6 @@ class _Autocast(nn.Module):
             return self.network(image, *landmarks)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A layer of a folded network, with the values that are not needed after it."""
-
-    value: str
-    layer: Layer
-    freed: frozenset[str] = field(default=frozenset())
-
-
 class FoldedNetwork(nn.Module):
     """Layers of a network in evaluation mode, without the batch norms that follow a convolution or a linear layer.
 
@@ -76,12 +65,11 @@ class FoldedNetwork(nn.Module):
     input corresponds to. The weights of convolutions have the layout channels_last, as the images of `normalize`.
     """
 
-    def __init__(self, graph: LayerGraph, *, takes_pixels: bool, dtype: torch.dtype = torch.float32) -> None:
-        """Fold the batch norms of a layer graph whose norms have `mean` and `variance`.
+    def __init__(self, graph: LayerGraph, dtype: torch.dtype = torch.float32) -> None:
+        """Fold the batch norms of a layer graph.
 
         Args:
             graph: layers; their weights are copied.
-            takes_pixels: the images are float pixels from 0 to 255; otherwise they are normalized.
             dtype: type of convolutions and PReLUs. Linear layers stay in float32, because they sum over tens of
                 thousands of features.
 
@@ -89,17 +77,9 @@ class FoldedNetwork(nn.Module):
             ModelError: the graph has a layer of another kind, or its weights do not fit its input.
         """
         super().__init__()
-        self._dtype, self._takes_pixels, self._input_scale = dtype, takes_pixels, graph.input_scale
-        layers, self._output = fold_norms(graph)
-        last_use = {source: value for value, layer in layers.items() for source in layer.sources}
-        self._steps = [
-            _Step(
-                value,
-                _typed(layer, dtype),
-                frozenset(source for source in layer.sources if last_use[source] == value),
-            )
-            for value, layer in layers.items()
-        ]
+        self._dtype = dtype
+        self.graph = with_weights(fold_norms(graph), self._copy)
+        """The folded layers."""
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map prepared images (B, 3, H, W) to embeddings (B, D), float32."""
@@ -112,38 +92,24 @@ class FoldedNetwork(nn.Module):
         return torch.cat([self._embed(block) for block in image_BCHW.split(BLOCK)])[:count]
 
     def _embed(self, image_BCHW: Tensor) -> Tensor:
-        if self._takes_pixels:
-            image_BCHW = (image_BCHW - 127.5) * (self._input_scale / 127.5)
-        image_BCHW = image_BCHW.to(self._dtype, memory_format=torch.channels_last)
-        values = {IMAGE: image_BCHW}
-        for step in self._steps:
-            x, *others = (values[source] for source in step.layer.sources)
-            # An input of a sum that nothing else needs can hold the result.
-            in_place = step.layer.sources[0] in step.freed and step.layer.sources[0] != IMAGE
-            values[step.value] = run_layer(step.layer, x, others, in_place=in_place)
-            for source in step.freed:
-                del values[source]
-        return values[self._output].float()
+        image_BCHW = self.graph.prepare(image_BCHW).to(self._dtype, memory_format=torch.channels_last)
+        return embed(self.graph, image_BCHW, self._run).float()
+
+    def _run(self, name: str, inputs: list[Tensor], is_last_use: bool) -> Tensor:
+        # An input of a sum that nothing else needs can hold the result.
+        return run_layer(self.graph.layers[name], *inputs, in_place=is_last_use)
+
+    def _copy(self, layer: Layer, _: str, weight: Tensor) -> Tensor:
+        """Return a copy of a weight in the type and memory layout in which its layer runs."""
+        kept = self._dtype if layer.kind in ("conv", "prelu") else torch.float32
+        layout = (
+            torch.channels_last if layer.kind == "conv" and weight.dim() == 4 else torch.contiguous_format
+        )
+        return weight.to(kept, copy=True, memory_format=layout)
 
 
-def run_layer(layer: Layer, x: Tensor, others: list[Tensor], *, in_place: bool = False) -> Tensor:
-    """Return the value of a folded layer; `others` are the further terms of a sum, which `in_place` writes into `x`."""
-    weights, options = layer.weights, layer.options
-    match layer.kind:
-        case "conv":
-            return F.conv2d(x, weights["weight"], weights["bias"], **options)
-        case "linear":
-            return F.linear(x.flatten(1).to(weights["weight"].dtype), weights["weight"], weights["bias"])
-        case "norm":
-            statistics = weights["mean"], weights["variance"]
-            return F.batch_norm(x, *statistics, weights["weight"], weights["bias"], eps=options["eps"])
-        case "prelu":
-            return prelu(x, weights["weight"])
-    return x.add_(others[0]) if in_place else x + others[0]
-
-
-def fold_norms(graph: LayerGraph) -> tuple[dict[str, Layer], str]:
-    """Return the layers of a graph with folded batch norms, and the name of the output.
+def fold_norms(graph: LayerGraph) -> LayerGraph:
+    """Return a graph with folded batch norms.
 
     A norm disappears if its source is a convolution or linear layer whose output nothing else takes. The weights of
     convolutions and linear layers are float64 then, so that only one rounding is added.
@@ -170,7 +136,7 @@ def fold_norms(graph: LayerGraph) -> tuple[dict[str, Layer], str]:
         names[value] = value
         channels[value] = size
         folded[value] = replace(_in_float64(layer), sources=tuple(names[source] for source in layer.sources))
-    return folded, names[graph.output]
+    return replace(graph, layers=folded, output=names[graph.output])
 
 
 def _channels(layer: Layer, given: int, origin: str) -> int:
@@ -218,25 +184,7 @@ def _with_norm(layer: Layer, norm: Layer) -> Layer:
     )
 
 
-def _typed(layer: Layer, dtype: torch.dtype) -> Layer:
-    """Return a layer with copies of its weights in the type and memory layout in which it runs."""
-    kept = dtype if layer.kind in ("conv", "prelu") else torch.float32
-    layout = torch.channels_last if layer.kind == "conv" else torch.contiguous_format
-    weights = {
-        name: tensor.to(
-            kept, copy=True, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format
-        )
-        for name, tensor in layer.weights.items()
-    }
-    return replace(layer, weights=weights)
-
-
-def _fold(network: nn.Module, dtype: torch.dtype) -> FoldedNetwork:
-    graph = layers_with_statistics(network)
-    return FoldedNetwork(graph, takes_pixels=isinstance(network, MxnetNetwork), dtype=dtype)
-
-
-def layers_with_statistics(network: nn.Module) -> LayerGraph:
+def layers_of(network: nn.Module) -> LayerGraph:
     """Return the layers of a network, with the running statistics of its batch norms.
 
     Raises:
@@ -244,22 +192,6 @@ def layers_with_statistics(network: nn.Module) -> LayerGraph:
     """
     if isinstance(network, MxnetNetwork):
         return network.layers()
-    if not isinstance(network, IResNet | MobileFaceNet):
-        raise ModelError(f"{type(network).__name__}: is not folded")
-    return _with_statistics(network)
-
-
-def _with_statistics(network: IResNet | MobileFaceNet) -> LayerGraph:
-    """Return the layers of a backbone, with the running statistics of its batch norms."""
-    graph, buffers = backbone_layers(network), dict(network.named_buffers())
-    layers = {
-        name: replace(
-            layer,
-            weights=layer.weights
-            | {"mean": buffers[f"{name}.running_mean"], "variance": buffers[f"{name}.running_var"]},
-        )
-        if layer.kind == "norm"
-        else layer
-        for name, layer in graph.layers.items()
-    }
-    return replace(graph, layers=layers)
+    if isinstance(network, Backbone):
+        return backbone_layers(network)
+    raise ModelError(f"{type(network).__name__}: is not folded")

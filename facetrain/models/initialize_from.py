@@ -23,9 +23,10 @@ from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
+from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import newest_model_file, open_checkpoint
-from facetrain.models.mxnet_network import read_mxnet_layers
+from facetrain.models.model_file import GRAPH_SUFFIXES, newest_model_file, open_checkpoint
+from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.weight_files import (
@@ -36,7 +37,6 @@ from facetrain.models.weight_files import (
 )
 
 _ROWS_PER_COPY = 1 << 16
-_GRAPH_READERS = {".onnx": read_onnx_layers, ".json": read_mxnet_layers, ".params": read_mxnet_layers}
 _MXNET_CENTERS = "fc7_weight"
 """Name that InsightFace's MXNet code gives to the class centers."""
 _ADAFACE_CENTERS = "head.kernel"
@@ -70,10 +70,10 @@ def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Ten
         ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if path.is_dir() or path.suffix not in _GRAPH_READERS:
+    if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         load_weights_into(backbone, read_backbone_weights(path), str(path))
         return []
-    matched = match_weights(_GRAPH_READERS[path.suffix](path), backbone)
+    matched = match_weights(_read_layers(path), backbone)
     load_weights_into(backbone, matched.weights, str(path))
     if matched.merged_norms:
         calibrate_norms(backbone, matched.merged_norms, images())
@@ -99,13 +99,18 @@ def initialize_first_blocks(
         ModelError: the file is missing or damaged, or its network differs in more than the number of blocks.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if path.is_dir() or path.suffix not in _GRAPH_READERS:
+    if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         merged, weights = [], read_backbone_weights(path)
     else:
         deeper = _build_published(path, options)
         merged, weights = initialize_backbone(deeper, path, images), deeper.state_dict()
     load_weights_into(backbone, _select_first_blocks(backbone, weights), str(path))
     return merged
+
+
+def _read_layers(path: Path) -> LayerGraph:
+    """Return the layers of an ONNX file or of either file of an MXNet network."""
+    return read_onnx_layers(path) if path.suffix == ".onnx" else open_mxnet(path).layers()
 
 
 def _build_published(path: Path, options: dict[str, Any]) -> Backbone:
@@ -195,12 +200,12 @@ def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks:
         ModelError: it is not readable, or its weights do not fit.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if path.is_dir() or path.suffix not in _GRAPH_READERS:
+    if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights = read_backbone_weights(path)
         network = build_on_meta(**options)
     else:
         published = _build_published(path, options) if first_blocks else build_backbone(**options)
-        weights = match_weights(_GRAPH_READERS[path.suffix](path), published).weights
+        weights = match_weights(_read_layers(path), published).weights
         network = build_backbone(**options)
     if first_blocks:
         weights = _select_first_blocks(network, weights)

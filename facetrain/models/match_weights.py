@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ModelError
-from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, backbone_layers
+from facetrain.models.backbone_layers import backbone_layers
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 
 _UNIT_LENGTH_OPERATORS = {"ReduceL2", "Clip", "Expand", "Div", "LpNormalization", "L2Normalization"}
 """Operators that may follow the embedding: the head uses its direction only."""

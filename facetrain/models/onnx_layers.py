@@ -1,12 +1,9 @@
-"""Reader of ONNX graphs as layers.
-
-`OPERATORS` is the one table of ONNX operators; onnxruntime runs the graph itself (`onnx_network`).
-"""
+"""Reader of ONNX graphs as layers; onnxruntime runs the graph itself (`onnx_network`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,88 +13,62 @@ from torch import Tensor
 
 from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason, listed, parse_json
-from facetrain.models.layer_graph import Affine, Layer, LayerGraph, LayerGraphBuilder, LayerReader, Node
+from facetrain.models.file_layers import Affine, Node, backbone_form
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 from facetrain.models.onnx_limits import graph_inputs
 
-
-@dataclass(frozen=True)
-class Operator:
-    """An operator of ONNX."""
-
-    layer: LayerReader | None = None
-    """Reads a node as a layer; None where no backbone has such a layer."""
-    is_identity: bool = False
-    """Whether it changes no number at inference. A change of shape counts as none: the shapes of the
-    weights determine what the layers take."""
-    arithmetic: str = ""
-    """`add`, `sub`, `mul` or `div` for an operator that can apply a number."""
+_IDENTITIES = frozenset({"Dropout", "Identity", "Flatten", "Reshape", "Unsqueeze", "Cast"})
+"""Operators that change no number at inference."""
+_ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
+"""Operations of `ARITHMETIC` by the operator that can apply a number."""
 
 
-def _add_layer(node: Node) -> Layer | None:
+def _add(node: Node) -> Layer | None:
     return None if node.constants else Layer("add", node.sources)
 
 
-def _convolution_layer(node: Node) -> Layer | None:
-    weights = node.weights()
-    options = _convolution_options(node.attributes, weights["weight"])
-    return None if options is None else Layer("conv", node.sources[:1], weights, options)
-
-
-def _convolution_options(attributes: Mapping[str, Any], weight: Tensor) -> dict[str, Any] | None:
-    """Return the options of torch's convolution, or None where it has no such padding."""
-    size = weight.dim() - 2
+def _convolution(node: Node) -> Layer | None:
+    attributes, size = node.attributes, node.constants[0].dim() - 2
     pads = tuple(attributes.get("pads", [0] * 2 * size))  # first all begins, then all ends
     if pads[:size] != pads[size:] or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
-        return None
-    return {
-        "stride": tuple(attributes.get("strides", [1] * size)),
-        "padding": pads[:size],
-        "dilation": tuple(attributes.get("dilations", [1] * size)),
-        "groups": attributes.get("group", 1),
-    }
+        return None  # torch has no such padding
+    return node.layer(
+        "conv",
+        stride=tuple(attributes.get("strides", [1] * size)),
+        padding=pads[:size],
+        dilation=tuple(attributes.get("dilations", [1] * size)),
+        groups=attributes.get("group", 1),
+    )
 
 
-def _norm_layer(node: Node) -> Layer:
-    return Layer("norm", node.sources[:1], node.weights(), {"eps": node.attributes.get("epsilon", 1e-5)})
+def _batch_norm(node: Node) -> Layer:
+    return node.layer("norm", eps=node.attributes.get("epsilon", 1e-5))
 
 
-def _gemm_layer(node: Node) -> Layer | None:
+def _gemm(node: Node) -> Layer | None:
     if any(node.attributes.get(name, 1.0) != 1 for name in ("alpha", "beta")):
         return None
-    weights = node.weights()
-    weights["weight"] = weights["weight"] if node.attributes.get("transB", 0) else weights["weight"].T
-    return Layer("linear", node.sources[:1], weights)
+    return node.layer("linear") if node.attributes.get("transB", 0) else _matmul(node)
 
 
-def _matmul_layer(node: Node) -> Layer:
-    return Layer("linear", node.sources[:1], {"weight": node.weights()["weight"].T})
+def _matmul(node: Node) -> Layer:
+    weight, *bias = node.constants
+    return replace(node, constants=(weight.T, *bias)).layer("linear")
 
 
-def _prelu_layer(node: Node) -> Layer:
-    return Layer("prelu", node.sources[:1], node.weights())
+def _prelu(node: Node) -> Layer:
+    return node.layer("prelu")
 
 
-_IDENTITY = Operator(is_identity=True)
-
-OPERATORS: dict[str, Operator] = {
-    "Conv": Operator(_convolution_layer),
-    "BatchNormalization": Operator(_norm_layer),
-    "Gemm": Operator(_gemm_layer),
-    "MatMul": Operator(_matmul_layer),
-    "PRelu": Operator(_prelu_layer),
-    "Add": Operator(_add_layer, arithmetic="add"),
-    "Sub": Operator(arithmetic="sub"),
-    "Mul": Operator(arithmetic="mul"),
-    "Div": Operator(arithmetic="div"),
-    "Dropout": _IDENTITY,
-    "Identity": _IDENTITY,
-    "Flatten": _IDENTITY,
-    "Reshape": _IDENTITY,
-    "Unsqueeze": _IDENTITY,
-    "Cast": _IDENTITY,
+_LAYERS: dict[str, Callable[[Node], Layer | None]] = {
+    "Conv": _convolution,
+    "BatchNormalization": _batch_norm,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "PRelu": _prelu,
+    "Add": _add,
 }
-"""By `NodeProto.op_type`; an operator that is missing has no layer (https://onnx.ai/onnx/operators/)."""
-_UNKNOWN = Operator()
+"""Readers by `NodeProto.op_type` (https://onnx.ai/onnx/operators/); None for a node that is no layer of a backbone."""
 _OF_SHAPE = frozenset({"Shape", "Size"})
 """Operators that take no number of the image."""
 _MEANS_AND_SCALES = (0, 1), (127.5, 127.5)
@@ -128,46 +99,43 @@ def read_onnx_layers(path: Path) -> LayerGraph:
 
 def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
     graph = model.graph
-    constants = {found.name: _tensor(onnx, found) for found in graph.initializer}
+    constants = {weight.name: _tensor(onnx, weight) for weight in graph.initializer}
     image = graph_inputs(graph)[0]
-    builder = LayerGraphBuilder(str(path), image.name, _image_of_pixel(onnx, model, image, path))
+    names = {image.name: IMAGE}
+    layers: dict[str, Layer] = {}
     for node in graph.node:
-        attributes = {found.name: onnx.helper.get_attribute_value(found) for found in node.attribute}
-        operator, value, inputs = OPERATORS.get(node.op_type, _UNKNOWN), node.output[0], list(node.input)
+        attributes = {stated.name: onnx.helper.get_attribute_value(stated) for stated in node.attribute}
+        value, inputs = node.output[0], list(node.input)
         if node.op_type == "Constant":
             (stated,) = attributes.values()
             constants[value] = _constant(onnx, stated)
         elif all(name in constants for name in inputs) or node.op_type == "Shape":
             constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
-        elif operator.is_identity or (node.op_type == "Transpose" and builder.is_image(inputs[0])):
-            # A transpose of anything but the image is a layer: it changes the order of the features.
-            builder.alias(value, inputs[0])
         else:
-            _add_node(builder, operator, node.op_type, value, inputs, attributes, constants)
-    return builder.build(graph.output[0].name)
+            layers[value] = _read_layer(node.op_type, inputs, attributes, constants, names)
+    named = LayerGraph(str(path), layers, graph.output[0].name)
+    return backbone_form(named, _image_of_pixel(onnx, model, image, path))
 
 
-def _add_node(
-    builder: LayerGraphBuilder,
-    operator: Operator,
-    op_type: str,
-    value: str,
+def _read_layer(
+    op_type: Any,
     inputs: list[str],
     attributes: dict[str, Any],
     constants: dict[str, Tensor],
-) -> None:
+    names: dict[str, str],
+) -> Layer:
     given = tuple(constants[name] for name in inputs if name in constants)
-    sources = tuple(name for name in inputs if name not in constants)
-    commutes = operator.arithmetic in ("add", "mul")
-    if (
-        operator.arithmetic
-        and len(given) == 1
-        and len(given[0].unique()) == 1
-        and (commutes or sources[0] == inputs[0])
-    ):
-        builder.arithmetic(value, sources[0], operator.arithmetic, float(given[0].flatten()[0]))
-    else:
-        builder.layer(Node(op_type, value, sources, given, attributes), operator.layer)
+    sources = tuple(names.get(name, name) for name in inputs if name not in constants)
+    # str: in a damaged file the operator's name can be bytes.
+    node = Node(str(op_type), sources, given, attributes)
+    if op_type in _IDENTITIES:
+        return Layer("identity", sources[:1])
+    operation = _ARITHMETIC.get(op_type, "")
+    in_order = operation in ("add", "mul") or inputs[0] not in constants
+    if operation and in_order and len(given) == 1 and len(given[0].unique()) == 1:
+        return node.with_number(operation, float(given[0].flatten()[0]))
+    read = _LAYERS.get(op_type)
+    return (read(node) if read else None) or Layer(node.operator, sources[:1])
 
 
 def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any]) -> Tensor:
@@ -176,7 +144,7 @@ def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any])
     Torch's exporter writes such nodes for slopes and, without optimization, for other weights too.
     """
     first = inputs[0] if inputs else None
-    if first is not None and OPERATORS.get(op_type, _UNKNOWN).is_identity:
+    if first is not None and op_type in _IDENTITIES:
         return first
     if first is not None and op_type == "Transpose":
         return first.permute(*attributes.get("perm", reversed(range(first.dim()))))
@@ -242,8 +210,8 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     image_values = {graph_inputs(model.graph)[0].name: Affine()}
     weighted: set[str] = set()
     for node in model.graph.node:
-        operator = OPERATORS.get(node.op_type, _UNKNOWN)
-        keeps_numbers = operator.is_identity or node.op_type == "Transpose"
+        operation = _ARITHMETIC.get(node.op_type)
+        keeps_numbers = node.op_type in _IDENTITIES or node.op_type == "Transpose"
         given = [constants[name] for name in node.input if name in constants]
         source = next((name for name in node.input if name in image_values), None)
         if node.op_type == "Constant":
@@ -251,14 +219,14 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
         elif source is None:
             if given and keeps_numbers:
                 constants[node.output[0]] = given[0]
-        elif operator.arithmetic and given:
+        elif operation and given:
             numbers = _numbers(onnx, given[0], path)
             mean = float(np.mean(numbers, dtype=np.float64))
             image_values[node.output[0]] = _after(
-                image_values[source], operator.arithmetic, mean, number_first=source != node.input[0]
+                image_values[source], operation, mean, number_first=source != node.input[0]
             )
             differ = len(np.unique(numbers)) > 1
-            if source in weighted or (differ and operator.arithmetic in ("mul", "add")):
+            if source in weighted or (differ and operation in ("mul", "add")):
                 weighted.add(node.output[0])
         elif keeps_numbers:
             image_values[node.output[0]] = image_values[source]

@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from facetrain.models.inference_network import run_layer
-from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, run_graph, run_layer
 
 ACTIVATION_LEVELS = 255
 """Largest rounded activation (uint8)."""
 WEIGHT_LEVELS = 127
 """Largest rounded weight; −128 is not used, so that the zero point is 0."""
 MAXIMUM = "maximum"
-"""Kind of a layer max(x, weight · x), see `maxima`."""
+"""Kind of layer that replaces PReLUs, see `maxima`."""
 Observer = Callable[[str, Tensor], None]
 """Called with the name of each value and the value, before it is rounded."""
 
@@ -66,8 +65,6 @@ class Int8Network:
 
     graph: LayerGraph
     """Layers as `fold_norms` gives them; weights in the type in which they compute."""
-    takes_pixels: bool
-    """Whether the images are pixels from 0 to 255; otherwise they are normalized."""
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """By the name of the value."""
     float_layers: frozenset[str] = frozenset()
@@ -102,41 +99,35 @@ class Int8Network:
         return value
 
     def values(self, image_BCHW: Tensor, *, rounds: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the value of the image and of each layer; a value is rounded after it was yielded.
+        """Yield the name and the value of the image and of each layer; a value is rounded where it is taken.
 
         The last value is the embedding.
         """
         int8 = self.int8_layers() if rounds else {}
-        last_use = {source: name for name, layer in self.graph.layers.items() for source in layer.sources}
-        image = self._normalized(image_BCHW)
+
+        def run(name: str, inputs: list[Tensor], _: bool) -> Tensor:
+            sources = self.graph.layers[name].sources
+            taken = [
+                self.ranges[source].round(x) if source in int8 and int8[source].kind == "conv" else x
+                for source, x in zip(sources, inputs, strict=True)
+            ]
+            return self.value(name, taken, rounds=name in int8)
+
+        image = self.graph.prepare(image_BCHW)
         yield IMAGE, image
-        values = {IMAGE: image}
-        for name, layer in self.graph.layers.items():
-            y = self.value(name, [values[source] for source in layer.sources], rounds=name in int8)
-            yield name, y
-            values[name] = self.ranges[name].round(y) if name in int8 and layer.kind == "conv" else y
-            for source in layer.sources:
-                if last_use[source] == name:
-                    values.pop(source, None)
+        yield from run_graph(self.graph, image, run)
 
     def value(self, name: str, inputs: Sequence[Tensor], *, rounds: bool) -> Tensor:
-        """Return the value of a layer, before its rounding, from those of its sources.
+        """Return the value of a layer, before its rounding, from the values of its sources.
 
         With `rounds`, which convolutions and linear layers take, the input and the weights are rounded.
         """
         layer, (x, *others) = self.graph.layers[name], inputs
-        if layer.kind == MAXIMUM:
-            return torch.maximum(x, x * layer.weights["weight"].view(-1, 1, 1))
         if rounds:
             x = self.ranges[layer.sources[0]].round(x)
             weight = round_weight(layer.weights["weight"])
             layer = replace(layer, weights=layer.weights | {"weight": weight})
-        return run_layer(layer, x, others)
-
-    def _normalized(self, image_BCHW: Tensor) -> Tensor:
-        if not self.takes_pixels:
-            return image_BCHW
-        return (image_BCHW - 127.5) * (self.graph.input_scale / 127.5)
+        return run_layer(layer, x, *others)
 
 
 def weight_scales(weight: Tensor) -> Tensor:

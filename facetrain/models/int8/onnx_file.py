@@ -120,7 +120,7 @@ def float_model(network: Int8Network, image_size: int, embedding_size: int) -> t
     from onnx import TensorProto, helper
 
     builder = _GraphBuilder(network)
-    if network.takes_pixels:
+    if network.graph.takes_pixels:
         builder.normalization(network.graph.input_scale)
     for value, layer in network.graph.layers.items():
         builder.layer(value, layer)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
-from facetrain.models.inference_network import fold_norms, layers_with_statistics
+from facetrain.models.inference_network import fold_norms, layers_of
 from facetrain.models.int8.bias_correction import correct_biases
 from facetrain.models.int8.equalization import channel_ranges, equalize
 from facetrain.models.int8.maxima import replace_prelus
 from facetrain.models.int8.network import Int8Network, Range
-from facetrain.models.layer_graph import LayerGraph
-from facetrain.models.mxnet_network import MxnetNetwork
+from facetrain.models.layer_graph import with_weights
 
 _BATCH_SIZE = 16
 _BIAS_IMAGES = 64
@@ -25,29 +24,15 @@ _BIAS_IMAGES = 64
 
 
 def folded_network(network: nn.Module) -> Int8Network | None:
-    """Return a network with folded batch norms and PReLUs as maxima, without ranges.
+    """Return a network with folded batch norms and PReLUs as maxima, in float32 and without ranges.
 
     None for a network that is not an IResNet, a MobileFaceNet or a network of MXNet with their kinds of layers.
     """
     try:
-        folded = fold(layers_with_statistics(network), takes_pixels=isinstance(network, MxnetNetwork))
+        folded = fold_norms(layers_of(network))
     except ModelError:
         return None
-    return replace_prelus(folded)
-
-
-def fold(graph: LayerGraph, *, takes_pixels: bool = False) -> Int8Network:
-    """Return the layers of a graph with folded batch norms, in float32 and without ranges.
-
-    Raises:
-        ModelError: the graph has a layer of another kind.
-    """
-    layers, output = fold_norms(graph)
-    floats = {
-        name: replace(layer, weights={key: tensor.float() for key, tensor in layer.weights.items()})
-        for name, layer in layers.items()
-    }
-    return Int8Network(replace(graph, layers=floats, output=output), takes_pixels=takes_pixels)
+    return replace_prelus(Int8Network(with_weights(folded, lambda _layer, _name, weight: weight.float())))
 
 
 def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:

@@ -43,7 +43,7 @@ def test_folded_batch_norms_change_no_embedding_by_more_than_rounding(name):
     network, image = random_network(name), images(5)
     folded = inference_network(network, CPU)
     norms = sum(isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) for module in network.modules())
-    left = sum(step.layer.kind == "norm" for step in folded._steps)
+    left = sum(layer.kind == "norm" for layer in folded.graph.layers.values())
     assert isinstance(folded, FoldedNetwork)
     # Those before a convolution with padding, or before the linear layer of an IResNet, remain.
     assert left == (7 if name == "iresnet" else 0) and norms > 15
@@ -66,7 +66,7 @@ def test_bfloat16_convolutions_change_embeddings_by_their_rounding():
     network, image = random_network(), images(5)
     folded = inference_network(network, CPU, bf16=True)
     dtypes = {
-        (step.layer.kind, step.layer.weights["weight"].dtype) for step in folded._steps if step.layer.weights
+        (layer.kind, layer.weights["weight"].dtype) for layer in folded.graph.layers.values() if layer.weights
     }
     assert ("conv", torch.bfloat16) in dtypes and ("linear", torch.float32) in dtypes
     assert 1e-5 < largest_gap(folded(image), network(image)) < 0.02

@@ -5,6 +5,8 @@ import torch
 from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
+from facetrain.models.file_layers import Node
+from facetrain.models.layer_graph import run_layer
 from facetrain.models.model_file import open_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_operators import OPERATORS
@@ -69,7 +71,8 @@ def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name,
 )
 def test_pooling_counts_the_padding_as_the_node_says(settings, corner):
     attributes = Attributes(kernel="(3, 3)", stride="(2, 2)", pad="(1, 1)", **settings)
-    pooled = OPERATORS["Pooling"].run(attributes)(torch.ones(1, 1, 4, 4))
+    layer = OPERATORS["Pooling"](Node("Pooling", ("x",), (), attributes), attributes)
+    pooled = run_layer(layer, torch.ones(1, 1, 4, 4))
     assert pooled[0, 0, 0, 0].item() == pytest.approx(corner) and pooled[0, 0, 1, 1] == 1
 
 

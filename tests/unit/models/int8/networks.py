@@ -1,13 +1,12 @@
 """Small networks with random weights, folded for quantization."""
 
-from dataclasses import replace
-
 import torch
 
 from facetrain.backbone.mobilefacenet import MobileFaceNet
 from facetrain.backbone.zoo import build_backbone
-from facetrain.models.inference_network import fold_norms, layers_with_statistics
+from facetrain.models.inference_network import fold_norms, layers_of
 from facetrain.models.int8.network import Int8Network
+from facetrain.models.layer_graph import with_weights
 from tests.support.mxnet_files import randomize
 
 SIZE = 32
@@ -39,13 +38,8 @@ def backbone(name, seed=0):
 
 def folded(name, dtype=torch.float32, seed=0):
     """Return the layers of `backbone` with folded batch norms and without ranges."""
-    graph = layers_with_statistics(backbone(name, seed))
-    layers, output = fold_norms(graph)
-    typed = {
-        key: replace(layer, weights={w: tensor.to(dtype) for w, tensor in layer.weights.items()})
-        for key, layer in layers.items()
-    }
-    return Int8Network(replace(graph, layers=typed, output=output), takes_pixels=False)
+    graph = fold_norms(layers_of(backbone(name, seed)))
+    return Int8Network(with_weights(graph, lambda _layer, _name, weight: weight.to(dtype)))
 
 
 def images(count=8, dtype=torch.float32):

@@ -27,7 +27,8 @@ def run(proto, image):
 @pytest.mark.parametrize("takes_pixels", [False, True])
 @pytest.mark.parametrize("name", ["iresnet", "mobilefacenet"])
 def test_the_float_graph_gives_the_embeddings_of_the_layers(name, takes_pixels, maxima):
-    network, image = replace(folded(name), takes_pixels=takes_pixels), images()
+    network, image = folded(name), images()
+    network = replace(network, graph=replace(network.graph, takes_pixels=takes_pixels))
     image = image * 127.5 + 127.5 if takes_pixels else image
     network = replace_prelus(network) if maxima else network
     expected = network.embed(image, rounds=False)

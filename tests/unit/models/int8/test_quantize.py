@@ -51,7 +51,7 @@ def test_equalization_keeps_a_channel_that_one_scale_for_all_channels_rounds_to_
     first = convolution("image", torch.tensor([1.0, 0.001]).view(2, 1, 1, 1), torch.zeros(2))
     second = convolution("first", torch.tensor([[1.0, 1000.0]]).view(1, 2, 1, 1), torch.zeros(1))
     graph = LayerGraph("planted", {"first": first, "out": second}, "out")
-    network = Int8Network(graph, takes_pixels=False)
+    network = Int8Network(graph)
     image = torch.linspace(0, 1, 1024).view(1, 1, 32, 32)
     plain = find_ranges(network, [image])
     equalized = find_ranges(equalize(network, channel_ranges(network, [image])), [image])
@@ -76,7 +76,7 @@ def test_equalization_halves_the_squared_error_of_random_networks():
 def test_bias_correction_removes_a_planted_shift():
     # One input channel of the constant 0.3, which rounds to 0.25: each output is too small by a sixth.
     layer = convolution("image", torch.ones(2, 1, 1, 1), torch.zeros(2))
-    network = Int8Network(LayerGraph("planted", {"out": layer}, "out"), takes_pixels=False)
+    network = Int8Network(LayerGraph("planted", {"out": layer}, "out"))
     network = replace(network, ranges={"image": Range(0, 0.25 * 255), "out": Range(0, 0.01 * 255)})
     image = torch.full((4, 1, 3, 3), 0.3)
     assert float((network.embed(image) - 0.3).abs().max()) > 0.04
