@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from facetrain.data.loading.loader import Batch
 from facetrain.data.loading.staged_loader import TrainLoader
 from facetrain.files import error_reason, write_atomically
-from facetrain.run.build.open_data import must_generate, write_while_training
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.telemetry.log import warn
@@ -17,11 +16,10 @@ from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, p
 def run_batches(run: PreparedRun, loader: TrainLoader, outputs: RunOutputs) -> Iterable[tuple[Batch, ...]]:
     """Return the micro-batches of each step of a run.
 
-    While they are consumed, a synthetic dataset is written, the beginning of each stage is reported, and a profile is
-    recorded, each if the run asks for it.
+    While they are consumed, the beginning of each stage is reported, and a profile is recorded, each if the run asks
+    for it.
     """
-    generates = run.world.is_leader and must_generate(run.config)
-    batches = write_while_training(run.config, run.source, loader) if generates else loader
+    batches: Iterable[tuple[Batch, ...]] = loader
     if len(run.schedule.stages) > 1:
         batches = _reported_stages(run, batches, outputs)
     return _profiled_steps(run, batches, outputs) if run.profile else batches

@@ -24,7 +24,7 @@ from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.build.backbone import check_stage_sizes
 from facetrain.run.build.execution import build_execution
-from facetrain.run.build.open_data import open_data
+from facetrain.run.build.open_data import open_data, write_missing_dataset
 from facetrain.run.build.parts import build_state, check_decoder, count_workers
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.callbacks.evaluation import require_best_metric
@@ -115,8 +115,9 @@ def prepare_run(
     started_at = time.perf_counter()
     given, config = config, with_absolute_paths(config)
     workers = count_workers(config, world)
+    write_missing_dataset(config, world)
     with fail_together(world):
-        parts = _build_parts(config, world, folder, checkpoint, workers, set_keys)
+        parts = _build_parts(config, world, folder, checkpoint, set_keys)
     network = wrap_in_ddp(
         parts.execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
@@ -177,13 +178,12 @@ def _build_parts(
     world: World,
     folder: Path,
     checkpoint: Checkpoint | None,
-    workers: int,
     set_keys: Set[str],
 ) -> _Parts:
     """Open the data, and build the state of a new run, after a check that the run can continue from the checkpoint."""
     check_decoder(config, world)
     check_stage_sizes(config)
-    source, sets = open_data(config, workers=workers)
+    source, sets = open_data(config)
     schedule = schedule_steps(config, epoch_size(source), world.size)
     digests = digest_data(config, source) if world.is_leader else DataDigests()
     run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""

@@ -1,4 +1,4 @@
-"""Synthetic training data: a run starts before the dataset is written, and trains on the same images."""
+"""Synthetic training data: the first run writes the dataset, and trains on it like the next one."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ log: {{every_steps: 1, tensorboard: false}}
 """
 
 
-def test_a_run_on_rendered_images_gives_the_losses_of_a_run_on_the_written_files(tmp_path):
+def test_a_run_writes_a_missing_synthetic_dataset_first(tmp_path):
     config = tmp_path / "synthetic.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))
     found = []

@@ -1,8 +1,7 @@
 """Synthetic identities: procedurally rendered faces, to train and test without a dataset.
 
 An `Identity` holds the shapes and colors of one face; `CaptureConditions` hold the pose, light, expression and
-occlusion of one image. `render` turns both into pixels. `dataset_writer` writes datasets of these images, and
-`lazy_dataset` renders each image of such a dataset when it is first read.
+occlusion of one image. `render` turns both into pixels. `dataset_writer` writes datasets of these images.
 """
 
 from facetrain.data.synthetic.dataset_writer import SynthesisResult, write_dataset

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import cv2
@@ -58,7 +57,6 @@ def write_dataset(
     seed: int = 0,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
-    read_image: Callable[[int], bytes] | None = None,
 ) -> SynthesisResult:
     """Write a training set, and `synth.bin` with pairs of other identities.
 
@@ -74,7 +72,6 @@ def write_dataset(
         seed: seed of all identities, images and pairs.
         workers: rendering processes; one per usable core if None.
         progress: called after every identity, with the number of identities.
-        read_image: returns a training image by its number. If given, the training images are not rendered here.
 
     Raises:
         DataError: the folder exists or cannot be written, or `eval_pairs` is not a multiple of 20.
@@ -82,14 +79,11 @@ def write_dataset(
     same = genuine_flags(eval_pairs)
     workers = workers or usable_cores()
     train = [(number, images_per_identity) for number in range(identities)]
-    evaluation = _eval_identities(eval_identities)
+    evaluation = [
+        (_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(eval_identities)
+    ]
     with new_folder(folder) as scratch:
-        if read_image is None:
-            rendered = _render_identities(seed, train + evaluation, image_size, workers)
-        else:
-            rendered = chain(
-                _read_identities(read_image, train), _render_identities(seed, evaluation, image_size, workers)
-            )
+        rendered = _render_identities(seed, train + evaluation, image_size, workers)
         images_of = report_progress(rendered, identities + eval_identities, progress)
         labeled = ((label, image) for label in range(identities) for image in next(images_of))
         digest = ImageDigest()
@@ -99,23 +93,6 @@ def write_dataset(
         images = _sample_pairs(list(images_of), same, seed)
         write_bin(scratch / f"{EVAL_SET_NAME}.bin", images, same)
     return SynthesisResult(folder, identities, identities * images_per_identity, eval_pairs)
-
-
-def render_eval_pairs(
-    *, eval_identities: int, eval_pairs: int, image_size: int, seed: int, workers: int
-) -> tuple[list[bytes], np.ndarray]:
-    """Return the content of `synth.bin` without the file: encoded images (2 · pairs), and same-identity flags, bool.
-
-    Raises:
-        DataError: `eval_pairs` is not a multiple of 20.
-    """
-    same = genuine_flags(eval_pairs)
-    images_of = _render_identities(seed, _eval_identities(eval_identities), image_size, workers)
-    return _sample_pairs(list(images_of), same, seed), np.array(same)
-
-
-def _eval_identities(count: int) -> list[tuple[int, int]]:
-    return [(_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(count)]
 
 
 def _render_identity(seed: int, identity: int, count: int, size: int) -> list[bytes]:
@@ -136,13 +113,6 @@ def _render_identities(
     # Without the signal, the processes of a pool whose parent was killed would render on, and then wait forever.
     with ProcessPoolExecutor(workers, HelperContext(), end_with_parent, (signal.SIGKILL,)) as pool:
         yield from pool.map(_render_identity, *arguments, chunksize=4)
-
-
-def _read_identities(
-    read_image: Callable[[int], bytes], identities: list[tuple[int, int]]
-) -> Iterator[list[bytes]]:
-    for identity, count in identities:
-        yield [read_image(identity * count + number) for number in range(count)]
 
 
 def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,14 +68,13 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks, path)
 
 
-def load_pair_sets(targets: Iterable[str], folder: Path, generated: Sequence[PairSet] = ()) -> list[PairSet]:
-    """Read several sets. A target that is the name of a `generated` set is that set.
+def load_pair_sets(targets: Iterable[str], folder: Path) -> list[PairSet]:
+    """Read several sets.
 
     Raises:
         PairsError: as `load_pair_set`, or two sets have the same name.
     """
-    by_name = {pairs.name: pairs for pairs in generated}
-    sets = [by_name.get(target) or load_pair_set(target, folder) for target in targets]
+    sets = [load_pair_set(target, folder) for target in targets]
     require_distinct_names([pairs.name for pairs in sets])
     return sets
 

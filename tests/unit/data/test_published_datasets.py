@@ -10,7 +10,7 @@ from tests.support.command import ROOT
 def test_a_preset_without_its_dataset_says_where_to_get_it_and_how_to_give_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as refused:
-        open_data(load_config(ROOT / "configs" / "glint360k.yaml"), workers=0)
+        open_data(load_config(ROOT / "configs" / "glint360k.yaml"))
     assert str(refused.value) == (
         "data/glint360k: no such folder or file; download Glint360K from "
         "https://github.com/deepinsight/insightface/tree/master/recognition/partial_fc and put it there, or give "

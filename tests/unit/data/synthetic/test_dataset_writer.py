@@ -2,14 +2,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic import write_dataset
-from facetrain.data.synthetic.dataset_writer import render_eval_pairs
 from facetrain.errors import DataError
 from tests.support.processes import descendants, kill, wait_until_gone
 
@@ -47,14 +45,6 @@ def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
     with pytest.raises(DataError, match="Not a directory"):
         write_dataset(tmp_path / "file" / "data", workers=1, **SMALL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
-
-
-def test_pairs_rendered_in_memory_equal_those_of_the_file(tmp_path):
-    write_dataset(tmp_path / "data", workers=1, **SMALL)
-    names = ("eval_identities", "eval_pairs", "image_size")
-    images, same = render_eval_pairs(**{name: SMALL[name] for name in names}, seed=0, workers=1)
-    written, same_there = read_bin(tmp_path / "data" / "synth.bin")
-    assert images == written and np.array_equal(same, same_there)
 
 
 _RENDER = """
