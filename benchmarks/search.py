@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import in_new_process, memory_mib, run
-from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
 from facetrain.embeddings.exact_search import search_exactly
-from facetrain.embeddings.stored_embeddings import open_embeddings
 
 _BLOCK = 1 << 16
 _TOP = 5
@@ -37,7 +36,7 @@ def measure_search(
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         gallery, probe = Path(scratch) / "gallery.npz", Path(scratch) / "probes.npz"
         rows = _GeneratedRows(entries, size)
-        save_embeddings(gallery, Embeddings(rows, _Names(entries), np.arange(entries)), dtype)  # type: ignore[arg-type]
+        save_embeddings(gallery, Embeddings(rows, _Names(entries), np.arange(entries)), dtype)
         some = rows[0 : min(probes, entries)]
         save_embeddings(probe, Embeddings(some, _Names(len(some)), np.arange(len(some))))
         report: dict[str, Any] = {"gallery_bytes": gallery.stat().st_size}

@@ -22,10 +22,12 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.images.augment import mirror_landmarks
-from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.data.images.decode import decode_rgb
 from facetrain.distributed.world import pick_device
 from facetrain.embeddings.embed_images import input_landmarks, read_input
+from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize, require_finite
+from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, UsageError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import os_errors_as
@@ -33,7 +35,7 @@ from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.calibration import pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
-from facetrain.verify.protocols import Options
+from facetrain.verify.options import EvaluationOptions
 
 Image = PathLike | np.ndarray
 """Image file, or RGB pixels uint8 (H, W, 3)."""
@@ -104,7 +106,7 @@ class Model:
             (64, 512)
 
         Args:
-            images: aligned face crops, RGB.
+            images: aligned face crops, RGB; whole photos give a warning.
             flip: add the embedding of the mirror image.
             batch_size: images per forward pass.
             landmarks: for a network with KP-RPE, the landmarks of the images (N, 5, 2), x and y as fractions of their
@@ -121,8 +123,10 @@ class Model:
             return np.empty((0, self.embedding_size), np.float32)
         points_N52 = self._landmarks(images, count, landmarks)
 
+        check = PhotoCheck()
+
         def decode_resized(index: int) -> np.ndarray:
-            return resize_square(decode(index), self.image_size)
+            return check(decode(index), index, self.image_size)
 
         chunks = []
         with ThreadPoolExecutor(usable_cores()) as pool, torch.no_grad():
@@ -138,6 +142,7 @@ class Model:
                 if flip:
                     embedding_BD = embedding_BD + self._network(*mirrored).float()
                 chunks.append(embedding_BD.cpu().numpy())
+        check.warn(os.fspath(images) if isinstance(images, str | os.PathLike) else "images")
         embedding_ND = np.concatenate(chunks)
         require_finite(embedding_ND, str(self.path))
         return l2_normalize(embedding_ND)
@@ -249,9 +254,8 @@ def evaluate(
         model._opened if isinstance(model, Model) else path,
         [os.fspath(one) for one in ([sets] if isinstance(sets, str | os.PathLike) else sets)],
         Path(data_dir) if data_dir is not None else eval_dir_of_run(path),
-        options=Options(bootstrap, seed, flip),
-        device=model.device.type if isinstance(model, Model) else device,
-        batch_size=batch_size,
+        options=EvaluationOptions(bootstrap=bootstrap, seed=seed, flip=flip),
+        inference=Inference(model.device.type if isinstance(model, Model) else device, batch_size),
     )
     results: dict[str, dict[str, Any]] = evaluation.as_json()["sets"]
     return results

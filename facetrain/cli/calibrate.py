@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.devices import Device
+from facetrain.cli.evaluation_options import Float32InferenceOptions
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.files import shell_path
 
 
+@option_groups
 def calibrate(
     model: Annotated[
         Path,
@@ -21,6 +23,7 @@ def calibrate(
             "or a .pt file."
         ),
     ],
+    inference: Float32InferenceOptions,
     target: Annotated[
         str,
         typer.Option(
@@ -55,8 +58,6 @@ def calibrate(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the bootstrap, and of the people drawn from a large dataset.")
     ] = 0,
-    device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
     """Measure the cosine thresholds of false match rates on known people, and store them in the model file."""
@@ -73,21 +74,20 @@ def calibrate(
             fmrs=tuple(fmr or ()),
             output=output,
             seed=seed,
-            device=device,
-            batch_size=batch_size,
+            inference=inference,
             progress=progress,
         )
     if as_json:
-        found = {"model": str(path), "thresholds": [one.as_json() for one in thresholds]}
-        typer.echo(json.dumps(found, indent=1))
+        content = {"model": str(path), "thresholds": [threshold.as_json() for threshold in thresholds]}
+        typer.echo(json.dumps(content, indent=1))
         return
     first = thresholds[0]
     measured = f"{first.impostors:,} impostor pairs of {first.subjects:,} people in {first.data}"
     echo_line(f"{path}: thresholds from {measured}")
-    for one in thresholds:
-        low, high = one.fmr_interval
-        line = f"  FMR {one.fmr:g}  cosine >= {one.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
-        if one.fnmr is not None and one.fnmr_interval is not None:
-            line += f"  FNMR {one.fnmr:.3%} [{one.fnmr_interval[0]:.3%}, {one.fnmr_interval[1]:.3%}]"
+    for each in thresholds:
+        low, high = each.fmr_interval
+        line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
+        if each.fnmr is not None and each.fnmr_interval is not None:
+            line += f"  FNMR {each.fnmr:.3%} [{each.fnmr_interval[0]:.3%}, {each.fnmr_interval[1]:.3%}]"
         echo_line(line)
     echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")

@@ -19,13 +19,11 @@ def _check_device(name: str) -> str:
     return name
 
 
-Device = Annotated[
-    str,
-    typer.Option(
-        callback=_check_device,
-        help="Device that runs the network: cpu, cuda, or auto, which takes a GPU if there is one.",
-    ),
-]
+DEVICE_OPTION = typer.Option(
+    callback=_check_device,
+    help="Device that runs the network: cpu, cuda, or auto, which takes a GPU if there is one.",
+)
+Device = Annotated[str, DEVICE_OPTION]
 
 
 def resolve_device(name: str) -> str:

@@ -9,12 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from facetrain.cli.devices import Device
-from facetrain.cli.evaluation_options import BatchSize, Bf16, Model
+from facetrain.cli.evaluation_options import InferenceOptions, Model
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 
+@option_groups
 def embed(
     context: typer.Context,
     model: Model,
@@ -28,10 +30,10 @@ def embed(
             "facetrain\\[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
         ),
     ],
-    flip: Annotated[bool, typer.Option(help="Add the embedding of the mirror image.")] = True,
-    device: Device = "auto",
-    batch_size: BatchSize = 256,
-    bf16: Bf16 = False,
+    inference: InferenceOptions,
+    flip: Annotated[
+        bool, typer.Option(help="Add the embedding of the mirror image to the embedding of each image.")
+    ] = True,
     dtype: Annotated[
         Literal["float32", "float16"],
         typer.Option(
@@ -49,7 +51,7 @@ def embed(
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.embeddings.embedding_files import SUFFIXES, require_format, save_embeddings
-    from facetrain.embeddings.partial_embeddings import remove_partial_files
+    from facetrain.embeddings.row_files import remove_partial_files
     from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
     from facetrain.training.teacher_cache import SUFFIX
 
@@ -62,10 +64,8 @@ def embed(
                 model,
                 input,
                 output,
+                inference,
                 flip=flip,
-                device=device,
-                batch_size=batch_size,
-                bf16=bf16,
                 progress=progress,
             )
         rows = "plain and mirrored" if flip else "plain"
@@ -85,10 +85,8 @@ def embed(
         embeddings = embed_input(
             model,
             input,
+            inference,
             flip=flip,
-            device=device,
-            batch_size=batch_size,
-            bf16=bf16,
             progress=progress,
             output=output,
             dtype=dtype,

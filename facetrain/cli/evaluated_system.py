@@ -1,103 +1,150 @@
-"""Selection of the system that `facetrain eval` evaluates: a model, or scores or embeddings of another system."""
+"""Options of `facetrain eval` that select what it evaluates: a model, or scores or embeddings of another system."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from facetrain.cli.checkpoints import parse_checkpoint
+import typer
+
+from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
+from facetrain.cli.evaluation_options import MODEL_HELP
 from facetrain.errors import UsageError
 
 
 @dataclass(frozen=True)
 class EvaluatedSystem:
-    """Model, or file of another system's scores or embeddings."""
+    """The evaluated system, and the sets or pairs that it is evaluated on."""
 
-    path: Path
-    """The file, or the model: for a checkpoint of a run its folder."""
-    run: Path | None = None
-    """MODEL as it was given, maybe a run; None for a file of scores or embeddings."""
+    model: Annotated[Path | None, typer.Argument(help=f"{MODEL_HELP} Not with --scores or --embeddings.")] = (
+        None
+    )
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SET",
+            help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or MegaFace; a path, or a "
+            "name in the data folder. Repeat the option for several sets.",
+        ),
+    ] = None
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV[:COLUMN]",
+            help="Scores of another system instead of MODEL: a table with the columns score and genuine, see "
+            "docs/evaluation.md. COLUMN is the name of another score column.",
+        ),
+    ] = None
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Embeddings of another system instead of MODEL, .npz or .parquet with the columns embedding, name "
+            "and label; needs --pairs.",
+        ),
+    ] = None
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV", help="Pairs of --embeddings: a table with the columns first, second and genuine."
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the sets that are given by name. The default is the evaluation folder of the run, or "
+            "the current folder if MODEL is not a run."
+        ),
+    ] = None
+    checkpoint: CheckpointOption = None
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[SET=]CSV",
+            help="Table with one row for each pair or each image of a set of pairs: report error rates for each "
+            "value of each column. SET= is needed if there are several sets.",
+        ),
+    ] = None
 
+    @property
+    def targets(self) -> list[str]:
+        """Evaluation sets of the model."""
+        return self.target or []
 
-def pick_system(
-    model: Path | None,
-    scores: Path | None,
-    embeddings: Path | None,
-    pairs: Path | None,
-    targets: Sequence[str],
-    checkpoint: str | None,
-    slices: Sequence[str],
-) -> EvaluatedSystem:
-    """Return the one of MODEL, --scores and --embeddings that is given.
+    @property
+    def given(self) -> Path:
+        """The one of MODEL, --scores and --embeddings that is given, after `check`."""
+        given = self.model or self.scores or self.embeddings
+        assert given is not None, "one is given"
+        return given
 
-    Raises:
-        UsageError: not exactly one is given, or --target, --pairs, --checkpoint or --slices does not fit it.
-        CheckpointError: the run has no such checkpoint.
-    """
-    given = [one for one in (model, scores, embeddings) if one is not None]
-    if len(given) != 1:
-        raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
-    if model is not None and not targets:
-        raise UsageError(f"{model}: give the evaluation set with --target")
-    if model is None and targets:
-        raise UsageError(
-            f"{given[0]}: --target {targets[0]} needs a MODEL; to compare one with these scores: facetrain eval MODEL "
-            f"--target {targets[0]} --against {given[0]}"
-        )
-    if (embeddings is None) != (pairs is None):
-        raise UsageError(
-            "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
-        )
-    if model is None:
-        _refuse_options_of_models(given[0], pairs, checkpoint, slices)
-        return EvaluatedSystem(given[0])
-    return EvaluatedSystem(_find_checkpoint(model, checkpoint), run=model)
+    def check(self) -> None:
+        """Check that exactly one system is given, with the options that fit it.
 
-
-def _refuse_options_of_models(
-    system: Path, pairs: Path | None, checkpoint: str | None, slices: Sequence[str]
-) -> None:
-    if checkpoint is not None:
-        raise UsageError(f"{system}: --checkpoint {checkpoint} needs a MODEL, the run; remove it")
-    if slices:
-        raise UsageError(
-            f"{system}: --slices {slices[0]} needs a MODEL; add its columns to {pairs or system}, where every column "
-            "without another meaning is a slice"
-        )
-
-
-def parse_slice_tables(slices: Sequence[str], targets: Sequence[str]) -> dict[str | None, Path]:
-    """Parse the values of --slices: return the paths of the tables by the name of the set, None for the only set.
-
-    Raises:
-        UsageError: a value has no set, and there are several; or a set has two tables.
-    """
-    tables: dict[str | None, Path] = {}
-    for value in slices:
-        name, path = _split_set(value)
-        if name is None and len(targets) > 1:
-            raise UsageError(f"--slices {value}: there are {len(targets)} sets; write --slices SET={value}")
-        if name in tables or (tables and len(targets) == 1):
+        Raises:
+            UsageError: not exactly one is given, or --target, --pairs, --checkpoint or --slices does not fit it.
+        """
+        if sum(one is not None for one in (self.model, self.scores, self.embeddings)) != 1:
+            raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
+        if self.model is not None and not self.targets:
+            raise UsageError(f"{self.model}: give the evaluation set with --target")
+        if self.model is None and self.targets:
             raise UsageError(
-                f"--slices {value}: a second table of {name or targets[0]}; give one table with all columns"
+                f"{self.given}: --target {self.targets[0]} needs a MODEL; to compare one with these scores: facetrain "
+                f"eval MODEL --target {self.targets[0]} --against {self.given}"
             )
-        tables[name] = path
-    return tables
+        if (self.embeddings is None) != (self.pairs is None):
+            raise UsageError(
+                "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
+            )
+        if self.model is None and self.checkpoint is not None:
+            raise UsageError(
+                f"{self.given}: --checkpoint {self.checkpoint} needs a MODEL, the run; remove it"
+            )
+        if self.model is None and self.slices:
+            raise UsageError(
+                f"{self.given}: --slices {self.slices[0]} needs a MODEL; add its columns to {self.pairs or self.given}:"
+                " unknown columns become slices"
+            )
+
+    def find_model(self) -> Path:
+        """Return the model, or the folder of its checkpoint.
+
+        Raises:
+            UsageError: --checkpoint is neither a step nor newest-sound.
+            CheckpointError: the run has no such checkpoint.
+        """
+        if self.checkpoint is None:
+            return self.given
+        from facetrain.checkpoint.load import Checkpoint
+
+        return Checkpoint.open(self.given, parse_checkpoint(self.checkpoint)).folder
+
+    def slice_tables(self) -> dict[str | None, Path]:
+        """Return the paths of the slice tables by the name of the set, None for the only set.
+
+        Raises:
+            UsageError: a value of --slices has no set, and there are several; or a set has two tables.
+        """
+        tables: dict[str | None, Path] = {}
+        for value in self.slices or []:
+            name, path = _split_set(value)
+            if name is None and len(self.targets) > 1:
+                raise UsageError(
+                    f"--slices {value}: there are {len(self.targets)} sets; write --slices SET={value}"
+                )
+            if name in tables or (tables and len(self.targets) == 1):
+                raise UsageError(
+                    f"--slices {value}: a second table of {name or self.targets[0]}; give one table with all columns"
+                )
+            tables[name] = path
+        return tables
 
 
 def _split_set(value: str) -> tuple[str | None, Path]:
-    """Split `SET=CSV`; a folder or a file may have = in its own name, the name of a set has no folder."""
+    """Split `SET=CSV`; the path of a folder or a file may contain =, the name of a set has no folder."""
     name, equals, path = value.partition("=")
     if not equals or Path(name).name != name or Path(value).is_file():
         return None, Path(value)
     return name, Path(path)
-
-
-def _find_checkpoint(model: Path, checkpoint: str | None) -> Path:
-    """Return the folder of a checkpoint of a run; the model itself without `--checkpoint`."""
-    if checkpoint is None:
-        return model
-    from facetrain.checkpoint.load import Checkpoint
-
-    return Checkpoint.open(model, parse_checkpoint(checkpoint)).folder

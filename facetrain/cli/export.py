@@ -178,11 +178,12 @@ def _faces(compare: Path | None, size: int) -> Tensor:
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
+    from facetrain.embeddings.inference import Inference
     from facetrain.verify.evaluate import evaluate
 
     if not target:
         return {}
-    evaluation = evaluate(model, target, data_dir, device="cpu")
+    evaluation = evaluate(model, target, data_dir, inference=Inference("cpu"))
     return {name: result.as_json() for name, result in evaluation.results.items()}
 
 

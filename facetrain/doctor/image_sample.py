@@ -13,8 +13,8 @@ import numpy as np
 
 from facetrain.data.images.color import EncodedColor, encoded_color
 from facetrain.data.images.decode import NotAnImageError, decode
+from facetrain.data.images.face_pattern import face_pattern
 from facetrain.data.images.header import jpeg_orientation
-from facetrain.doctor.face_pattern import face_pattern
 from facetrain.errors import DataError
 
 SAMPLE_SIZE = 500

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from facetrain.data.images.face_pattern import Registration, correlation, orientation_correlations, register
 from facetrain.doctor.check_result import CERTAIN, LIKELY, POSSIBLE, CheckResult, passed, warning
-from facetrain.doctor.face_pattern import Registration, correlation, orientation_correlations, register
 from facetrain.doctor.image_sample import ImageSample
 
 _FEWEST_IMAGES = 30

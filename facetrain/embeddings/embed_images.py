@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +22,12 @@ from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, ope
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize, require_finite
-from facetrain.embeddings.partial_embeddings import PartialEmbeddings, embedding_key
+from facetrain.embeddings.photo_check import PhotoCheck
+from facetrain.embeddings.row_files import PartialEmbeddings, RowFile, embedding_key
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as, printable
+from facetrain.files import os_errors_as, printable
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
@@ -40,11 +41,9 @@ T = TypeVar("T")
 def embed_input(
     model: Path,
     input: Path,
+    inference: Inference | None = None,
     *,
     flip: bool = True,
-    device: str = "auto",
-    batch_size: int = 256,
-    bf16: bool = False,
     progress: ProgressCallback | None = None,
     output: Path | None = None,
     dtype: str = "float32",
@@ -61,19 +60,21 @@ def embed_input(
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: the input cannot be read, or the disk has no space for the temporary file.
     """
+    inference = inference or Inference()
     images, names, labels = read_input(input)
-    partial = None
-    if output is not None and len(images) > _CHUNK:
-        with os_errors_as(DataError, model):
-            key = embedding_key(model, input, images, labels, {"flip": flip, "bf16": bf16})
-        partial = PartialEmbeddings(output, key, len(images), dtype)
-    with join(device) as world:
+    with join(inference.device) as world:
         opened = open_model(model, world.device)
+        kept = None
+        if output is not None and len(images) > _CHUNK:
+            with os_errors_as(DataError, model):
+                settings = {"flip": flip, "bf16": inference.bf16}
+                key = embedding_key(model, input, images, labels, settings)
+            kept = PartialEmbeddings(output, key, len(images), dtype)
         embedding = embed_images(
-            opened, images, str(input), world, flip=flip, batch_size=batch_size, bf16=bf16, progress=progress,
-            landmarks=input_landmarks(opened, input), partial=partial,
+            open_embedder(opened, world, inference), images, str(input),
+            flip=flip, landmarks=input_landmarks(opened, input), progress=progress, kept=kept,
         )  # fmt: skip
-    return Embeddings(embedding, names, labels)
+    return Embeddings(embedding, names, labels, input)
 
 
 def embed_image_files(
@@ -86,86 +87,82 @@ def embed_image_files(
         DataError: an image cannot be read.
     """
     images = _read_image_files(paths)
+    inference = Inference(device, batch_size=len(paths))
     with join(device) as world:
         opened = open_model(model, world.device)
         name = " and ".join(map(str, paths))
-        return embed_images(opened, images, name, world, batch_size=len(paths)), opened.metadata
+        return embed_images(open_embedder(opened, world, inference), images, name), opened.metadata
+
+
+def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) -> ImageEmbedder:
+    """Return the embedder of an open model for the ranks of `world`."""
+    return ImageEmbedder(
+        inference_network(opened.network, world.device, bf16=inference.bf16),
+        opened.image_size,
+        inference.batch_size,
+        world.device,
+        workers=inference.workers or max(1, usable_cores() // world.local_size),
+        prepare=opened.prepare,
+    )
 
 
 def embed_images(
-    opened: EmbeddingModel,
+    embedder: ImageEmbedder,
     images: Sequence[bytes],
     name: str,
-    world: World,
     *,
     flip: bool = True,
-    batch_size: int,
-    bf16: bool = False,
-    progress: ProgressCallback | None = None,
     landmarks: np.ndarray | None = None,
-    partial: PartialEmbeddings | None = None,
+    progress: ProgressCallback | None = None,
+    kept: RowFile | None = None,
 ) -> np.ndarray:
     """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
 
-    `name` is the input, for messages. `landmarks` are those of the images, (N, 5, 2), see `ImageEmbedder`. `partial`
-    replaces the temporary file: its rows are not embedded again, and the result has its type.
+    Warns if the images look like whole photos. `name` is the input, for messages. `landmarks` are the landmarks of
+    the images, (N, 5, 2), see `ImageEmbedder`. `kept` replaces the temporary file: its rows are not embedded again,
+    and the result has its type.
 
     Raises:
         ModelError: an embedding is not finite.
     """
+    check, count = PhotoCheck(), len(images)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
-        embedding_ND = embedder.embed(images, name=name, flip=flip, indices=indices, landmarks=landmarks)
+        embedding_ND = embedder.embed(
+            images, name=name, flip=flip, crop=check, indices=indices, landmarks=landmarks
+        )
         require_finite(embedding_ND, name, first=indices.start)
         return l2_normalize(embedding_ND)
 
-    count = len(images)
-    embedding_ND: np.ndarray | None = None
-    for indices, chunk in embed_in_chunks(
-        opened, count, world, embed,
-        chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress, first=partial.done if partial else 0,
-    ):  # fmt: skip
-        if partial is not None:
-            partial.append(chunk)
-            continue
-        if len(chunk) == count:
+    for _, chunk in embed_in_chunks(embedder, embed, kept.done if kept else 0, count, _CHUNK, progress):
+        if kept is None and len(chunk) == count:
+            check.warn(name, getattr(images, "location", None))
             return chunk
-        if embedding_ND is None:
-            embedding_ND = spill_buffer((count, chunk.shape[1]), np.float32)
-        embedding_ND[indices.start : indices.stop] = chunk
-    if partial is not None:
-        return partial.rows()
-    assert embedding_ND is not None, "no images"
-    return embedding_ND
+        kept = kept or RowFile(count)
+        kept.append(chunk)
+    assert kept is not None, "no images"
+    check.warn(name, getattr(images, "location", None))
+    return kept.array()
 
 
 def embed_in_chunks(
-    opened: EmbeddingModel,
-    count: int,
-    world: World,
+    embedder: ImageEmbedder,
     embed: Callable[[ImageEmbedder, range], np.ndarray],
-    *,
+    first: int,
+    count: int,
     chunk: int,
-    batch_size: int,
-    bf16: bool,
     progress: ProgressCallback | None,
-    first: int = 0,
 ) -> Iterator[tuple[range, np.ndarray]]:
     """Yield ranges of at most `chunk` of the images from `first` to `count`, and what `embed` returns for each.
 
     `progress` is called with the number of embedded images and their total.
     """
-    start = 0
-    embedder = ImageEmbedder(
-        inference_network(opened.network, world.device, bf16=bf16),
-        opened.image_size,
-        batch_size,
-        world.device,
-        workers=usable_cores(),
-        prepare=opened.prepare,
-        # `start` is the variable of the loop below: the callback adds the chunks that are finished.
-        progress=(lambda done, _: progress(start + done, count)) if progress else None,
-    )
+
+    def report(done: int, _: int) -> None:
+        if progress is not None:
+            progress(start + done, count)
+
+    embedder = replace(embedder, progress=report)
     for start in range(first, count, chunk):
         indices = range(start, min(start + chunk, count))
         yield indices, embed(embedder, indices)
@@ -243,15 +240,15 @@ def _warn_of_images_beside(dataset: Path, count: int) -> None:
 def _warn_of_images_below(folder: Path) -> None:
     for name in folders_with_images(folder, 1):
         _warn_once(
-            f"{folder}: read as a folder of images, those in its subfolder {name} are not read; to embed them, give "
-            "the subfolder"
+            f"{folder}: read as a folder of images; the images in its subfolder {name} are not read; to embed them, "
+            "give the subfolder"
         )
 
 
 def _image_files(folder: Path) -> list[Path]:
     """Return the images directly in a folder.
 
-    Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` of its own beside an image.
+    Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` beside an image.
     """
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(
@@ -286,23 +283,3 @@ def _read_image_files(paths: Sequence[Path]) -> Sequence[bytes]:
         with os_errors_as(DataError, path):
             images.append(path.read_bytes())
     return _LazySequence(len(images), images.__getitem__, lambda index: printable(str(paths[index])))
-
-
-def spill_buffer(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-    """Return an array of zeros in an unnamed file in TMPDIR. The file disappears with the last reference.
-
-    Raises:
-        DataError: the disk has too little space.
-    """
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    try:
-        with tempfile.TemporaryFile() as file:
-            if hasattr(os, "posix_fallocate"):
-                # Reserve the space now: a write to mapped memory on a full disk ends the process with SIGBUS.
-                os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
-    except OSError as error:
-        raise DataError(
-            f"{tempfile.gettempdir()}: cannot reserve {size:,} bytes for the embeddings ({error_reason(error)}); "
-            "free some space, or set TMPDIR to a folder on another disk"
-        ) from error

@@ -85,13 +85,10 @@ class ImageEmbedder:
         Raises:
             ImageError: an image cannot be decoded; the message has its index.
         """
-
-        def embed_batch(image: Tensor, points: Tensor | None) -> Tensor:
-            return torch.stack([self._run(image, points), self._run_mirrored(image, points)], 1)
-
         first_M, distinct_N = np.unique(dense_ids(images), return_index=True, return_inverse=True)[1:]
-        selected = first_M.tolist()
-        embedding_M2D = self._embed_shared(images, selected, name, crop_aligned, landmarks, embed_batch)
+        embedding_M2D = self.embed_rows(
+            images, name=name, mirrored=True, indices=first_M.tolist(), landmarks=landmarks
+        )
         return embedding_M2D[distinct_N, 0], embedding_M2D[distinct_N, 1]
 
     def embed(
@@ -128,12 +125,12 @@ class ImageEmbedder:
         *,
         name: str,
         mirrored: bool,
-        indices: range,
+        indices: Sequence[int],
         landmarks: Landmarks | None = None,
     ) -> np.ndarray:
         """Return the embeddings of encoded images: float32 (N, R, D), not normalized.
 
-        Row 0 is that of the image. With `mirrored` there is a row 1, that of its mirror image. Collective, like
+        Row 0 belongs to the image. With `mirrored`, row 1 belongs to its mirror image. Collective, like
         `embed_plain_and_mirrored`, with the same `landmarks`.
 
         Raises:
@@ -156,8 +153,8 @@ class ImageEmbedder:
 
     def _points(self, landmarks: Landmarks, indices: Sequence[int], count: int) -> Tensor:
         """Return the landmarks of a batch (count, 5, 2), the last ones repeated for the images that fill it up."""
-        found = without_gaps(np.stack([landmarks[index] for index in indices]))
-        return torch.from_numpy(found[np.minimum(np.arange(count), len(found) - 1)]).to(self.device)
+        point_B52 = without_gaps(np.stack([landmarks[index] for index in indices]))
+        return torch.from_numpy(point_B52[np.minimum(np.arange(count), len(point_B52) - 1)]).to(self.device)
 
     def _embed_shared(
         self,

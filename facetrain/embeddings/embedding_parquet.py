@@ -4,67 +4,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from facetrain.data.formats.arrow_columns import import_pyarrow
-from facetrain.data.formats.parquet_pages import count_values
+from facetrain.data.formats.arrow_columns import decoded_bytes, import_pyarrow
+from facetrain.embeddings.decoded_size import require_fitting
+from facetrain.embeddings.row_files import RowFile
+from facetrain.errors import DataError
 
 _COLUMNS = ("embedding", "name", "label")
 _READ_ROWS = 4096
-_WRITE_ROWS = 1 << 16
-"""Rows of a row group: 128 MiB of embeddings of size 512 in float32."""
 
 
 def write_parquet(
-    file: BinaryIO,
-    count: int,
-    size: int,
-    dtype: np.dtype[Any],
-    rows: Callable[[slice], tuple[np.ndarray, list[str], np.ndarray]],
+    file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, dtype: np.dtype[Any], block: int
 ) -> None:
-    """Write `count` embeddings of `size` numbers in row groups.
-
-    `rows` returns embeddings, names and labels of a slice.
-    """
+    """Write embeddings in row groups of `block` rows."""
     import pyarrow as pa
     import pyarrow.parquet
 
+    count, size = rows.shape
     schema = pa.schema(
         {"name": pa.string(), "label": pa.int64(), "embedding": pa.list_(pa.from_numpy_dtype(dtype), size)}
     )
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        for start in range(0, count, _WRITE_ROWS):
-            embedding_nD, names, label_n = rows(slice(start, start + _WRITE_ROWS))
-            flat = pa.array(np.ascontiguousarray(embedding_nD, dtype).ravel())
+        for start in range(0, count, block):
+            part = slice(start, min(start + block, count))
+            flat = pa.array(np.ascontiguousarray(rows[part], dtype).ravel())
             columns = [
-                pa.array(names, pa.string()),
-                pa.array(label_n.astype(np.int64)),
+                pa.array([names[row] for row in range(part.start, part.stop)], pa.string()),
+                pa.array(label[part].astype(np.int64)),
                 pa.FixedSizeListArray.from_arrays(flat, size),
             ]
             writer.write_table(pa.table(columns, schema=schema))
 
 
-def read_batches(
-    path: Path, require_fitting: Callable[[int], None]
-) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
-    """Yield embeddings (n, D), names as an array of pyarrow, possibly a dictionary, and labels (n,), in batches.
-
-    Args:
-        path: the file.
-        require_fitting: called with the bytes in memory that the file may need, before they are allocated.
+def open_parquet(path: Path) -> tuple[np.ndarray, Sequence[str], np.ndarray]:
+    """Return the columns embedding, name and label; the embeddings are copied to a temporary file.
 
     Raises:
-        DataError: pyarrow is not installed, or of `require_fitting`.
+        DataError: pyarrow is not installed, the file grows too much when it is decoded, or it has no rows.
         ValueError: the file is damaged. pyarrow raises other types too.
     """
-    import_pyarrow(path)
+    pa = import_pyarrow(path)
+    labels, names, name_bytes, size = [], [], 0, 0
+    rows = RowFile()
+    for embedding_nD, name, label_n in _batches(path):
+        if size not in (0, embedding_nD.shape[1]):
+            raise DataError(
+                f"{path}: embeddings of sizes {size} and {embedding_nD.shape[1]}; embed all images with one model"
+            )
+        size = embedding_nD.shape[1]
+        # Before the names are decoded: one long name may belong to many rows.
+        name_bytes += decoded_bytes(name)
+        require_fitting(path, name_bytes)
+        names.append(name.cast(pa.large_string()))
+        labels.append(label_n)
+        rows.append(embedding_nD)
+    if not size:
+        raise DataError(f"{path}: has no embeddings; embed at least one image")
+    name = pa.chunked_array(names)
+    name.validate(full=True)
+    if name.null_count:
+        raise DataError(f"{path}: {name.null_count:,} rows have no name; write a text into each")
+    return rows.array(), _ArrowTexts(name), np.concatenate(labels)
+
+
+def _batches(path: Path) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
+    """Yield embeddings (n, D), names as an array of pyarrow, possibly a dictionary, and labels (n,)."""
     import pyarrow.parquet
 
-    # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
     with path.open("rb") as file:
         # As a dictionary: a few bytes per row can encode names of any length.
         parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
@@ -72,9 +84,12 @@ def read_batches(
         if facts.num_rows > path.stat().st_size:
             raise ValueError(f"claims {facts.num_rows:,} rows in {path.stat().st_size:,} bytes")
         groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-        require_fitting(sum(group.total_byte_size for group in groups))
+        require_fitting(path, sum(group.total_byte_size for group in groups))
         # Encoded, billions of equal numbers need a few bytes.
-        require_fitting(4 * count_values(path, "embedding"))
+        columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+        numbers = sum(one.num_values for one in columns if one.path_in_schema.startswith("embedding"))
+        require_fitting(path, 4 * numbers)
+        # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
         for batch in parquet.iter_batches(_READ_ROWS, columns=list(_COLUMNS), use_threads=False):
             yield _rows(batch["embedding"]), batch["name"], batch["label"].to_numpy()
 
@@ -90,4 +105,21 @@ def _rows(column: Any) -> np.ndarray:
     lengths = pyarrow.compute.min_max(pyarrow.compute.list_value_length(column))
     if column.null_count or lengths["min"] != lengths["max"]:
         raise ValueError("rows without an embedding, or with embeddings of different sizes")
-    return column.flatten().to_numpy().reshape(len(column), -1)
+    return np.asarray(column.flatten().to_numpy().reshape(len(column), -1))
+
+
+class _ArrowTexts(Sequence[str]):
+    """Texts of a pyarrow column, which need their bytes and an offset in memory."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._column[index].to_pylist()
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._column[int(index)].as_py()

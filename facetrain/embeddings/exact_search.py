@@ -8,15 +8,13 @@ rounding error, are then computed in float64. The result is the exact order by c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.embeddings.stored_embeddings import StoredEmbeddings
+from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -25,8 +23,6 @@ _PROBES_PER_PASS = 4096
 _PROBES_PER_BLOCK = 1024
 _PAIRS_AT_ONCE = 4096
 """Candidates whose cosines are computed at once in float64."""
-_EXTRA_ENTRIES = 8
-Scan = Callable[[Tensor, Tensor, np.ndarray, int, float], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -34,17 +30,16 @@ class Found:
     """Best gallery entries of each probe, best first; entries of equal cosine in the order of their rows."""
 
     row_QK: np.ndarray
-    """Rows of the gallery, int64 (Q, K); −1 where fewer entries were found."""
+    """Rows of the gallery, int64 (Q, K)."""
     cosine_QK: np.ndarray
     """Cosine similarities, float64 (Q, K)."""
 
 
 def search_exactly(
-    probes: StoredEmbeddings,
-    gallery: StoredEmbeddings,
+    probes: Embeddings,
+    gallery: Embeddings,
     count: int,
     *,
-    scan: Scan | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> Found:
     """Return the `count` gallery entries of the highest cosine for each probe; all entries if there are fewer.
@@ -56,13 +51,12 @@ def search_exactly(
         probes: embeddings to search for.
         gallery: embeddings to search among.
         count: number of entries for each probe.
-        scan: finds the candidates of a block; torch by default, or `scan_with_faiss`.
         progress: called after every block of the gallery.
 
     Raises:
         DataError: the embeddings have different sizes, a file cannot be read, or a number is not finite.
     """
-    require_same_size(probes, gallery)
+    _require_same_size(probes, gallery)
     kept = min(count, gallery.count)
     row_QK = np.full((probes.count, kept), -1, np.int64)
     cosine_QK = np.full((probes.count, kept), -np.inf)
@@ -70,13 +64,13 @@ def search_exactly(
         probe_QD = unit_rows(probes.rows(first, first + _PROBES_PER_PASS))
         chosen = slice(first, first + len(probe_QD))
         for start, entry_gD in gallery.blocks():
-            _add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen], scan or scan_with_torch)
+            _add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen])
             compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
             progress(compared, probes.count * gallery.count)
     return Found(row_QK, cosine_QK)
 
 
-def require_same_size(probes: StoredEmbeddings, gallery: StoredEmbeddings) -> None:
+def _require_same_size(probes: Embeddings, gallery: Embeddings) -> None:
     """Check that probes and gallery can be compared.
 
     Raises:
@@ -116,7 +110,7 @@ def float32_error(size: int) -> float:
     return (size + 8) * 2.0**-24
 
 
-def best_of_each(
+def _best_of_each(
     probe_C: np.ndarray, row_C: np.ndarray, cosine_C: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the candidates that are among the best `count` of their probe, and the position of each: int (C',) both.
@@ -136,7 +130,6 @@ def _add_block(
     start: int,
     row_QK: np.ndarray,
     cosine_QK: np.ndarray,
-    scan: Scan,
 ) -> None:
     """Replace results, in place, by better entries of a block of the gallery whose first row is `start`."""
     kept, error = row_QK.shape[1], float32_error(entry_gD.shape[1])
@@ -147,7 +140,7 @@ def _add_block(
         part = slice(first, first + _PROBES_PER_BLOCK)
         probe_qD = probe_QD[part]
         floor_q = cosine_QK[part, -1] - 2 * error
-        probe_C, entry_C = scan(torch.from_numpy(probe_qD).float(), unit, floor_q, kept, error)
+        probe_C, entry_C = _scan(torch.from_numpy(probe_qD).float(), unit, floor_q, kept, error)
         if not len(probe_C):
             continue
         cosine_C = rescore(probe_qD, entry_gD, probe_C, entry_C)
@@ -155,12 +148,12 @@ def _add_block(
         probe_C = np.append(np.repeat(changed, kept), probe_C)
         row_C = np.append(row_QK[part][changed], entry_C + start)
         cosine_C = np.append(cosine_QK[part][changed], cosine_C)
-        best, position = best_of_each(probe_C, row_C, cosine_C, kept)
+        best, position = _best_of_each(probe_C, row_C, cosine_C, kept)
         row_QK[part][probe_C[best], position] = row_C[best]
         cosine_QK[part][probe_C[best], position] = cosine_C[best]
 
 
-def scan_with_torch(
+def _scan(
     probe_qD: Tensor, unit_gD: Tensor, floor_q: np.ndarray, kept: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs of a probe and an entry that may be among the best `kept` ones of the probe: int64 (C,) both.
@@ -187,31 +180,3 @@ def scan_with_torch(
         candidate_qg &= cosine_qg >= lowest
     found = candidate_qg.nonzero()
     return probe[found[:, 0]].numpy(), found[:, 1].numpy()
-
-
-def scan_with_faiss(faiss: Any) -> Scan:
-    """Return `scan_with_torch` with the matrix products and the selection of faiss."""
-
-    def scan(
-        probe_qD: Tensor, unit_gD: Tensor, floor_q: np.ndarray, kept: int, error: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        asked = min(kept + _EXTRA_ENTRIES, len(unit_gD))
-        cosine_qK, entry_qK = faiss.knn(
-            probe_qD.numpy(), unit_gD.numpy(), asked, metric=faiss.METRIC_INNER_PRODUCT
-        )
-        floor_q = (
-            np.maximum(floor_q, cosine_qK[:, min(kept, asked) - 1] - 2 * error) if kept < asked else floor_q
-        )
-        # faiss returns equal cosines in any order: where they go on beyond its last entry, torch decides.
-        unclear = (
-            np.flatnonzero(cosine_qK[:, -1] >= floor_q) if asked < len(unit_gD) else np.empty(0, np.int64)
-        )
-        candidate_qK = cosine_qK >= floor_q[:, None]
-        candidate_qK[unclear] = False
-        probe, position = np.nonzero(candidate_qK)
-        if not len(unclear):
-            return probe, entry_qK[probe, position]
-        other, entry = scan_with_torch(probe_qD[unclear], unit_gD, floor_q[unclear], kept, error)
-        return np.append(probe, unclear[other]), np.append(entry_qK[probe, position], entry)
-
-    return scan

@@ -13,7 +13,8 @@ import numpy as np
 
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
-from facetrain.embeddings.embed_images import embed_images, read_input
+from facetrain.embeddings.embed_images import embed_images, open_embedder, read_input
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
@@ -43,8 +44,7 @@ def calibrate_model(
     fmrs: Sequence[float] = (),
     output: Path | None = None,
     seed: int = 0,
-    device: str = "auto",
-    batch_size: int = 256,
+    inference: Inference | None = None,
     progress: ProgressCallback | None = None,
 ) -> tuple[Path, list[Threshold]]:
     """Measure the thresholds of a model and store them in its file; return the file and the thresholds.
@@ -56,8 +56,7 @@ def calibrate_model(
         fmrs: false match rates; by default those of `calibration.FMRS` that the data reaches.
         output: .safetensors file for the model with its thresholds. By default, the file is replaced.
         seed: seed of the sampled people of a large dataset and of the bootstrap.
-        device: `cpu`, `cuda` or `auto`.
-        batch_size: images per forward pass.
+        inference: device, batch size and precision.
         progress: called with the number of embedded images and their total.
 
     Raises:
@@ -80,9 +79,10 @@ def calibrate_model(
             f"{target}: {len(labels):,} images of {len(np.unique(labels)):,} people have fewer than the 1,000 impostor "
             "pairs that an FMR of 1e-3 needs; use a larger set, or a higher --fmr"
         )
-    with join(device) as world:
+    inference = inference or Inference()
+    with join(inference.device) as world:
         opened = open_model(model, world.device)
-        unit_ND = embed_images(opened, images, target, world, batch_size=batch_size, progress=progress)
+        unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, seed=seed)
     stored = {THRESHOLDS_KEY: [one.as_json() for one in thresholds]}

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.world import World, join
-from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.embed_images import open_embedder
 from facetrain.embeddings.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
-from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.model_comparison import Difference, compare_results
-from facetrain.verify.protocols import Options, evaluate_set, scores_result
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set, scores_result
 from facetrain.verify.result import Result
 from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
 from facetrain.verify.sets.pair_columns import score_file_and_column
@@ -81,11 +80,8 @@ def evaluate(
     *,
     against: Path | None = None,
     tables: Mapping[str | None, Path] | None = None,
-    options: Options | None = None,
-    device: str = "auto",
-    batch_size: int = 256,
-    workers: int | None = None,
-    bf16: bool = False,
+    options: EvaluationOptions | None = None,
+    inference: Inference | None = None,
     progress: ProgressCallback | None = None,
 ) -> Evaluation:
     """Evaluate a model on every set, and compare it with the model `against` if that is given.
@@ -101,10 +97,7 @@ def evaluate(
         tables: slice tables (CSV) by the name of the set of pairs, or by None for the only set; the default is the
             table of groups beside the set.
         options: options of the protocols.
-        device: `cpu`, `cuda` or `auto`.
-        batch_size: images per forward pass on each rank.
-        workers: decoding threads on each rank; by default the cores of the machine divided by its ranks.
-        bf16: run the network in bfloat16 autocast.
+        inference: device, batch size and precision.
         progress: called on the leader with its embedded images of a set and their total.
 
     Raises:
@@ -113,25 +106,25 @@ def evaluate(
         DataError: a slice table does not fit its set.
         UsageError: a slice table is given for a set that is not evaluated, or is not a set of pairs.
     """
-    with join(device) as world:
+    options, inference = options or EvaluationOptions(), inference or Inference()
+    with join(inference.device) as world:
         other_scores = against if against is not None and is_score_file(against) else None
         models = [_open(each, world) for each in (model, against) if each not in (None, other_scores)]
         sets = {one.name: one for one in open_evaluation_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, tables or {})
         sets = {name: _with_subjects(one, slice_tables.get(name)) for name, one in sets.items()}
         scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
-        evaluate_model = partial(
-            _evaluate_model,
-            sets,
-            slice_tables,
-            options or Options(),
-            world,
-            batch_size=batch_size,
-            workers=workers or max(1, usable_cores() // world.local_size),
-            bf16=bf16,
-            progress=progress if world.is_leader else None,
-        )
-        precision = _precision(world, bf16)
+        report = progress if world.is_leader else None
+
+        def evaluate_model(opened: EmbeddingModel) -> tuple[str, dict[str, Result]]:
+            embedder = replace(open_embedder(opened, world, inference), progress=report)
+            results: dict[str, Result] = {}
+            with evaluation_mode(opened.network):
+                for name, target in sets.items():
+                    results |= evaluate_set(target, embedder, options, slice_tables.get(name))
+            return opened.description, results
+
+        precision = _precision(world, inference)
         description, results = evaluate_model(models[0])
         if against is None:
             return Evaluation(description, results, sets, world.is_leader, precision)
@@ -139,7 +132,6 @@ def evaluate(
             other_description, others = evaluate_model(models[1])
         else:
             other_description = str(against)
-            options = options or Options()
             others = {name: scores_result(scored, {}, options, folds_of_set=True) for name in results}
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
         return Evaluation(
@@ -152,7 +144,7 @@ def evaluate_scores(
     *,
     pair_list: Path | None = None,
     against: Path | None = None,
-    options: Options | None = None,
+    options: EvaluationOptions | None = None,
 ) -> Evaluation:
     """Evaluate the scores or embeddings of another system, without its images.
 
@@ -166,7 +158,7 @@ def evaluate_scores(
         DataError: a file cannot be read, or the second system has other pairs.
         UsageError: embeddings are given without a pair list, or scores with one.
     """
-    options = options or Options()
+    options = options or EvaluationOptions()
     if pair_list is not None and scores.suffix not in EMBEDDING_SUFFIXES:
         raise UsageError(
             f"{scores}: not a file of embeddings ({', '.join(EMBEDDING_SUFFIXES)}); give scores with --scores, without "
@@ -218,39 +210,11 @@ def _open(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
     return open_model(model, world.device) if isinstance(model, Path) else model
 
 
-def _precision(world: World, bf16: bool) -> str:
-    if bf16:
+def _precision(world: World, inference: Inference) -> str:
+    if inference.bf16:
         return "bf16"
     tf32 = world.device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return "fp32 (convolutions in TF32)" if tf32 else "fp32"
-
-
-def _evaluate_model(
-    sets: dict[str, EvaluationSet],
-    tables: dict[str, SliceTable],
-    options: Options,
-    world: World,
-    opened: EmbeddingModel,
-    *,
-    batch_size: int,
-    workers: int,
-    bf16: bool,
-    progress: ProgressCallback | None,
-) -> tuple[str, dict[str, Result]]:
-    embedder = ImageEmbedder(
-        inference_network(opened.network, world.device, bf16=bf16),
-        image_size=opened.image_size,
-        batch_size=batch_size,
-        device=world.device,
-        workers=workers,
-        prepare=opened.prepare,
-        progress=progress,
-    )
-    results: dict[str, Result] = {}
-    with evaluation_mode(opened.network):
-        for name, target in sets.items():
-            results |= evaluate_set(target, embedder, replace(options, table=tables.get(name)))
-    return opened.description, results
 
 
 def _with_subjects(target: EvaluationSet, table: SliceTable | None) -> EvaluationSet:

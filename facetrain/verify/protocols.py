@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypedDict
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.identification import Search, identification_result, search
 from facetrain.verify.metrics.scored_pairs import (
-    REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
     add_need_of_slices,
@@ -28,6 +26,7 @@ from facetrain.verify.metrics.scored_pairs import (
 )
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
+from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.result import Result
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
 from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
@@ -38,41 +37,16 @@ from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, s
 from facetrain.verify.verification import verification_result
 
 
-class BootstrapOptions(TypedDict):
-    """Keyword arguments of every function that computes bootstrap intervals."""
-
-    replicates: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the protocols."""
-
-    replicates: int = REPLICATES
-    """Bootstrap draws of subjects; 0 gives no intervals."""
-    seed: int = 0
-    """Seed of the draws."""
-    flip: bool = True
-    """Add the embedding of the mirror image. Sets of pairs always use both, as their protocol prescribes."""
-    detection: bool = True
-    """Weight the images of IJB by the detector's score."""
-    table: SliceTable | None = None
-    """Slice table of a set of pairs."""
-    slice_fmr: float | None = None
-    """FMR over all impostor pairs that defines the threshold of the slices; None for the mean of the folds."""
-
-    @property
-    def bootstrap(self) -> BootstrapOptions:
-        """Keyword arguments for the bootstrap."""
-        return {"replicates": self.replicates, "seed": self.seed}
-
-
-def evaluate_set(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> dict[str, Result]:
+def evaluate_set(
+    target: EvaluationSet,
+    embedder: ImageEmbedder,
+    options: EvaluationOptions,
+    table: SliceTable | None = None,
+) -> dict[str, Result]:
     """Embed a set and return its results by name; IJB's 1:N protocol is a second result, `NAME_1n`.
 
     Collective: all ranks embed. Only the leader computes the metrics, which take minutes and gigabytes for a
-    large set; the other ranks return an empty dict.
+    large set; the other ranks return an empty dict. `table` is the slice table of a set of pairs.
 
     Raises:
         ModelError: an embedding is not finite.
@@ -80,10 +54,12 @@ def evaluate_set(target: EvaluationSet, embedder: ImageEmbedder, options: Option
     embeddings = _embed(target, embedder, options)
     for embedding_ND in embeddings:
         require_finite(embedding_ND, target.name)
-    return {} if collectives.rank() else results_from_embeddings(target, embeddings, options)
+    return {} if collectives.rank() else results_from_embeddings(target, embeddings, options, table)
 
 
-def _embed(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> tuple[np.ndarray, ...]:
+def _embed(
+    target: EvaluationSet, embedder: ImageEmbedder, options: EvaluationOptions
+) -> tuple[np.ndarray, ...]:
     embed = partial(embedder.embed, flip=options.flip)
     match target:
         case PairSet():
@@ -102,7 +78,10 @@ def _embed(target: EvaluationSet, embedder: ImageEmbedder, options: Options) -> 
 
 
 def results_from_embeddings(
-    target: EvaluationSet, embeddings: tuple[np.ndarray, ...], options: Options
+    target: EvaluationSet,
+    embeddings: tuple[np.ndarray, ...],
+    options: EvaluationOptions,
+    table: SliceTable | None = None,
 ) -> dict[str, Result]:
     """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
 
@@ -111,34 +90,38 @@ def results_from_embeddings(
     """
     match target:
         case PairSet():
-            return {target.name: _pair_set_result(target, options, *embeddings)}
+            return {target.name: _pair_set_result(target, options, table, *embeddings)}
         case IjbSet():
             return _ijb_results(target, options, *embeddings)
         case SearchSet():
             return {target.name: _search_set_result(target, options, *embeddings)}
         case DistractorSet():
             probe, distractor = map(l2_normalize, embeddings)
-            result = megaface_result(probe, target.subject, distractor, **options.bootstrap)
+            result = megaface_result(probe, target.subject, distractor, **options.draws)
             result.metrics["excluded_images"] = float(target.excluded_images)
             return {target.name: result}
 
 
 def _pair_set_result(
-    pairs: PairSet, options: Options, plain_ND: np.ndarray, mirrored_ND: np.ndarray
+    pairs: PairSet,
+    options: EvaluationOptions,
+    table: SliceTable | None,
+    plain_ND: np.ndarray,
+    mirrored_ND: np.ndarray,
 ) -> Result:
     result, scored = verification_result(
-        plain_ND, mirrored_ND, pairs, slice_fmr=options.slice_fmr, **options.bootstrap
+        plain_ND, mirrored_ND, pairs, slice_fmr=options.slice_fmr, **options.draws
     )
-    if options.table:
-        add_slices(result, scored, options.table.columns, options)
-        add_discard_curve(result, scored, options.table.quality, options)
+    if table:
+        add_slices(result, scored, table.columns, options)
+        add_discard_curve(result, scored, table.quality, options)
     return result
 
 
 def scores_result(
     scored: ScoredPairs,
     columns: dict[str, np.ndarray],
-    options: Options,
+    options: EvaluationOptions,
     quality_P: np.ndarray | None = None,
     *,
     folds_of_set: bool = False,
@@ -149,7 +132,7 @@ def scores_result(
     that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn; but not with
     `folds_of_set`, for pairs of a set whose order is that of its folds.
     """
-    result = pair_result(scored, protocol="verification", **options.bootstrap)
+    result = pair_result(scored, protocol="verification", **options.draws)
     order_P = np.arange(len(scored.same_P)) if folds_of_set else fold_order(scored.same_P)
     ordered = replace(
         scored,
@@ -158,14 +141,14 @@ def scores_result(
         first_P=scored.first_P[order_P],
         second_P=scored.second_P[order_P],
     )
-    add_fold_accuracy(result, ordered, **options.bootstrap)
+    add_fold_accuracy(result, ordered, **options.draws)
     add_slices(result, scored, columns, options)
     add_discard_curve(result, scored, quality_P, options)
     return result
 
 
 def add_discard_curve(
-    result: Result, scored: ScoredPairs, quality_P: np.ndarray | None, options: Options
+    result: Result, scored: ScoredPairs, quality_P: np.ndarray | None, options: EvaluationOptions
 ) -> None:
     """Add the error-versus-discard curve of a quality measure, float (P,), at the threshold of the slices."""
     if quality_P is None:
@@ -179,7 +162,9 @@ def add_discard_curve(
         result.discards.append(curve)
 
 
-def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: Options) -> None:
+def add_slices(
+    result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: EvaluationOptions
+) -> None:
     """Add the error rates of every value of every column, str (P,), and their spread."""
     if not columns:
         return
@@ -187,18 +172,18 @@ def add_slices(result: Result, scored: ScoredPairs, columns: dict[str, np.ndarra
     if threshold is None:
         add_need_of_slices(result, options.slice_fmr)
     else:
-        result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.bootstrap)
+        result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.draws)
 
 
-def _ijb_results(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dict[str, Result]:
-    weight_N = ijb.detection if options.detection else None
+def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarray) -> dict[str, Result]:
+    weight_N = ijb.detection if options.detector_score else None
     template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, weight_N)
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
     rejected = int(is_rejected(unit_TD[subject >= 0]).sum())
     score_P = score_pairs(unit_TD, first, second)
     pairs = ScoredPairs(score_P, ijb.same, first, second, subject, rejected=rejected)
-    results = {ijb.name: pair_result(pairs, protocol="templates", **options.bootstrap)}
+    results = {ijb.name: pair_result(pairs, protocol="templates", **options.draws)}
     if ijb.probes is not None:
         searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
         listed = np.concatenate([one.template for one in (ijb.probes, *ijb.galleries.values())])
@@ -206,7 +191,7 @@ def _ijb_results(ijb: IjbSet, options: Options, embedding_ND: np.ndarray) -> dic
             searches,
             subjects=subjects,
             rejected=int(is_rejected(unit_TD[np.isin(template, listed)]).sum()),
-            **options.bootstrap,
+            **options.draws,
         )
     return results
 
@@ -254,10 +239,10 @@ def _search_galleries(
 
 
 def _search_set_result(
-    target: SearchSet, options: Options, probe_ND: np.ndarray, gallery_ND: np.ndarray
+    target: SearchSet, options: EvaluationOptions, probe_ND: np.ndarray, gallery_ND: np.ndarray
 ) -> Result:
     probe, gallery = l2_normalize(probe_ND), l2_normalize(gallery_ND)
     searched = search(probe, target.probe_subject, gallery, target.gallery_subject)
     subjects = int(target.probe_subject.max()) + 1
     rejected = int(is_rejected(probe).sum() + is_rejected(gallery).sum())
-    return identification_result([searched], subjects=subjects, rejected=rejected, **options.bootstrap)
+    return identification_result([searched], subjects=subjects, rejected=rejected, **options.draws)

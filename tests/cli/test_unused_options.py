@@ -14,8 +14,6 @@ from tests.support.command import refusal
         ("eval --scores a.csv --flip", "--flip has no effect on a.csv, which is not a MODEL; remove it"),
         ("eval --scores a.csv --batch-size 256", "--batch-size has no effect on a.csv, which is not"),
         ("eval --embeddings a.npz --pairs b.csv --data-dir c", "--data-dir has no effect on a.npz, which is"),
-        ("search a.npz b.npz --nlist 4", "--nlist has no effect without --index ivf; remove it"),
-        ("search a.npz b.npz --index flat --recall", "--recall has no effect without --index ivf; remove it"),
         ("search a.npz b.parquet --model m", "--model has no effect on files of embeddings without --fmr"),
         ("embed m photos --output a.safetensors --dtype float16", "--dtype has no effect on .safetensors files"),
         ("export m --format onnx --output a.onnx --data-dir c", "--data-dir has no effect without --target"),
@@ -38,7 +36,6 @@ def test_an_option_without_effect_is_refused(command, message):
     "command",
     [
         "eval --scores a.csv --seed 1",
-        "search a.npz b.npz --index ivf --nprobe 4",
         "search photos b.npz --model m --device cpu",
         "export m --format onnx --output a.onnx --int8 static --calibrate b --calibrate-images 9",
         "data clean faces --apply a.json --workers 1 --output out",

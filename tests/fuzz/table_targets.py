@@ -24,8 +24,7 @@ from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, Rec
 from facetrain.data.formats.webdataset import TarDataset
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import read_pairs
-from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, save_embeddings
-from facetrain.embeddings.stored_embeddings import open_embeddings
+from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, open_embeddings, save_embeddings
 from facetrain.errors import CheckpointError, DataError, ModelError, PairsError, RunError, UsageError
 from facetrain.models import model_file
 from facetrain.models.published_weights import convert_published

@@ -5,13 +5,14 @@ import pytest
 
 from facetrain.data.tools.clean import find_label_faults
 from facetrain.embeddings.embed_images import embed_input
+from facetrain.embeddings.inference import Inference
 from tests.support.shared import shared_path
 
 
 @pytest.mark.long
 def test_five_percent_of_planted_wrong_labels_are_found_among_real_faces():
     model = shared_path("real/y1/y1_rgb_pm1.onnx")
-    faces = embed_input(model, shared_path("real/faces_train"), device="cpu", batch_size=64)
+    faces = embed_input(model, shared_path("real/faces_train"), Inference("cpu", 64))
     for seed in range(3):
         rng = np.random.default_rng(seed)
         label, people = faces.label.copy(), int(faces.label.max()) + 1

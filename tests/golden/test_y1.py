@@ -6,6 +6,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb
+from facetrain.embeddings.inference import Inference
 from facetrain.models.initialize_from import (
     check_backbone_weights,
     initialize_backbone,
@@ -13,7 +14,7 @@ from facetrain.models.initialize_from import (
 )
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.protocols import Options
+from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.sets.pair_set import load_pair_sets
 from tests.support.shared import shared_path
 
@@ -28,8 +29,10 @@ def some_faces(count):
 
 def test_y1_has_the_accuracy_on_real_faces_that_numpy_measured():
     faces, model = shared_path(FACES), shared_path("real/y1/model-symbol.json")
-    options = Options(replicates=0)
-    (found,) = evaluate(model, [str(faces)], faces.parent, device="cpu", options=options).results.values()
+    options = EvaluationOptions(bootstrap=0)
+    (found,) = evaluate(
+        model, [str(faces)], faces.parent, options=options, inference=Inference("cpu")
+    ).results.values()
     assert found.metrics["accuracy"] == pytest.approx(0.995, abs=5e-4)
     assert found.metrics["accuracy_no_flip"] == pytest.approx(0.99417, abs=5e-4)
     assert found.metrics["auc"] == pytest.approx(0.99964, abs=5e-4)

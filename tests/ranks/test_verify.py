@@ -8,7 +8,8 @@ from torch import nn
 
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
-from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
@@ -62,7 +63,7 @@ def test_sharing_pairs_among_ranks_keeps_the_scores_and_a_signal_to_one_rank_sto
 def evaluate_both(folder):
     found = {}
     for name in ("ijbc", "tinyface"):
-        found |= evaluate_set(open_evaluation_set(name, folder), embedder(), Options(replicates=10))
+        found |= evaluate_set(open_evaluation_set(name, folder), embedder(), EvaluationOptions(bootstrap=10))
     return {name: (result.metrics, result.interval) for name, result in found.items()}
 
 

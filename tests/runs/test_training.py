@@ -12,6 +12,7 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.embeddings.inference import Inference
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import export_onnx
 from facetrain.models.model_file import describe_backbone, open_model, save_model
@@ -235,7 +236,9 @@ def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(des
     export_onnx(opened, tmp_path / "m.onnx", ExportOptions())
     start_at = ("--set", f"model.init_from={tmp_path / 'm.onnx'}", "--set", "train.max_steps=1")
     checked(facetrain("train", "--config", describe(), "--run-dir", tmp_path / "tuned", *start_at))
-    (expected,) = evaluate(tmp_path / "m.onnx", ["val"], dataset / "data", device="cpu").results.values()
+    (expected,) = evaluate(
+        tmp_path / "m.onnx", ["val"], dataset / "data", inference=Inference("cpu")
+    ).results.values()
     first = metrics(tmp_path / "tuned")[0]
     assert first["step"] == 0 and first["val/xnorm"] == pytest.approx(expected.metrics["xnorm"], rel=1e-4)
     assert first["val/auc"] == pytest.approx(expected.metrics["auc"], abs=0.01)

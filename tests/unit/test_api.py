@@ -12,6 +12,7 @@ import facetrain
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embed_images import embed_image_files
+from facetrain.embeddings.inference import Inference
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 from tests.support.datasets import encoded_image, write_records
@@ -113,7 +114,7 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
         lambda: model.compare(*files[:2], threshold=0.3),
         lambda: embed_image_files(model.path, files, device="cpu"),
         lambda: write_teacher_embeddings(
-            model.path, folder / "faces", tmp_path / "t.safetensors", device="cpu"
+            model.path, folder / "faces", tmp_path / "t.safetensors", Inference("cpu")
         ),
     ):
         with pytest.raises(facetrain.errors.ModelError, match="embedding of image 0 is not finite"):

@@ -186,9 +186,10 @@ def _read_decisions(report: Path, source: FaceDataset) -> _Decisions:
 def _embed(model: Path, folder: Path, device: str, batch_size: int) -> Embeddings:
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
+    from facetrain.embeddings.inference import Inference
 
     with progress_bar("embedding") as progress:
-        return embed_input(model, folder, device=device, batch_size=batch_size, progress=progress)
+        return embed_input(model, folder, Inference(device, batch_size), progress=progress)
 
 
 def _find_decisions(

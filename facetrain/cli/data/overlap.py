@@ -76,9 +76,10 @@ def overlap(
 def _embed(model: Path, images: Path, device: str, batch_size: int, title: str) -> Embeddings:
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
+    from facetrain.embeddings.inference import Inference
 
     with progress_bar(title) as progress:
-        return embed_input(model, images, device=device, batch_size=batch_size, progress=progress)
+        return embed_input(model, images, Inference(device, batch_size), progress=progress)
 
 
 def _write_list(report: OverlapReport, dataset: Path, output: Path) -> None:

@@ -13,8 +13,9 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.distributed.world import join
-from facetrain.embeddings.embed_images import embed_in_chunks, input_landmarks, read_input
+from facetrain.embeddings.embed_images import embed_in_chunks, input_landmarks, open_embedder, read_input
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
 from facetrain.models.model_file import open_model
 from facetrain.progress import ProgressCallback
@@ -30,11 +31,9 @@ def write_teacher_embeddings(
     model: Path,
     dataset: Path,
     output: Path,
+    inference: Inference | None = None,
     *,
     flip: bool = True,
-    device: str = "auto",
-    batch_size: int = 256,
-    bf16: bool = False,
     progress: ProgressCallback | None = None,
 ) -> tuple[int, int]:
     """Write the embeddings of a dataset, with `flip` also those of the mirror images; return their number and length.
@@ -53,12 +52,12 @@ def write_teacher_embeddings(
         require_finite(rows_NRD.reshape(len(rows_NRD), -1), name, first=indices.start)
         return rows_NRD
 
-    with join(device) as world:
+    inference = inference or Inference()
+    with join(inference.device) as world:
         opened = open_model(model, world.device)
         landmarks = input_landmarks(opened, dataset)
-        chunks = embed_in_chunks(
-            opened, count, world, embed, chunk=_CHUNK, batch_size=batch_size, bf16=bf16, progress=progress
-        )
+        embedder = open_embedder(opened, world, inference)
+        chunks = embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress)
         first = next(chunks)  # an ONNX file may not state the length of its embeddings
         shape = (count, *first[1].shape[1:])
         with new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model)) as rows_NRT:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.exact_search import Found
-from facetrain.embeddings.stored_embeddings import StoredEmbeddings
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as
 
@@ -22,8 +22,8 @@ class SearchResults:
     """Names, labels and cosines of the entries found; they are looked up in each iteration, so none take memory."""
 
     found: Found
-    probes: StoredEmbeddings
-    gallery: StoredEmbeddings
+    probes: Embeddings
+    gallery: Embeddings
     lowest: float | None = None
     """Smallest cosine of a result; None: all results."""
 
@@ -41,7 +41,7 @@ class SearchResults:
                         "row": row,
                     }
                     for row, cosine in zip(rows.tolist(), cosines, strict=True)
-                    if row >= 0 and (self.lowest is None or cosine >= self.lowest - _ROUNDING)
+                    if self.lowest is None or cosine >= self.lowest - _ROUNDING
                 ],
             }
 

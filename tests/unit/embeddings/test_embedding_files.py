@@ -46,7 +46,7 @@ def test_a_file_that_holds_no_embeddings_is_refused(tmp_path, suffix):
 
 def test_a_file_with_fewer_names_than_embeddings_is_refused(tmp_path):
     np.savez(tmp_path / "e.npz", embedding=np.ones((3, 4)), name=np.array(["a"]), label=np.zeros(3))
-    with pytest.raises(DataError, match="1 names, 3 labels and embeddings of shape"):
+    with pytest.raises(DataError, match="1 names, labels of shape"):
         load_embeddings(tmp_path / "e.npz")
     np.savez(tmp_path / "p.npz", embedding=np.ones((1, 4)), name=np.array(["a"], object), label=np.zeros(1))
     with pytest.raises(DataError, match="not a file of embeddings"):
@@ -58,7 +58,7 @@ def test_numbers_whose_length_is_not_finite_are_refused(tmp_path, number):
     embedding = np.array([[1, 0], [number, 1]])
     np.savez(tmp_path / "e.npz", embedding=embedding, name=np.array(["a", "b"]), label=np.zeros(2, int))
     with pytest.raises(
-        DataError, match=r"e\.npz: row 1 \(b\) has numbers that are not finite or not below 1e\+15"
+        DataError, match=r"e\.npz: row 1 \(b\) has numbers that are not finite, or whose squares are not"
     ):
         load_embeddings(tmp_path / "e.npz")
 
@@ -141,5 +141,5 @@ def test_rows_of_different_sizes_are_refused(tmp_path):
 @pytest.mark.parametrize("label", [["x", "y"], [0.5, 1.5]])
 def test_labels_that_are_no_whole_numbers_are_refused(tmp_path, label):
     np.savez(tmp_path / "a.npz", embedding=np.eye(2), name=["a", "b"], label=label)
-    with pytest.raises(DataError, match="labels whole numbers"):
+    with pytest.raises(DataError, match="labels that are whole numbers"):
         load_embeddings(tmp_path / "a.npz")

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from facetrain.embeddings import exact_search, stored_embeddings
+from facetrain.embeddings import embedding_files, exact_search
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.exact_search import search_exactly
 from facetrain.embeddings.normalization import l2_normalize
-from facetrain.embeddings.stored_embeddings import StoredEmbeddings
 from facetrain.errors import DataError
 from facetrain.verify.output.search_results import SearchResults
 
@@ -18,7 +17,7 @@ SIZE = 24
 
 def stored(rows, path="gallery.npz"):
     names = [f"{row}.jpg" for row in range(len(rows))]
-    return StoredEmbeddings.of(Embeddings(np.asarray(rows), names, np.arange(len(rows))), Path(path))
+    return Embeddings(np.asarray(rows), names, np.arange(len(rows)), Path(path))
 
 
 def reference(probe, gallery, count):
@@ -44,40 +43,28 @@ def hard_gallery(dtype=np.float32):
     return np.concatenate([near, gallery[3:4].astype(np.float32), np.zeros((1, SIZE), np.float32)]), gallery
 
 
-def scans():
-    yield pytest.param(None, id="torch")
-    yield pytest.param("faiss", id="faiss")
-
-
-@pytest.fixture(params=scans())
-def scan(request):
-    if request.param is None:
-        return None
-    return exact_search.scan_with_faiss(pytest.importorskip("faiss"))
-
-
 @pytest.mark.parametrize("entries_per_block", [1, 7, 350, 1000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, scan, entries_per_block, dtype):
-    monkeypatch.setattr(stored_embeddings, "BLOCK_BYTES", entries_per_block * 4 * SIZE)
+def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, entries_per_block, dtype):
+    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", entries_per_block * 4 * SIZE)
     monkeypatch.setattr(exact_search, "_PROBES_PER_BLOCK", 4)
     monkeypatch.setattr(exact_search, "_PROBES_PER_PASS", 6)
     probe, gallery = hard_gallery(dtype)
-    found = search_exactly(stored(probe), stored(gallery), 12, scan=scan)
+    found = search_exactly(stored(probe), stored(gallery), 12)
     row, cosine = reference(probe, gallery, 12)
     np.testing.assert_array_equal(found.row_QK, row)
     np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-11)
 
 
-def test_equal_entries_are_listed_in_the_order_of_their_rows(scan):
+def test_equal_entries_are_listed_in_the_order_of_their_rows():
     gallery = np.ones((50, SIZE), np.float32)
-    found = search_exactly(stored(gallery[:2]), stored(gallery), 5, scan=scan)
+    found = search_exactly(stored(gallery[:2]), stored(gallery), 5)
     assert found.row_QK.tolist() == [[0, 1, 2, 3, 4]] * 2 and np.allclose(found.cosine_QK, 1)
 
 
-def test_a_gallery_with_fewer_entries_than_results_is_listed_as_a_whole(scan):
+def test_a_gallery_with_fewer_entries_than_results_is_listed_as_a_whole():
     probe, gallery = hard_gallery()
-    found = search_exactly(stored(probe), stored(gallery[:4]), 9, scan=scan)
+    found = search_exactly(stored(probe), stored(gallery[:4]), 9)
     np.testing.assert_array_equal(found.row_QK, reference(probe, gallery[:4], 4)[0])
 
 
@@ -107,9 +94,7 @@ def test_the_row_of_a_number_that_is_not_finite_is_named(number):
 
 def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
     row = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
-    faces = StoredEmbeddings.of(
-        Embeddings(l2_normalize(row), [str(n) for n in range(50)], np.full(50, -1)), Path("faces")
-    )
+    faces = Embeddings(l2_normalize(row), [str(n) for n in range(50)], np.full(50, -1))
     found = search_exactly(faces, faces, 3)
     assert (found.cosine_QK[:, 0] < 1).any(), "rounded to a number below 1"
     results = list(SearchResults(found, faces, faces, lowest=1.0))

@@ -12,8 +12,10 @@ from torch import nn
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings import embed_images as image_embeddings
-from facetrain.embeddings.embed_images import read_input, spill_buffer
+from facetrain.embeddings.embed_images import read_input
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.inference import Inference
+from facetrain.embeddings.row_files import RowFile
 from facetrain.errors import DataError, ImageError
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import describe_backbone, save_model
@@ -52,7 +54,7 @@ def test_a_damaged_image_is_named_by_its_file(tmp_path, name):
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"damaged")
     with pytest.raises(ImageError, match=re.escape(f"{damaged}: ")):
-        image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "images", device="cpu")
+        image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "images", Inference("cpu"))
 
 
 def test_one_folder_per_person_gives_labels(tmp_path):
@@ -99,7 +101,7 @@ def test_a_folder_of_images_may_have_one_subfolder_of_other_images(tmp_path, cap
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(encoded_image(1))
     assert read(tmp_path) == ([encoded_image(1)], ["a.png"], [-1])
-    assert "those in its subfolder thumbnails are not read" in capsys.readouterr().err
+    assert "the images in its subfolder thumbnails are not read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["train.rec", "others.rec"])
@@ -178,7 +180,7 @@ def test_on_a_gpu_the_last_batch_is_as_large_as_the_others(count, sizes, monkeyp
     assert network.sizes == sizes and done[-1] == (count, count)
 
 
-def test_embeddings_in_a_spill_buffer_equal_those_in_memory(tmp_path, monkeypatch):
+def test_embeddings_in_a_temporary_file_equal_those_in_memory(tmp_path, monkeypatch):
     options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
     network = build_backbone("iresnet", **options)
     save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
@@ -188,7 +190,7 @@ def test_embeddings_in_a_spill_buffer_equal_those_in_memory(tmp_path, monkeypatc
         monkeypatch.setattr(image_embeddings, "_CHUNK", chunk)
         found.append(
             image_embeddings.embed_input(
-                tmp_path / "m.safetensors", tmp_path / "data", device="cpu", batch_size=2,
+                tmp_path / "m.safetensors", tmp_path / "data", Inference("cpu", 2),
                 progress=lambda done, count: reports.append((done, count)),
             )
         )  # fmt: skip
@@ -206,11 +208,13 @@ def test_embeddings_in_a_spill_buffer_equal_those_in_memory(tmp_path, monkeypatc
     assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
 
 
-def test_a_spill_buffer_larger_than_the_disk_is_refused_before_anything_is_written():
-    array = spill_buffer((3, 5), np.float32)
-    assert array.shape == (3, 5) and array.dtype == np.float32 and not array.any()
-    with pytest.raises(DataError, match="cannot reserve .* bytes for the embeddings .* TMPDIR"):
-        spill_buffer((1 << 40, 1 << 20), np.float32)
+def test_rows_larger_than_the_disk_are_refused_before_anything_is_written():
+    rows = RowFile()
+    rows.append(np.ones((2, 5), np.float32))
+    rows.append(np.zeros((1, 5)))
+    assert rows.array().tolist() == [[1] * 5, [1] * 5, [0] * 5] and rows.array().dtype == np.float32
+    with pytest.raises(DataError, match="free some space, or set TMPDIR"):
+        RowFile(1 << 50).append(np.zeros((1, 64), np.float32))
 
 
 def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_path, monkeypatch):
@@ -225,7 +229,7 @@ def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_p
         return image_embeddings.embed_input(
             tmp_path / "m.safetensors",
             tmp_path / "data",
-            device="cpu",
+            Inference("cpu"),
             progress=progress,
             output=tmp_path / "g.npz",
         ).embedding
@@ -238,5 +242,5 @@ def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_p
         embed(interrupt)
     resumed = embed(lambda done, count: reports.append(done))
     assert reports == [6, 7]
-    again = image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "data", device="cpu")
+    again = image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "data", Inference("cpu"))
     np.testing.assert_allclose(resumed, again.embedding, atol=1e-6)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from facetrain.backbone.iresnet import IResNet
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError
 from facetrain.models.model_file import open_model
 from facetrain.optim.frozen_parts import freeze
@@ -114,7 +115,7 @@ def test_the_average_of_a_run_is_verified_beside_the_weights(runs):
     for file, name in (("model", "val"), ("model_ema", "val_ema")):
         model = open_model(runs[0] / "averaged" / f"{file}.safetensors", torch.device("cpu"))
         data = Path(runs[1]["averaged"].eval_dir)
-        result = evaluate(model, ["val"], data, device="cpu").results["val"].as_json()
+        result = evaluate(model, ["val"], data, inference=Inference("cpu")).results["val"].as_json()
         assert last[f"{name}/accuracy"] == result["accuracy"] and last[f"{name}/auc"] == result["auc"]
 
 

@@ -14,6 +14,7 @@ from facetrain.data.images.augment import Augment
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.loader import Batch
 from facetrain.data.open_dataset import open_dataset
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
 from facetrain.run import training
@@ -42,7 +43,7 @@ def taught(dataset, tmp_path_factory):  # noqa: F811
     (folder / "tiny.yaml").write_text(TEXT.format(data=dataset / "data"))
     assert training.train(load_config(folder / "tiny.yaml"), folder / "teacher") == 0
     write_teacher_embeddings(
-        folder / "teacher", dataset / "data", folder / "t.safetensors", device="cpu", batch_size=50
+        folder / "teacher", dataset / "data", folder / "t.safetensors", Inference("cpu", 50)
     )
 
     def config(*options):
@@ -129,7 +130,7 @@ def test_a_cache_of_other_data_or_another_teacher_is_refused(taught, dataset, ch
 
 def test_a_cache_without_mirrored_rows_is_refused_if_images_are_flipped(taught, dataset, tmp_path):  # noqa: F811
     path = tmp_path / "plain.safetensors"
-    write_teacher_embeddings(taught[0] / "teacher", dataset / "data", path, flip=False, device="cpu")
+    write_teacher_embeddings(taught[0] / "teacher", dataset / "data", path, Inference("cpu"), flip=False)
     with pytest.raises(DataError, match="no embeddings of mirrored images"):
         cached(taught, dataset, path)
     assert cached(taught, dataset, path, needs_mirrored=False).embedding_size == 8
@@ -206,7 +207,7 @@ def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(
     labels = [n // 6 for n in range(54)] + [9, 10, 10]  # identity 9 has one image
     write_records(tmp_path / "data", labels, size=32)
     write_teacher_embeddings(
-        taught[0] / "teacher", tmp_path / "data", tmp_path / "t.safetensors", device="cpu"
+        taught[0] / "teacher", tmp_path / "data", tmp_path / "t.safetensors", Inference("cpu")
     )
     options = [f"data.train={tmp_path}/data", f"distill.cache={tmp_path}/t.safetensors"]
     config = taught[1](*options, "data.min_images_per_identity=2")

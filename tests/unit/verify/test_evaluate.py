@@ -7,12 +7,16 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import write_groups
+from facetrain.embeddings.inference import Inference
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.metrics.roc import threshold_at
-from facetrain.verify.protocols import Options
+from facetrain.verify.options import EvaluationOptions
 from tests.support.datasets import encoded_image
+
+CPU = Inference("cpu", workers=1)
+
 
 PAIRS = 20
 
@@ -34,7 +38,12 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
 
     def groups_of(**kwargs):
         evaluation = evaluate(
-            model, ["rfw"], tmp_path, options=Options(replicates=0), device="cpu", workers=1, **kwargs
+            model,
+            ["rfw"],
+            tmp_path,
+            options=EvaluationOptions(bootstrap=0),
+            inference=CPU,
+            **kwargs,
         )
         return evaluation.results["rfw"]
 
@@ -53,9 +62,9 @@ def test_all_discard_curves_are_at_the_threshold_of_the_slices(model, tmp_path):
     write_bin(tmp_path / "pairs.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
     (tmp_path / "table.csv").write_text("\n".join(["quality", *map(str, range(PAIRS))]))
     for fmr in (None, 0.1, 0.9):
-        options = Options(replicates=0, slice_fmr=fmr)
+        options = EvaluationOptions(bootstrap=0, slice_fmr=fmr)
         evaluation = evaluate(
-            model, ["pairs"], tmp_path, tables={None: tmp_path / "table.csv"}, options=options, device="cpu"
+            model, ["pairs"], tmp_path, tables={None: tmp_path / "table.csv"}, options=options, inference=CPU
         )
         result = evaluation.results["pairs"]
         threshold = result.threshold["accuracy"] if fmr is None else threshold_at(result.curve, fmr)
@@ -69,7 +78,7 @@ def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path)
     write_bin(tmp_path / "pairs.bin", images, same)
     subject = [[f"{n % 5}", f"{n % 5 if one else n % 5 + 1}"] for n, one in enumerate(same)]
     (tmp_path / "table.csv").write_text("\n".join(["subject", *(side for pair in subject for side in pair)]))
-    options = {"device": "cpu", "workers": 1, "options": Options(replicates=50)}
+    options = {"inference": CPU, "options": EvaluationOptions(bootstrap=50)}
     tables = {"pairs": tmp_path / "table.csv"}
     own = evaluate(model, ["pairs"], tmp_path, tables=tables, **options).results["pairs"]
     scored = [(pair.pair, pair.score, 1) for pair in own.hardest_genuine]
@@ -89,7 +98,7 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
     score = np.random.default_rng(0).normal(size=PAIRS).round(3)
     rows = [f"{one},{int(genuine)}" for one, genuine in zip(score, same, strict=True)]
     (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
-    options = {"device": "cpu", "workers": 1, "options": Options(replicates=20)}
+    options = {"inference": CPU, "options": EvaluationOptions(bootstrap=20)}
     found = evaluate(model, ["pairs"], tmp_path, against=tmp_path / "system.csv", **options)
     other = found.other_results["pairs"]
     expected = fold_accuracy(other.scale.distance(score), np.array(same)).mean

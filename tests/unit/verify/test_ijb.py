@@ -9,12 +9,13 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.errors import PairsError
 from facetrain.verify.metrics.roc import tar_at_far
-from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder
 from tests.support.protocols import write_ijb
 
-FEW = Options(replicates=60)
+FEW = EvaluationOptions(bootstrap=60)
 
 
 def colors(folder, names, landmarks, size=16):
@@ -47,7 +48,9 @@ def templates_by_loops(folder, *, detection=True):
 def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
     folder = write_ijb(tmp_path / "IJBC")
     found = evaluate_set(
-        open_evaluation_set("ijbc", tmp_path), embedder(), Options(replicates=60, detection=detection)
+        open_evaluation_set("ijbc", tmp_path),
+        embedder(),
+        EvaluationOptions(bootstrap=60, detector_score=detection),
     )["ijbc"]
     unit = templates_by_loops(folder, detection=detection)
     lines = [

@@ -15,8 +15,9 @@ from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.images.augment import mirror_landmarks, normalize
 from facetrain.data.images.decode import decode_rgb
 from facetrain.distributed.world import join
-from facetrain.embeddings.embed_images import embed_images, input_landmarks, read_input
+from facetrain.embeddings.embed_images import embed_images, input_landmarks, open_embedder, read_input
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from facetrain.models.export.formats import FORMATS, ExportOptions
@@ -121,7 +122,9 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, 
     with join("cpu") as world:
         points = input_landmarks(opened, tmp_path / "val.bin")
         images, _, _ = read_input(tmp_path / "val.bin")
-        found = embed_images(opened, images, "val", world, flip=False, batch_size=5, landmarks=points)
+        found = embed_images(
+            open_embedder(opened, world, Inference("cpu", 5)), images, "val", flip=False, landmarks=points
+        )
     plain = expected(network, landmarks, mirrored=False)
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     np.testing.assert_allclose(found, unit, atol=1e-5)

@@ -7,12 +7,13 @@ from facetrain.embeddings import exact_search
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import PairsError
 from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
-from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder
 from tests.support.protocols import write_megaface
 
-FEW = Options(replicates=60)
+FEW = EvaluationOptions(bootstrap=60)
 
 
 def test_megaface_rates_fall_with_the_number_of_distractors(tmp_path):

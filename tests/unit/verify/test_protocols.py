@@ -9,12 +9,13 @@ from scipy.io import savemat
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
-from facetrain.verify.protocols import Options, evaluate_set
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set, open_evaluation_sets
 from tests.support.faces import embedder, face
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface
 
-FEW = Options(replicates=60)
+FEW = EvaluationOptions(bootstrap=60)
 
 
 def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monkeypatch):

@@ -8,12 +8,12 @@ import pytest
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
-from facetrain.verify.protocols import Options
+from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.sets.score_files import read_scored_pairs, read_scores
 from tests.support.score_files import columns_of, write
 from tests.unit.verify.test_bootstrap import people
 
-FAST = Options(replicates=50)
+FAST = EvaluationOptions(bootstrap=50)
 
 BFW = {"genuine": "label", "subject_1": "id1", "subject_2": "id2"}
 

@@ -10,14 +10,15 @@ from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.score_scale import COSINE
+from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
-from facetrain.verify.protocols import Options, scores_result
+from facetrain.verify.protocols import scores_result
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.score_files import read_scores, scores_of_set
 from tests.support.score_files import columns_of, write
 from tests.unit.verify.test_bootstrap import people
 
-FAST = Options(replicates=50)
+FAST = EvaluationOptions(bootstrap=50)
 
 
 def test_a_score_file_gives_the_same_numbers_as_the_scores_themselves(tmp_path):

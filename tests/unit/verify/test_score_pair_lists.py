@@ -8,13 +8,14 @@ import pytest
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError, UsageError
 from facetrain.verify.evaluate import evaluate_scores
+from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
-from facetrain.verify.protocols import Options, results_from_embeddings, scores_result
+from facetrain.verify.protocols import results_from_embeddings, scores_result
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.score_files import read_scored_pairs, scores_of_set
 from tests.support.score_files import write
 
-FAST = Options(replicates=50)
+FAST = EvaluationOptions(bootstrap=50)
 
 
 def test_embeddings_with_a_pair_list_are_scored_by_their_cosines(tmp_path):

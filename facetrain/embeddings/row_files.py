@@ -1,4 +1,6 @@
-"""Embeddings of an interrupted `facetrain embed`, from which the next run continues.
+"""Embeddings that are appended to a file chunk by chunk.
+
+The file is a temporary one, or belongs to `facetrain embed`, which continues from it after an interruption:
 
 .OUTPUT.partial       rows that are finished, of one type and size
 .OUTPUT.partial.json  their number and size, and what was embedded
@@ -11,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +24,80 @@ from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_json, sync_file, write_atomically
 
 
-class PartialEmbeddings:
-    """Rows that are appended chunk by chunk to a file beside the output.
+class RowFile:
+    """Rows of one type and size in an unnamed file in TMPDIR, which disappears with this object and its array.
+
+    Args:
+        count: number of rows in the end, whose space is then reserved at the beginning; None if it is not known.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self._count = count
+        self._path, self._advice = (
+            Path(tempfile.gettempdir()),
+            "free some space, or set TMPDIR to another disk",
+        )
+        self._dtype: Any = None
+        self._size = self.done = 0
+        with os_errors_as(DataError, self._path, self._advice):
+            self._keep_open(tempfile.TemporaryFile())  # noqa: SIM115
+
+    def _keep_open(self, file: Any) -> None:
+        """Close the file when this object is garbage collected; a mapped array keeps its content."""
+        self._file = file
+        weakref.finalize(self, file.close)
+
+    def append(self, row_nD: np.ndarray) -> None:
+        """Write rows.
+
+        Raises:
+            DataError: the disk is full, or the file cannot be written.
+        """
+        row_nD = np.ascontiguousarray(row_nD, self._dtype)
+        with os_errors_as(DataError, self._path, self._advice):
+            if not self.done:
+                self._dtype, self._size = row_nD.dtype, row_nD.shape[1]
+                # A full disk is reported now and not after hours; and a write to mapped memory would end the process.
+                if self._count is not None and hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(self._file.fileno(), 0, self._count * self._size * row_nD.itemsize)
+            self._file.write(row_nD.data)
+            self._file.flush()
+        self.done += len(row_nD)
+
+    def array(self) -> np.ndarray:
+        """Return all rows, (N, D), mapped into memory.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        with os_errors_as(DataError, self._path):
+            return np.asarray(np.memmap(self._file, self._dtype, "r", shape=(self.done, self._size)))
+
+
+class PartialEmbeddings(RowFile):
+    """Rows in a file beside the output, which survives the process.
 
     Args:
         output: the file that the rows are for.
         key: what is embedded, and how; rows of another key are discarded.
         count: number of rows in the end.
         dtype: type of the numbers.
+
+    Attributes:
+        done: number of rows that are finished, by this process or by an interrupted one.
     """
 
     def __init__(self, output: Path, key: str, count: int, dtype: str) -> None:
         self._path, self._facts_path = _paths(output)
-        self._dtype, self._count = np.dtype(dtype), count
+        self._advice = (
+            "free some space, or choose another --output, and repeat the command, which then continues"
+        )
+        self._count, self._dtype = count, np.dtype(dtype)
         self._key = hashlib.sha256(f"{key}\n{count}\n{self._dtype}".encode()).hexdigest()
         self.done, self._size = self._read_facts()
+        with os_errors_as(DataError, self._path, self._advice):
+            self._keep_open(self._path.open("r+b" if self.done else "w+b"))
+            self._file.seek(self.done * self._size * self._dtype.itemsize)
 
     def append(self, row_nD: np.ndarray) -> None:
         """Write rows, and wait until they are on the disk.
@@ -42,30 +105,11 @@ class PartialEmbeddings:
         Raises:
             DataError: the disk is full, or the file cannot be written.
         """
-        self._size = row_nD.shape[1]
-        row_bytes = self._size * self._dtype.itemsize
-        advice = "free some space, or choose another --output, and repeat the command, which then continues"
-        with os_errors_as(DataError, self._path, advice):
-            with self._path.open("r+b" if self.done else "wb") as file:
-                if not self.done and hasattr(os, "posix_fallocate"):
-                    # Report a full disk now, and not after hours.
-                    os.posix_fallocate(file.fileno(), 0, self._count * row_bytes)
-                file.seek(self.done * row_bytes)
-                file.write(np.ascontiguousarray(row_nD, self._dtype).tobytes())
-                file.flush()
-                sync_file(file.fileno(), self._path)
-            self.done += len(row_nD)
+        super().append(row_nD)
+        with os_errors_as(DataError, self._path, self._advice):
+            sync_file(self._file.fileno(), self._path)
             facts = {"key": self._key, "done": self.done, "size": self._size}
             write_atomically(self._facts_path, json.dumps(facts))
-
-    def rows(self) -> np.ndarray:
-        """Return all rows, (N, D), mapped into memory.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        with os_errors_as(DataError, self._path):
-            return np.asarray(np.memmap(self._path, self._dtype, "r", shape=(self._count, self._size)))
 
     def _read_facts(self) -> tuple[int, int]:
         """Return the number of finished rows and their size; 0, 0 without rows of this key."""

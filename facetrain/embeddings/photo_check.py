@@ -1,0 +1,71 @@
+"""Check for whole photos, to which a network for aligned faces gives high scores by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from facetrain.data.images.decode import resize_square
+from facetrain.data.images.face_pattern import face_pattern, orientation_correlations
+from facetrain.telemetry.log import warn
+
+_EXAMINED = 256
+"""Images that are examined: the first ones of an input."""
+_LARGEST_RATIO = 1.05
+"""Longer by shorter side up to which an image counts as square."""
+_LARGEST_SCALE = 3
+"""Side of an image, as a multiple of the network's input, from which it is probably not a crop of a face."""
+_LEAST_PATTERN, _PATTERN_SPREAD = 0.2, 0.3
+"""Least correlation with an upright face, on average over many images; and two standard deviations of one image.
+
+Aligned faces have 0.30 to 0.41 (CelebA, LFW), with a standard deviation of 0.15; faces of half the width of a photo
+have less than 0.1.
+"""
+_ADVICE = (
+    "the network needs aligned faces, and gives other images high scores by chance; align them first: facetrain data "
+    "pack PHOTOS --output FOLDER --detector FILE.onnx"
+)
+
+
+class PhotoCheck:
+    """Resizing of decoded images that notes which of them look like whole photos.
+
+    An instance is a `Crop` of `ImageEmbedder`. It may be called from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._photos: dict[int, str] = {}
+        self._correlations: dict[int, float] = {}
+
+    def __call__(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
+        """Note whether an image uint8 (H, W, 3) is a photo, and resize it to (size, size, 3)."""
+        if index < _EXAMINED:
+            height, width = image.shape[:2]
+            if max(height, width) > _LARGEST_RATIO * min(height, width):
+                self._photos[index] = f"{width} × {height} pixels, not square"
+            elif height > _LARGEST_SCALE * size:
+                self._photos[index] = f"{width} × {height} pixels, for an input of {size} × {size}"
+            self._correlations[index] = float(orientation_correlations(face_pattern(image)[None])[0, 0])
+        return resize_square(image, size)
+
+    def warn(self, name: str, location: Callable[[int], str] | None = None) -> None:
+        """Warn if some images are photos, or if the images have no face at the expected place.
+
+        Args:
+            name: the input, for the message.
+            location: returns the place of an image by its index; by default its number in the input.
+        """
+        location = location or partial("image {}".format)
+        examined = len(self._correlations)
+        if self._photos:
+            index = min(self._photos)
+            warn(
+                f"{name}: {len(self._photos):,} of {examined:,} images look like whole photos ({location(index)}: "
+                f"{self._photos[index]}); {_ADVICE}"
+            )
+        elif examined:
+            average = float(np.mean(list(self._correlations.values())))
+            if average < _LEAST_PATTERN - _PATTERN_SPREAD / np.sqrt(examined):
+                warn(f"{name}: no face pattern at the place of an aligned face; {_ADVICE}")

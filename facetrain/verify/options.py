@@ -1,0 +1,34 @@
+"""Options of an evaluation by the published protocols, which the command line and the Python interface share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class BootstrapOptions(TypedDict):
+    """Keyword arguments of every function that computes bootstrap intervals."""
+
+    replicates: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Options of the protocols."""
+
+    slice_fmr: float | None = None
+    """FMR over all impostor pairs that defines the threshold of the slices; None for the mean of the folds."""
+    bootstrap: int = 1000
+    """Bootstrap draws of subjects; 0 gives no intervals."""
+    seed: int = 0
+    """Seed of the draws."""
+    flip: bool = True
+    """Add the embedding of the mirror image. Sets of pairs always use both, as their protocol prescribes."""
+    detector_score: bool = True
+    """Weight the images of an IJB template by their detector scores."""
+
+    @property
+    def draws(self) -> BootstrapOptions:
+        """Keyword arguments for the bootstrap."""
+        return {"replicates": self.bootstrap, "seed": self.seed}
