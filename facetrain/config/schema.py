@@ -30,9 +30,6 @@ class RunSettings(Settings):
     """Name of the run. The run folder is `dir`/`name`; without `train --resume`, it must not exist yet."""
     dir: str = "runs"
     """Folder that holds the run folders."""
-    commercial: bool = False
-    """Whether the model will be sold or used commercially: `facetrain doctor` then compares that with the licenses in
-    the dataset cards."""
 
 
 class Config(Settings):

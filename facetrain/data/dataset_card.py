@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +34,6 @@ CARD_FILE, CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"
 KINDS = ("synthetic", "real", UNKNOWN)
 _MAX_CHARACTERS = 1 << 16
-_NON_COMMERCIAL = re.compile(
-    r"non.?commercial|\bby-nc|\bnc\b|research.((use|purposes?).)?only|only.for.research", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -57,16 +53,6 @@ class DatasetCard:
     images: int | None = None
     digest: str | None = None
     """sha256 of the images and their labels, in order; the same in every format."""
-
-    @property
-    def forbids_sale(self) -> bool:
-        """Whether the license text names non-commercial or research-only use."""
-        return _NON_COMMERCIAL.search(self.license) is not None
-
-    @property
-    def has_license(self) -> bool:
-        """Whether the license is stated."""
-        return self.license.strip().lower() not in ("", UNKNOWN)
 
 
 def card_path(dataset: Path) -> Path:

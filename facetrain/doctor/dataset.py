@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.dataset_card import card_path, read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.data.published_datasets import require_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning
 from facetrain.errors import DataError
 from facetrain.run.start_checks import count_images, find_label_problem
@@ -20,34 +20,25 @@ from facetrain.run.start_checks import count_images, find_label_problem
 _SAMPLES = 32
 
 
-def check_dataset(
-    folder: Path,
-    *,
-    image_size: int,
-    num_classes: int | None = None,
-    num_images: int | None = None,
-    min_images_per_identity: int = 1,
-    skip_bad: bool = False,
-) -> tuple[list[CheckResult], FaceDataset]:
-    """Open a dataset, count its images and identities, and decode some images.
-
-    With `skip_bad`, training skips images that cannot be read (`data.bad_records: skip`).
+def check_dataset(data: DataSettings) -> tuple[list[CheckResult], FaceDataset]:
+    """Open the dataset of a config, count its images and identities, and decode some images.
 
     Raises:
-        DataError: the dataset cannot be opened, or it contradicts the given numbers.
+        DataError: the dataset cannot be opened, or it contradicts the numbers of the config.
     """
-    require_dataset(folder, num_classes=num_classes, num_images=num_images)
-    source = open_dataset(folder, min_images_per_identity=min_images_per_identity)
-    check_counts(source, folder, num_classes=num_classes, num_images=num_images)
+    folder, numbers = Path(data.train), {"num_classes": data.num_classes, "num_images": data.num_images}
+    require_dataset(folder, **numbers)
+    source = open_dataset(folder, min_images_per_identity=data.min_images_per_identity)
+    check_counts(source, folder, **numbers)
     present, counts = count_images(source)
     fewest = counts.min() if len(present) == source.num_classes else 0
     message = (
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
         f"{fewest:,} to {counts.max():,} of each"
     )
-    results = [passed("dataset", message), *_check_labels(source)]
-    results.append(_check_images(source, image_size, skip_bad=skip_bad))
-    return results, source
+    skip_bad = data.bad_records == "skip"
+    images = _check_images(source, data.image_size, skip_bad=skip_bad)
+    return [passed("dataset", message), *_check_labels(source), images], source
 
 
 def check_landmarks(source: FaceDataset, train: str, backbone: str) -> list[CheckResult]:
@@ -70,49 +61,25 @@ def check_landmarks(source: FaceDataset, train: str, backbone: str) -> list[Chec
     return [passed("landmarks", message)]
 
 
-def check_licenses(folder: Path, *, commercial: bool) -> list[CheckResult]:
-    """Compare the licenses in the dataset cards with the use of the model.
-
-    Raises:
-        DataError: a card is damaged.
-    """
-    cards = read_cards(folder)
-    forbidden = [card for card in cards if card.forbids_sale]
-    unstated = [card for card in cards if not card.has_license]
-    if commercial and forbidden:
-        terms = "; ".join(f"{card.name}: {card.license}" for card in forbidden)
-        return [
-            failed(
-                "licenses",
-                f"run.commercial is true, but the license of the data forbids commercial use: {terms}",
-                "train on other data, get a license for this use, or set run.commercial to false",
-            )
-        ]
-    if unstated:
-        names = ", ".join(card.name for card in unstated)
-        message = f"no license is stated for {names}"
-        advice = f"write origin, license and consent into {card_path(folder)}"
-        return [warning("licenses", message, advice)] if commercial else [passed("licenses", message)]
-    return [passed("licenses", "; ".join(f"{card.name}: {card.license}" for card in cards))]
-
-
 def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
     """Return the datasets of a mixture with their names, or the dataset itself: an error may be in one of them."""
     if isinstance(source, MixtureDataset):
-        return [(f"{name}, dataset {number}", one) for number, one in enumerate(source.datasets, start=1)]
+        return [(f"{name}, dataset {number}", part) for number, part in enumerate(source.datasets, start=1)]
     return [(name, source)]
 
 
 def _check_labels(source: FaceDataset) -> list[CheckResult]:
-    if not isinstance(source, MixtureDataset):
-        return [_check_identities(source)]
-    results = [_check_identities(one) for one in source.datasets]
-    found = [
-        replace(result, message=f"dataset {number} of the mixture: {result.message}")
-        for number, result in enumerate(results, start=1)
-        if result.status != OK
+    """Check the labels of each dataset of a mixture, or of the dataset itself."""
+    parts = source.datasets if isinstance(source, MixtureDataset) else [source]
+    problems = []
+    for number, part in enumerate(parts, start=1):
+        result = _check_identities(part)
+        if result.status != OK:
+            place = f"dataset {number} of the mixture: " if part is not source else ""
+            problems.append(replace(result, message=place + result.message))
+    return problems or [
+        passed("identities", f"every label from 0 to {source.num_classes - 1:,} has an image")
     ]
-    return found or [passed("identities", f"every label from 0 to {source.num_classes - 1:,} has an image")]
 
 
 def _check_identities(source: FaceDataset) -> CheckResult:

@@ -8,9 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from facetrain.config.schema import Config
 from facetrain.doctor.check_result import CheckResult, failed, passed, warning
 from facetrain.files import error_reason
 from facetrain.plan.device import GIB
+from facetrain.run.start_checks import check_free_space
 
 _PROBE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 22
@@ -18,29 +20,33 @@ _SLOW_SECONDS = 300
 """A checkpoint that takes longer may not be finished when the next one is due."""
 
 
-def check_disk(folder: Path, *, checkpoint_bytes: int = 0, kept: int = 0) -> list[CheckResult]:
+def check_disk(
+    folder: Path, config: Config | None = None, *, checkpoint_bytes: int = 0, steps: int = 1
+) -> list[CheckResult]:
     """Measure free space, write speed (64 MiB, synced) and folder renames at `folder`.
 
     Args:
         folder: future run folder; its nearest existing parent is measured.
-        checkpoint_bytes: size of one checkpoint; 0 if unknown.
-        kept: number of checkpoints that the run keeps.
+        config: config of the run, if there is one.
+        checkpoint_bytes: size of one of its checkpoints.
+        steps: steps of the run.
 
     Raises:
+        RunError: the disk cannot hold a checkpoint.
         OSError: the folder cannot be written to.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    # One more than are kept: the next checkpoint is written before the oldest is deleted.
-    needed = checkpoint_bytes * (kept + 1)
     message = f"{existing}: {free / GIB:.1f} GiB free"
-    if checkpoint_bytes:
-        message += f"; {kept + 1} checkpoints of {checkpoint_bytes / GIB:.2f} GiB at most"
-    if free < needed + _PROBE_BYTES:
-        advice = "free some space, set run.dir to a larger disk, or lower checkpoint.keep"
-        return [failed("disk space", message, advice)]
+    problems: list[str] = []
+    if config:
+        message += f"; a checkpoint takes {checkpoint_bytes / GIB:.2f} GiB"
+        problems = [*check_free_space(config, folder, checkpoint_bytes, steps)]
+    if free < _PROBE_BYTES:
+        return [failed("disk space", message, "free some space, or set run.dir to a larger disk")]
     return [
-        passed("disk space", message),
+        *(warning("disk space", problem, "") for problem in problems),
+        *([] if problems else [passed("disk space", message)]),
         _check_speed(existing, checkpoint_bytes),
         _check_rename(existing),
     ]

@@ -12,13 +12,12 @@ from facetrain.backbone.zoo import build_backbone, takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import normalize
-from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed.world import World
 from facetrain.doctor import machine, network, software
 from facetrain.doctor.check_result import CheckResult, count_text, passed, run_check
-from facetrain.doctor.dataset import check_dataset, check_landmarks, check_licenses, parts_of
+from facetrain.doctor.dataset import check_dataset, check_landmarks, parts_of
 from facetrain.doctor.disk import check_disk
-from facetrain.doctor.image_sample import draw_sample
+from facetrain.doctor.image_sample import draw_sample, read_images
 from facetrain.doctor.input_normalization import check_normalization
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.doctor.silent_errors import check_alignment, check_images
@@ -76,53 +75,40 @@ def _examine_machine(world: World, config: Config | None) -> list[CheckResult]:
 
 def _examine_run(config: Config, world: World, run_dir: Path | None, *, ranks: int) -> list[CheckResult]:
     folder = run_dir or Path(config.run.dir) / config.run.name
-    synthetic = config.data.synthetic
-    # Images and classes, once they are known: from the generator, the dataset or the config.
-    counts: tuple[int, int] | None = None
+    counts = config.data.num_images, config.data.num_classes
+    results: list[CheckResult] = []
     sources: list[FaceDataset] = []
+    synthetic = config.data.synthetic
     if synthetic and not Path(config.data.train).exists():
-        results = [passed("dataset", f"{config.data.train} is generated at the first start")]
+        results.append(passed("dataset", f"{config.data.train} is generated at the first start"))
         counts = synthetic.identities * synthetic.images_per_identity, synthetic.identities
     else:
         sets: list[PairSet] = []
-        results = run_check("dataset", _examine_dataset, config, sources)
-        if sources and takes_landmarks(config.model.backbone):
-            results += run_check(
-                "landmarks", check_landmarks, sources[0], config.data.train, config.model.backbone
-            )
-        results += run_check(
-            "licenses", check_licenses, Path(config.data.train), commercial=config.run.commercial
-        )
+        results += run_check("dataset", _examine_dataset, config, sources)
         results += run_check("verification sets", _examine_verification_sets, config, sets)
         results += run_check("images", _examine_images, config, sources, sets)
-    if sources:
-        counts = sources[0].num_images, sources[0].num_classes
-    elif not counts and config.data.num_images and config.data.num_classes:
-        counts = config.data.num_images, config.data.num_classes
+    for source in sources:
+        counts = source.num_images, source.num_classes
+        if takes_landmarks(config.model.backbone):
+            results += run_check(
+                "landmarks", check_landmarks, source, config.data.train, config.model.backbone
+            )
+    num_images, num_classes = counts
     if config.model.init_from:
-        known_classes = counts[1] if counts else None
-        results += run_check("initial weights", _examine_initial_weights, config, known_classes)
+        results += run_check("initial weights", _examine_initial_weights, config, num_classes)
         for source in sources:
             results += run_check("initial normalization", _examine_normalization, config, source)
     if config.distill:
         results += run_check("teacher", check_teacher, config, sources[0] if sources else None)
-    if counts:
-        num_images, num_classes = counts
+    if num_images and num_classes:
         results += run_check("batch", _examine_batch, config, ranks, num_images)
-        results += run_check("sizes", _examine_sizes, config, world, ranks, num_classes, folder)
+        results += run_check("sizes", _examine_sizes, config, world, ranks, (num_images, num_classes), folder)
     return results
 
 
 def _examine_dataset(config: Config, sources: list[FaceDataset]) -> list[CheckResult]:
     """Check the dataset, and append it to `sources`."""
-    results, source = check_dataset(
-        Path(config.data.train),
-        image_size=config.data.image_size,
-        num_classes=config.data.num_classes,
-        num_images=config.data.num_images,
-        min_images_per_identity=config.data.min_images_per_identity,
-        skip_bad=config.data.bad_records == "skip",
-    )
+    results, source = check_dataset(config.data)
     sources.append(source)
     return results
 
@@ -153,18 +139,11 @@ def _examine_images(config: Config, sources: list[FaceDataset], sets: list[PairS
 
 def _examine_normalization(config: Config, source: FaceDataset) -> list[CheckResult]:
     """Compare the input that the initial weights were trained on with that of this run."""
-    path = Path(str(config.model.init_from))
     network = build_backbone(**describe_model(config)["backbone"])
-    index = np.linspace(0, source.num_images - 1, _NORMALIZATION_IMAGES).astype(np.int64).tolist()
-    image_BHWC = np.stack(
-        [
-            resize_square(decode_rgb(source.read(i), location=source.location(i)), config.data.image_size)
-            for i in index
-        ]
-    )
-    images = partial(normalize, torch.from_numpy(image_BHWC))
-    merged = load_initial_weights(config, network, images)
-    return check_normalization(str(path), network, image_BHWC, merged)
+    index = np.linspace(0, source.num_images - 1, _NORMALIZATION_IMAGES).astype(np.int64)
+    image_BHWC = read_images(source, index, config.data.image_size)
+    merged = load_initial_weights(config, network, partial(normalize, torch.from_numpy(image_BHWC)))
+    return check_normalization(str(config.model.init_from), network, image_BHWC, merged)
 
 
 def _examine_initial_weights(config: Config, num_classes: int | None) -> list[CheckResult]:
@@ -172,14 +151,13 @@ def _examine_initial_weights(config: Config, num_classes: int | None) -> list[Ch
     path = Path(config.model.init_from)
     options = describe_model(config)["backbone"]
     check_backbone_weights(path, options, first_blocks=config.model.init_blocks == "first")
+    message = f"{path}: fits {options['name']}"
     if config.head.init_from == "reinit":
-        return [passed("initial weights", f"{path}: fits {options['name']}; the class centers start anew")]
+        return [passed("initial weights", f"{message}; the class centers start anew")]
     centers = read_centers(path)
     if num_classes is not None:
         check_center_count(path, centers, num_classes, may_grow=config.head.init_from == "extend")
-    return [
-        passed("initial weights", f"{path}: fits {options['name']}; {centers.num_classes:,} class centers")
-    ]
+    return [passed("initial weights", f"{message}; {centers.num_classes:,} class centers")]
 
 
 def _examine_batch(config: Config, ranks: int, num_images: int) -> list[CheckResult]:
@@ -190,32 +168,28 @@ def _examine_batch(config: Config, ranks: int, num_images: int) -> list[CheckRes
         f"{count_text(config.optim.accumulate, 'micro-batch', 'micro-batches')} = "
         f"{schedule.global_batch_size:,} per step; {schedule.steps_per_epoch:,} steps per epoch, "
         f"{schedule.total_steps:,} in total"
-        + "".join(
-            f"; stage {number} until step {stage.stop_step:,}: {stage.describe()}"
-            for number, stage in enumerate(schedule.stages, start=1)
-            if config.train.stages
-        )
     )
-    if config.data.synthetic:
+    if config.train.stages:
+        for number, stage in enumerate(schedule.stages, start=1):
+            message += f"; stage {number} until step {stage.stop_step:,}: {stage.describe()}"
+    results = [passed("batch", message)]
+    if not config.data.synthetic:
         # Published rates are for photos of many identities; generated faces are for demonstrations.
-        return [passed("batch", message)]
-    learning_rate = check_learning_rate(
-        config.optim.name,
-        config.optim.lr,
-        schedule.global_batch_size,
-        has_initial_weights=bool(config.model.init_from),
-    )
-    return [passed("batch", message), *learning_rate]
+        results += check_learning_rate(
+            config.optim, schedule.global_batch_size, has_initial_weights=bool(config.model.init_from)
+        )
+    return results
 
 
 def _examine_sizes(
-    config: Config, world: World, ranks: int, num_classes: int, folder: Path
+    config: Config, world: World, ranks: int, counts: tuple[int, int], folder: Path
 ) -> list[CheckResult]:
+    """Check disk and memory for a dataset with `counts` images and identities."""
+    num_images, num_classes = counts
     cuda = world.device.type == "cuda"
     needed = forecast_stages(config, num_classes, ranks, cuda=cuda).needed
-    kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
-    size = checkpoint_bytes(needed, ranks)
-    results = run_check("disk", check_disk, folder, checkpoint_bytes=size, kept=kept)
+    size, steps = checkpoint_bytes(needed, ranks), schedule_steps(config, num_images, ranks).total_steps
+    results = run_check("disk", check_disk, folder, config, checkpoint_bytes=size, steps=steps)
     if not cuda:
         # On the CPU all processes and other programs share the memory, so there is no size to compare with.
         return results

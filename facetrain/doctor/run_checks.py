@@ -9,6 +9,7 @@ from facetrain.checkpoint.identity import check_identity
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.doctor.check_result import LIKELY, POSSIBLE, CheckResult, count_text, failed, passed, warning
 from facetrain.errors import CheckpointError, ForeignCheckpointError
+from facetrain.optim.settings import OptimSettings
 from facetrain.plan.device import GIB
 from facetrain.plan.forecast import Forecast
 from facetrain.plan.limits import USABLE
@@ -21,18 +22,18 @@ _HIGHEST_ADAMW_LR = 4e-3
 
 
 def check_learning_rate(
-    optimizer: str, lr: float, global_batch_size: int, *, has_initial_weights: bool = False
+    optim: OptimSettings, global_batch_size: int, *, has_initial_weights: bool = False
 ) -> list[CheckResult]:
     """Compare the learning rate with the published ones, which for SGD are proportional to the global batch.
 
     Args:
-        optimizer: name of the optimizer.
-        lr: learning rate of the config.
+        optim: optimizer and learning rate of the config.
         global_batch_size: images per step of all ranks and micro-batches.
         has_initial_weights: the run starts from trained weights, for which lower rates are usual.
     """
-    message = f"{optimizer}, lr {lr:g} with {global_batch_size:,} images per step"
-    if optimizer == "adamw":
+    lr = optim.lr
+    message = f"{optim.name}, lr {lr:g} with {global_batch_size:,} images per step"
+    if optim.name == "adamw":
         if lr > _HIGHEST_ADAMW_LR:
             advice = "published AdamW recipes use 0.001: lower optim.lr"
             return [warning("learning rate", message, advice, LIKELY)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,14 +33,6 @@ _LARGEST_SCALE, _LARGEST_SHIFT = 1.12, 7.0
 _CLEAR_GAIN = 0.1
 
 
-class Finding(NamedTuple):
-    """An error of the images of one set."""
-
-    certainty: str
-    message: str
-    advice: str
-
-
 def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
     """Check a sample of one dataset or verification set: colors, storage, rotation and pixel values.
 
@@ -52,57 +43,59 @@ def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
     Returns:
         A warning for each error; a single passed result if there is none.
     """
-    found = [
-        warning(f"images of {name}", finding.message, finding.advice, finding.certainty)
-        for finding in (*_find_storage(sample), *_find_in_statistics(sample))
-    ]
-    if found:
-        return found
+    check = f"images of {name}"
+    if errors := [*_find_storage(check, sample), *_find_in_statistics(check, sample)]:
+        return errors
     gray = int(sample.is_gray_N.sum())
     kinds = "storage, colors, rotation and pixel values" if len(sample) >= _FEWEST_IMAGES else "storage"
     suffix = f", {gray:,} of them gray" if gray else ""
     message = f"{len(sample):,} of {sample.total:,} examined{suffix}: no error of {kinds} found"
-    return [passed(f"images of {name}", message)]
+    return [passed(check, message)]
 
 
-def _find_storage(sample: ImageSample) -> Iterator[Finding]:
+def _find_storage(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     """Report what the headers of the images state; these results are certain."""
-    colors, count = sample.colors, len(sample)
-    cmyk = sum(number for color, number in colors.items() if color.model == "CMYK")
-    deep = sum(number for color, number in colors.items() if color.bits > 8)
-    alpha = sum(number for color, number in colors.items() if color.has_alpha)
-    if sample.num_rotated_tags:
-        yield Finding(
-            CERTAIN,
-            f"{sample.num_rotated_tags:,} of {count:,} images have an EXIF rotation",
+    colors, gray = sample.colors, int(sample.is_gray_N.sum())
+    for number, error, advice in (
+        (
+            sample.num_rotated_tags,
+            "have an EXIF rotation",
             "facetrain turns them as the tag says, other programs do not: if faces were aligned before, the tag is "
             "wrong now; store upright images without the tag",
-        )
-    if cmyk:
-        advice = "colors of print are converted without their color profile: store these images as RGB"
-        yield Finding(CERTAIN, f"{cmyk:,} of {count:,} images are CMYK", advice)
-    if deep:
-        advice = "the low bits are dropped: scale them to 8 bits by their real range, and store them so"
-        yield Finding(CERTAIN, f"{deep:,} of {count:,} images have more than 8 bits per channel", advice)
-    if alpha:
-        advice = "transparency is dropped, and hidden colors appear: store images without it"
-        yield Finding(CERTAIN, f"{alpha:,} of {count:,} images have transparency", advice)
-    gray = int(sample.is_gray_N.sum())
-    if _at_least(gray, count) > _MANY_GRAY:
-        advice = (
-            "use the color images if they exist; otherwise make training and evaluation agree (augment.gray)"
-        )
-        yield Finding(CERTAIN, f"{gray:,} of {count:,} images are gray", advice)
+        ),
+        (
+            sum(number for color, number in colors.items() if color.model == "CMYK"),
+            "are CMYK",
+            "colors of print are converted without their color profile: store these images as RGB",
+        ),
+        (
+            sum(number for color, number in colors.items() if color.bits > 8),
+            "have more than 8 bits per channel",
+            "the low bits are dropped: scale them to 8 bits by their real range, and store them so",
+        ),
+        (
+            sum(number for color, number in colors.items() if color.has_alpha),
+            "have transparency",
+            "transparency is dropped, and hidden colors appear: store images without it",
+        ),
+        (
+            gray if _at_least(gray, len(sample)) > _MANY_GRAY else 0,
+            "are gray",
+            "use the color images if they exist; otherwise make training and evaluation agree (augment.gray)",
+        ),
+    ):
+        if number:
+            yield warning(check, f"{number:,} of {len(sample):,} images {error}", advice, CERTAIN)
 
 
-def _find_in_statistics(sample: ImageSample) -> Iterator[Finding]:
+def _find_in_statistics(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     if len(sample) >= _FEWEST_IMAGES:
-        yield from _find_swapped_channels(sample)
-        yield from _find_rotation(sample)
-        yield from _find_stored_normalized(sample)
+        yield from _find_swapped_channels(check, sample)
+        yield from _find_rotation(check, sample)
+        yield from _find_stored_normalized(check, sample)
 
 
-def _find_swapped_channels(sample: ImageSample) -> Iterator[Finding]:
+def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     advice = (
         "skin has more red than blue: red and blue are probably swapped; swap them when the images are packed"
     )
@@ -113,17 +106,14 @@ def _find_swapped_channels(sample: ImageSample) -> Iterator[Finding]:
     share = is_blue.mean()
     if share > 0.5 and np.median(redness) < 2 * _BLUE:
         certainty = LIKELY if share > 0.8 else POSSIBLE
-        yield Finding(certainty, f"{share:.0%} of the color images have more blue than red", advice)
+        yield warning(check, f"{share:.0%} of the color images have more blue than red", advice, certainty)
     elif _at_least(int(is_blue.sum()), len(redness)) > _MANY_BLUE and np.median(redness[~is_blue]) > _SKIN:
         certainty, place = _certainty_of_part(sample, is_blue)
-        yield Finding(
-            certainty,
-            f"{share:.0%} of the color images have more blue than red{place}, unlike the others",
-            advice,
-        )
+        message = f"{share:.0%} of the color images have more blue than red{place}, unlike the others"
+        yield warning(check, message, advice, certainty)
 
 
-def _find_rotation(sample: ImageSample) -> Iterator[Finding]:
+def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     correlations = orientation_correlations(sample.patterns_NSS)
     average = orientation_correlations(sample.patterns_NSS.mean(0)[None])[0]
     advice = "a rotation tag was probably lost before it was applied: turn these images upright"
@@ -132,7 +122,7 @@ def _find_rotation(sample: ImageSample) -> Iterator[Finding]:
     if turns and average[turns] > 0.4 and average[turns] - others > _TURN_MARGIN:
         angle = {1: "a quarter turn to the right", 2: "half a turn", 3: "a quarter turn to the left"}[turns]
         certainty = LIKELY if average[turns] > 0.5 else POSSIBLE
-        yield Finding(certainty, f"the average face is rotated by {angle}", advice)
+        yield warning(check, f"the average face is rotated by {angle}", advice, certainty)
         return
     is_upright = correlations[:, 0] - correlations[:, 1:].max(1) > _TURN_MARGIN
     has_faces = is_upright.mean() > 0.3 and average.max() > 0.3
@@ -143,10 +133,10 @@ def _find_rotation(sample: ImageSample) -> Iterator[Finding]:
             certainty = LIKELY if is_turned.mean() > 0.1 else POSSIBLE
             angle = {1: "to the right", 2: "upside down", 3: "to the left"}[turns]
             message = f"about {is_turned.mean():.0%} of the faces are turned {angle}, the others are upright"
-            yield Finding(certainty, message, advice)
+            yield warning(check, message, advice, certainty)
 
 
-def _find_stored_normalized(sample: ImageSample) -> Iterator[Finding]:
+def _find_stored_normalized(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     counts = sample.pixel_counts
     cumulative = np.cumsum(counts) / counts.sum()
     low, high = (int(np.searchsorted(cumulative, quantile)) for quantile in (0.001, 0.999))
@@ -157,9 +147,9 @@ def _find_stored_normalized(sample: ImageSample) -> Iterator[Finding]:
     )
     if high - low < _NARROW_RANGE:
         certainty = LIKELY if high - low < _VERY_NARROW_RANGE else POSSIBLE
-        yield Finding(certainty, f"99.8 % of all values are between {low} and {high}", advice)
+        yield warning(check, f"99.8 % of all values are between {low} and {high}", advice, certainty)
     elif saturated > _MANY_SATURATED:
-        yield Finding(LIKELY, f"{saturated:.0%} of all values are 0 or 255", advice)
+        yield warning(check, f"{saturated:.0%} of all values are 0 or 255", advice, LIKELY)
 
 
 def check_alignment(
@@ -173,36 +163,36 @@ def check_alignment(
     if min(len(sample), len(reference)) < _FEWEST_IMAGES or _clearness(reference) < _CLEAR_FACE:
         return []
     check = f"alignment of {name}"
-    found = register(reference.patterns_NSS.mean(0), sample.patterns_NSS.mean(0))
+    moved = register(reference.patterns_NSS.mean(0), sample.patterns_NSS.mean(0))
     advice = (
         f"embed and train on one alignment: align {name} as {reference_name} was (`facetrain data pairs … --detector "
         "ONNX`; a training set: `facetrain data pack … --detector ONNX`)"
     )
-    if found.similarity < _CLEAR_FACE:
+    if moved.similarity < _CLEAR_FACE:
         if len(sample) < 2 * _FEWEST_IMAGES:
             return []
-        message = f"the average face does not resemble that of {reference_name} (correlation {found.similarity:.2f})"
+        message = f"the average face does not resemble that of {reference_name} (correlation {moved.similarity:.2f})"
         return [warning(check, message, advice, POSSIBLE)]
-    if not _is_moved(found):
-        return [passed(check, f"as {reference_name} (correlation {found.similarity_in_place:.2f})")]
-    gain = found.similarity - found.similarity_in_place
-    certainty = LIKELY if gain > _CLEAR_GAIN and found.similarity > 0.7 else POSSIBLE
+    if not _is_moved(moved):
+        return [passed(check, f"as {reference_name} (correlation {moved.similarity_in_place:.2f})")]
+    gain = moved.similarity - moved.similarity_in_place
+    certainty = LIKELY if gain > _CLEAR_GAIN and moved.similarity > 0.7 else POSSIBLE
     message = (
-        f"faces have {found.scale:.2f} times the size of those in {reference_name}, {_shift_text(found)}: "
-        f"correlation {found.similarity_in_place:.2f} in place, {found.similarity:.2f} after both changes"
+        f"faces have {moved.scale:.2f} times the size of those in {reference_name}, {_shift_text(moved)}: "
+        f"correlation {moved.similarity_in_place:.2f} in place, {moved.similarity:.2f} after both changes"
     )
     return [warning(check, message, advice, certainty)]
 
 
-def _is_moved(found: Registration) -> bool:
-    size = max(found.scale, 1 / found.scale)
-    return size > _LARGEST_SCALE or max(abs(found.right), abs(found.down)) > _LARGEST_SHIFT
+def _is_moved(face: Registration) -> bool:
+    size = max(face.scale, 1 / face.scale)
+    return size > _LARGEST_SCALE or max(abs(face.right), abs(face.down)) > _LARGEST_SHIFT
 
 
-def _shift_text(found: Registration) -> str:
+def _shift_text(face: Registration) -> str:
     shifts = [
         f"{abs(shift):.0f} pixels {(after if shift > 0 else before)}"
-        for shift, before, after in ((found.right, "left", "right"), (found.down, "up", "down"))
+        for shift, before, after in ((face.right, "left", "right"), (face.down, "up", "down"))
         if abs(shift) >= 1
     ]
     return f"and are {' and '.join(shifts)} (of 112)" if shifts else "at the same place"

@@ -14,9 +14,9 @@ from torch import Tensor
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
-from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.loading.loader import Batch
 from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
+from facetrain.doctor.image_sample import read_images
 from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.run.build.teacher_embeddings import open_cache
@@ -42,29 +42,23 @@ def check_teacher(config: Config, source: FaceDataset | None) -> list[CheckResul
     teacher = open_model(Path(distill.teacher), torch.device("cpu"))
     size = _embed(teacher, np.zeros((1, teacher.image_size, teacher.image_size, 3), np.uint8)).shape[1]
     student = config.model.embedding_size
-    bridge = (
-        "as the network"
-        if size == student
-        else f"a learned projection maps the network's {student:,} to them"
-    )
+    bridge = f"a learned projection maps the network's {student:,} to them"
     if distill.loss == "relational":
         bridge = "relational compares no elements"
-    results = [
-        passed(
-            "teacher", f"{distill.teacher}: {teacher.description}; embeddings of {size:,} elements, {bridge}"
-        )
-    ]
+    elif size == student:
+        bridge = "as the network"
+    message = f"{distill.teacher}: {teacher.description}; embeddings of {size:,} elements, {bridge}"
+    results = [passed("teacher", message)]
     if source is None:
         return results
     index_P2 = _pairs(source.labels)
     if len(index_P2) < _LEAST_PAIRS:
-        results.append(
-            passed("teacher colors", f"not checked: fewer than {_LEAST_PAIRS} identities have two images")
-        )
+        message = f"not checked: fewer than {_LEAST_PAIRS} identities have two images"
+        results.append(passed("teacher colors", message))
         index_P2 = np.linspace(0, source.num_images - 1, 2 * _LEAST_PAIRS).astype(np.int64).reshape(-1, 2)
-        embedding_BT = _embed(teacher, _images(source, index_P2, teacher.image_size))
+        embedding_BT = _embed(teacher, read_images(source, index_P2.reshape(-1), teacher.image_size))
     else:
-        image_BHWC = _images(source, index_P2, teacher.image_size)
+        image_BHWC = read_images(source, index_P2.reshape(-1), teacher.image_size)
         embedding_BT = _embed(teacher, image_BHWC)
         results.append(_check_colors(distill.teacher, embedding_BT, _embed(teacher, image_BHWC[..., ::-1])))
     if distill.cache is not None:
@@ -112,19 +106,9 @@ def _pairs(labels: np.ndarray) -> np.ndarray:
     order = np.argsort(labels, kind="stable")
     first = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0])
     first = first[np.diff(np.r_[first, len(order)]) >= 2]
-    chosen = (
-        first[np.unique(np.linspace(0, len(first) - 1, _PAIRS).astype(np.int64))] if len(first) else first
-    )
+    # Without any pair, linspace ends before it begins: nothing is chosen.
+    chosen = first[np.unique(np.linspace(0, len(first) - 1, min(_PAIRS, len(first))).astype(np.int64))]
     return np.stack([order[chosen], order[chosen + 1]], axis=1)
-
-
-def _images(source: FaceDataset, index_P2: np.ndarray, size: int) -> np.ndarray:
-    return np.stack(
-        [
-            resize_square(decode_rgb(source.read(int(n)), location=source.location(int(n))), size)
-            for n in index_P2.reshape(-1)
-        ]
-    )
 
 
 @torch.no_grad()

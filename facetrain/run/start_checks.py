@@ -54,7 +54,7 @@ def check_start(
     return [
         *_check_identities(config, source),
         *_check_learning_rate(config),
-        *_check_free_space(config, folder, checkpoint_bytes(config, state), steps),
+        *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
 
 
@@ -135,7 +135,12 @@ def _check_learning_rate(config: Config) -> Iterator[str]:
         )
 
 
-def _check_free_space(config: Config, folder: Path, size: int, steps: int) -> Iterator[str]:
+def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Iterator[str]:
+    """Yield a warning if the disk cannot hold all checkpoints, of `size` bytes each, that a run of `steps` steps keeps.
+
+    Raises:
+        RunError: the disk cannot hold one checkpoint.
+    """
     if not steps:
         return
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

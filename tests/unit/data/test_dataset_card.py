@@ -1,12 +1,8 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from facetrain.config.loading import load_config
 from facetrain.data.dataset_card import (
-    DatasetCard,
-    card_path,
     card_text,
     read_card,
     read_cards,
@@ -19,8 +15,6 @@ from facetrain.data.tools import unpack as unpack_tool
 from facetrain.data.tools.check import check
 from facetrain.data.tools.clean import write_cleaned
 from facetrain.data.tools.convert import convert
-from facetrain.doctor.check_result import FAILURE, OK, WARNING
-from facetrain.doctor.dataset import check_licenses
 from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
@@ -89,27 +83,6 @@ def test_a_card_with_other_content_is_refused(tmp_path, text, message):
         read_card(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("license", "forbids"),
-    [("CC BY-NC 4.0", True), ("CC-BY-NC-SA-4.0", True), ("Non-commercial research", True), ("noncommercial", True),
-     ("for research purposes only", True), ("research only", True),
-     ("MIT", False), ("CC BY 4.0", False), ("commercial license bought", False)],
-)  # fmt: skip
-def test_licenses_that_forbid_sale_are_known(license, forbids):
-    assert DatasetCard("x", license=license).forbids_sale == forbids
-
-
-def test_doctor_compares_the_licenses_with_the_use_of_the_model(tmp_path):
-    def status(commercial, card):
-        card_path(tmp_path).write_text(card_text([card]))
-        (result,) = check_licenses(tmp_path, commercial=commercial)
-        return result.status
-
-    card = DatasetCard("x", license="CC BY-NC 4.0")
-    assert (status(True, card), status(False, card)) == (FAILURE, OK)
-    assert (status(True, replace(card, license="MIT")), status(True, DatasetCard("x"))) == (OK, WARNING)
-
-
 def _cards_of(folder):
     return [(card.name, card.license, card.people, card.images) for card in read_cards(folder)]
 
@@ -140,8 +113,6 @@ def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path)
     for name in ("merged", "copy.zip", "subset"):
         names = [(card.name, card.license) for card in read_cards(tmp_path / name)]
         assert names == [("HSFace10k", "non-commercial research"), ("b", "unknown")], name
-    (result,) = check_licenses(tmp_path / "merged", commercial=True)
-    assert result.status == FAILURE and "HSFace10k: non-commercial research" in result.message
 
 
 def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
@@ -154,8 +125,6 @@ def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
         "hadrian_eclipse",
     }
     assert pages <= set(loaded)
-    assert loaded["ms1mv3"].forbids_sale and loaded["webface42m"].forbids_sale and loaded["lfw"].forbids_sale
-    assert not loaded["hsface10k"].has_license
     presets = {path.stem.removesuffix("_r50"): path for path in (ROOT / "configs").glob("*_r50.yaml")}
     for name in loaded.keys() & presets.keys():
         data = load_config(presets[name]).data
@@ -181,4 +150,4 @@ def test_a_rendered_dataset_has_a_card(tmp_path):
         workers=1,
     )
     card = read_card(tmp_path / "s")
-    assert (card.kind, card.people, card.images) == ("synthetic", 2, 2) and not card.forbids_sale
+    assert (card.kind, card.people, card.images) == ("synthetic", 2, 2)

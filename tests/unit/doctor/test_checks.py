@@ -7,7 +7,8 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.schema import Config
+from facetrain.config.loading import build_config
+from facetrain.data.settings import DataSettings
 from facetrain.distributed.network_interface import Interface, interface_in_use, interfaces
 from facetrain.doctor import machine, software
 from facetrain.doctor.check_result import run_check
@@ -16,10 +17,15 @@ from facetrain.doctor.disk import check_disk
 from facetrain.doctor.network import _check_interface, check_network
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.errors import DataError
+from facetrain.optim.settings import OptimSettings
 from facetrain.plan.forecast import forecast
 from tests.support.datasets import damage_records, write_records
 from tests.support.faults import small_disk
 from tests.support.snapshots import snapshot
+
+
+def check_data(folder, **values):
+    return check_dataset(DataSettings(train=str(folder), **{"image_size": 16} | values))
 
 
 def statuses(results):
@@ -82,23 +88,28 @@ def test_storage_that_renames_no_folder_is_a_failure(tmp_path, monkeypatch):
 
 
 def test_a_disk_with_enough_space_is_measured_and_a_full_one_is_a_failure(tmp_path):
-    results = check_disk(tmp_path / "runs" / "new", checkpoint_bytes=1000, kept=3)
+    config = build_config({"data": {"train": "none"}, "checkpoint": {"every_steps": 1, "keep": 3}}, "test")
+    results = check_disk(tmp_path / "runs" / "new", config, checkpoint_bytes=1000, steps=9)
     assert statuses(results) == {"disk space": "ok", "disk speed": "ok", "disk renames": "ok"}
-    assert "4 checkpoints" in results[0].message and "MB/s" in results[1].message
+    assert "a checkpoint takes 0.00 GiB" in results[0].message and "MB/s" in results[1].message
     assert list(tmp_path.iterdir()) == []
     with small_disk(tmp_path / "disk", size_kib=100 << 10):
-        (full,) = check_disk(tmp_path / "disk", checkpoint_bytes=30 << 20, kept=3)
-    assert full.status == "failure" and "checkpoint.keep" in full.advice
+        few, *_ = check_disk(tmp_path / "disk", config, checkpoint_bytes=30 << 20, steps=9)
+        (full,) = run_check(
+            "disk", check_disk, tmp_path / "disk", config, checkpoint_bytes=300 << 20, steps=9
+        )
+    assert few.status == "warning" and "4 checkpoints" in few.message and "checkpoint.keep" in few.message
+    assert full.status == "failure" and "a checkpoint takes 0.315 GB" in full.message
 
 
 def test_a_good_dataset_passes(tmp_path):
-    results, source = check_dataset(write_records(tmp_path, [0, 0, 1, 2, 2], size=16), image_size=16)
+    results, source = check_data(write_records(tmp_path, [0, 0, 1, 2, 2], size=16))
     assert set(statuses(results).values()) == {"ok"} and source.num_images == 5
     assert "5 images of 3 identities, 1 to 2 of each" in results[0].message
 
 
 def test_missing_labels_and_other_image_sizes_are_warnings(tmp_path):
-    results, _ = check_dataset(write_records(tmp_path, [0, 0, 5, 5], size=20), image_size=16)
+    results, _ = check_data(write_records(tmp_path, [0, 0, 5, 5], size=20))
     assert statuses(results) == {"dataset": "ok", "identities": "warning", "images": "warning"}
     assert "4 labels below the highest" in results[1].message and "20 × 20" in results[2].message
 
@@ -106,7 +117,7 @@ def test_missing_labels_and_other_image_sizes_are_warnings(tmp_path):
 def test_a_very_large_label_is_found_without_a_count_of_all_labels(tmp_path):
     data = write_records(tmp_path, [0, 0, 2**31 - 256], size=16)
     tracemalloc.start()
-    results, _ = check_dataset(data, image_size=16)
+    results, _ = check_data(data)
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
     assert "3 images of 2,147,483,393 identities, 0 to 2 of each" in results[0].message
@@ -119,7 +130,7 @@ def test_unreadable_images_are_a_failure_that_names_the_first(tmp_path):
     at = data.index(b"\x89PNG")
     data[at : at + 4] = b"none"
     (folder / "train.rec").write_bytes(data)
-    results, _ = check_dataset(folder, image_size=16)
+    results, _ = check_data(folder)
     assert (
         results[-1].status == "failure"
         and "1 of 4" in results[-1].message
@@ -130,20 +141,20 @@ def test_unreadable_images_are_a_failure_that_names_the_first(tmp_path):
 def test_unreadable_images_that_training_skips_are_a_warning(tmp_path):
     folder = write_records(tmp_path, [0, 0, 1, 1])
     damage_records(folder / "train.rec", (1,))
-    results, _ = check_dataset(folder, image_size=16, skip_bad=True)
+    results, _ = check_data(folder, bad_records="skip")
     assert results[-1].status == "warning" and "training skips them" in results[-1].message
     assert "bad_records" not in results[-1].advice, "it is set already"
     damage_records(folder / "train.rec", (0, 1, 2, 3))
-    results, _ = check_dataset(folder, image_size=16, skip_bad=True)
+    results, _ = check_data(folder, bad_records="skip")
     assert results[-1].status == "failure"
 
 
 def test_an_error_in_a_check_becomes_a_failure(tmp_path):
-    (result,) = run_check("dataset", check_dataset, tmp_path / "none", image_size=16)
+    (result,) = run_check("dataset", check_data, tmp_path / "none")
     assert result.status == "failure" and "no such folder" in result.message
     write_records(tmp_path, [0, 1])
     with pytest.raises(DataError, match="num_classes is 3"):
-        check_dataset(tmp_path, image_size=16, num_classes=3)
+        check_data(tmp_path, num_classes=3)
 
 
 @pytest.mark.parametrize(
@@ -160,23 +171,18 @@ def test_an_error_in_a_check_becomes_a_failure(tmp_path):
     ],
 )
 def test_learning_rates_are_compared_with_published_ones(optimizer, lr, batch, status):
-    (result,) = check_learning_rate(optimizer, lr, batch)
+    (result,) = check_learning_rate(OptimSettings(name=optimizer, lr=lr), batch)
     assert result.status == status
 
 
 def test_a_low_learning_rate_is_usual_for_trained_weights():
-    (result,) = check_learning_rate("sgd", 0.001, 1024, has_initial_weights=True)
+    (result,) = check_learning_rate(OptimSettings(lr=0.001), 1024, has_initial_weights=True)
     assert result.status == "ok"
 
 
 def test_sizes_of_memory_and_checkpoints_come_from_the_forecast():
-    config = Config.model_validate(
-        {
-            "data": {"train": "none"},
-            "model": {"backbone": "mbf", "embedding_size": 64},
-            "eval": {"targets": []},
-        }
-    )
+    model = {"backbone": "mbf", "embedding_size": 64}
+    config = build_config({"data": {"train": "none"}, "model": model, "eval": {"targets": []}}, "test")
     needed = forecast(config, 1001, 2)
     parameters = sum(p.numel() for p in build_backbone("mbf", embedding_size=64).parameters())
     # Batch norm's statistics are saved too; the larger shard counts twice.

@@ -12,6 +12,7 @@ from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.color import encoded_color
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.doctor import input_normalization
 from facetrain.doctor.dataset import check_dataset
@@ -20,6 +21,7 @@ from facetrain.doctor.input_normalization import check_normalization
 from facetrain.doctor.run_checks import check_learning_rate
 from facetrain.doctor.silent_errors import check_alignment, check_images
 from facetrain.models.initialize_from import initialize_backbone
+from facetrain.optim.settings import OptimSettings
 from tests.support.command import facetrain
 from tests.support.datasets import write_records
 from tests.support.planted_errors import ALIGNMENT_ERRORS, IMAGE_ERRORS, jpeg, plant
@@ -139,7 +141,7 @@ def test_colors_are_read_from_the_headers_of_every_format(drawn_faces):
      ([1, 3, 3], "warning", "possible")],
 )  # fmt: skip
 def test_labels_that_begin_at_one_are_found(labels, status, certainty, tmp_path):
-    results, _ = check_dataset(write_records(tmp_path, labels), image_size=16)
+    results, _ = check_dataset(DataSettings(train=str(write_records(tmp_path, labels))))
     assert (results[1].check, results[1].status, results[1].certainty) == ("identities", status, certainty)
 
 
@@ -147,7 +149,7 @@ def test_labels_that_begin_at_one_in_one_dataset_of_a_mixture_are_found(tmp_path
     write_records(tmp_path / "a", [0, 1, 1])
     write_records(tmp_path / "b", [1, 1, 2])
     (tmp_path / "mix.yaml").write_text("datasets: [{path: a}, {path: b}]")
-    results, _ = check_dataset(tmp_path / "mix.yaml", image_size=16)
+    results, _ = check_dataset(DataSettings(train=str(tmp_path / "mix.yaml")))
     assert results[1].certainty == "certain" and results[1].message.startswith("dataset 2 of the mixture: ")
 
 
@@ -181,7 +183,7 @@ def test_published_weights_fit_the_input_of_facetrain():
 
 @pytest.mark.parametrize(("ranks_of_recipe", "ranks"), [(8, 1), (8, 2), (1, 8), (4, 1), (32, 1), (1, 4)])
 def test_a_learning_rate_for_another_number_of_ranks_is_found(ranks_of_recipe, ranks):
-    (result,) = check_learning_rate("sgd", 0.1 / 8 * ranks_of_recipe, 128 * ranks)
+    (result,) = check_learning_rate(OptimSettings(lr=0.1 / 8 * ranks_of_recipe), 128 * ranks)
     factor = max(ranks_of_recipe, ranks) / min(ranks_of_recipe, ranks)
     assert result.certainty == ("likely" if factor >= 6 else "possible")
     assert f"with about {128 * ranks_of_recipe:,}" in result.message

@@ -74,7 +74,9 @@ def test_the_rows_of_a_cache_are_compared_with_the_embeddings_of_the_images(data
     use(monkeypatch)
     source = open_dataset(data)
     index = np.arange(source.num_images).reshape(-1, 2)
-    right = checks._embed(checks.open_model("", None), checks._images(source, index, SIDE)).numpy()
+    right = checks._embed(
+        checks.open_model("", None), checks.read_images(source, index.reshape(-1), SIDE)
+    ).numpy()
     results = {}
     for name, rows, digest in (
         ("right", right, None),

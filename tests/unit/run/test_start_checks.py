@@ -9,7 +9,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config
 from facetrain.errors import DataError, RunError
 from facetrain.run import start_checks, training
-from facetrain.run.start_checks import _check_free_space, _check_identities, _check_learning_rate
+from facetrain.run.start_checks import _check_identities, _check_learning_rate, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 
 
@@ -56,10 +56,10 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
         (count * size - 1, f"{count} checkpoints of 1 GB are written"),
     ):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        warnings = list(_check_free_space(config, tmp_path / "new" / "run", size, steps=60))
+        warnings = list(check_free_space(config, tmp_path / "new" / "run", size, steps=60))
         assert [message in line for line in warnings] == ([True] if message else [])
     with pytest.raises(RunError, match="a checkpoint takes 9 GB, and the disk has"):
-        list(_check_free_space(config, tmp_path, 9 * size, steps=60))
+        list(check_free_space(config, tmp_path, 9 * size, steps=60))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
