@@ -5,9 +5,12 @@ Each part declares its settings in its `settings.py`. These modules import no to
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import CoreSchema, core_schema
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -25,6 +28,23 @@ Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
 
 
 Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_switch_name)]
+
+
+class OneOf:
+    """Constraint on text: one of the names of a registry."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = list(names)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Return the schema of a literal, whose names are in messages and in the JSON schema."""
+        return core_schema.literal_schema(self._names)
+
+
+def imported(place: str) -> Any:
+    """Return what a registry names: MODULE:NAME. It is imported now, so that the registry needs no import."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 class Settings(BaseModel):

@@ -29,13 +29,14 @@ from torch import Tensor
 from facetrain.bench.failed_process import failure_reason
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed import collectives
+from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
+from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import CombinedMargin
-from facetrain.head.settings import HeadConfig
+from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
-from facetrain.run.build.head import head_settings, optimizer_settings, product_dtype
+from facetrain.run.build.head import product_dtype
 
 # The published ArcFace recipe (arcface_torch's configs), the same for every variant.
 SCALE, MARGIN, MOMENTUM, WEIGHT_DECAY, LR = 64.0, 0.5, 0.9, 5e-4, 0.1
@@ -110,22 +111,21 @@ class MarginHeadStep:
         self, num_classes: int, embedding_size: int, device: str, folder: Path, **options: Any
     ) -> None:
         dtype = product_dtype(options.pop("precision", "fp32"), torch.device(device))
+        margin = MarginSettings(scale=SCALE, m2=MARGIN, gradient="straight_through", beyond_pi="none")
+        ranks = collectives.world_size()
         self._head = MarginHead(
-            head_settings(HeadConfig(**options), folder=folder, product_dtype=dtype),
-            optimizer_settings(OptimSettings(momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)),
-            CombinedMargin(SCALE, m2=MARGIN, straight_through=True),
+            HeadSettings(margin=margin, **options),
+            OptimSettings(momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+            HeadRun(folder=folder, product_dtype=dtype),
+            World(collectives.rank(), 0, ranks, ranks, torch.device(device)),
             embedding_size=embedding_size,
             num_classes=num_classes,
-            rank=collectives.rank(),
-            world_size=collectives.world_size(),
-            device=torch.device(device),
         )
-        self._head.lr = LR
         self._steps_taken = 0
 
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> None:
         """Take one step with embeddings (B, D), float32, and labels (B,), int64. Collective."""
-        self._head.begin_step(self._steps_taken)
+        self._head.begin_step(self._steps_taken, lr=LR)
         self._head(embedding_BD, label_B).backward()
         self._steps_taken += 1
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from facetrain.backbone.settings import ModelSettings
 from facetrain.checkpoint.settings import CheckpointSettings
 from facetrain.data.settings import DataSettings
-from facetrain.head.settings import HeadConfig
+from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.settings import Settings
 from facetrain.telemetry.settings import LogSettings
@@ -44,7 +44,7 @@ class Config(Settings):
     run: RunSettings = RunSettings()
     data: DataSettings
     model: ModelSettings = ModelSettings()
-    head: HeadConfig = HeadConfig()
+    head: HeadSettings = HeadSettings()
     distill: DistillSettings | None = None
     """Teacher and its loss. null: no teacher."""
     optim: OptimSettings = OptimSettings()

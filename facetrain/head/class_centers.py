@@ -182,7 +182,7 @@ def allocate_tables(
     """
     if placement == "disk":
         if folder is None:
-            raise RunError("head.placement disk needs a folder for the row file; pass HeadSettings.folder")
+            raise RunError("head.placement disk needs a folder for the row file; pass HeadRun.folder")
         file = RowFile(folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
     on_host = placement == "host"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.losses import Loss, Softmax
-from facetrain.head.margins import Margin
+from facetrain.head.margins.base import Margin
 from facetrain.head.target import TargetClass
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from facetrain.distributed import collectives
 from facetrain.head.class_centers import RowTables
-from facetrain.head.head_settings import HeadStage
+from facetrain.head.head_run import HeadStage
 from facetrain.head.losses import Softmax
-from facetrain.head.margins import Margin
+from facetrain.head.margins.base import Margin
 from facetrain.head.row_file import Layout
 from facetrain.head.sharded_softmax import ClassSweep
 from facetrain.head.target import TargetClass, find_target, target_rows
@@ -43,7 +43,7 @@ class Expectations:
 
     def __init__(self, stages: Sequence[HeadStage], margin: Margin) -> None:
         """Take the stages of the head, and the margin on the cosine to the expectation."""
-        self._first = next((stage for stage in stages if stage.expectations != "off"), None)
+        self._first = next((stage for stage in stages if stage.settings.expectations != "off"), None)
         self._margin = margin
         self._have_begun = torch.tensor(False)  # on the host, which reads it
 
@@ -68,11 +68,11 @@ class Expectations:
 
     def second_anchor(self, sweep: ClassSweep, stage: HeadStage) -> ExpectationPass | None:
         """Return the pass over the expectations beside a sweep over the centers; None in a stage without them."""
-        if stage.expectations == "off":
+        if stage.settings.expectations == "off":
             return None
         return ExpectationPass(
             replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None),
-            moving=stage.expectations == "moving",
+            moving=stage.settings.expectations == "moving",
         )
 
     def find_whether_begun(self, read: Callable[[str, int, int], Tensor]) -> None:
@@ -107,7 +107,9 @@ class ExpectationPass:
         `factor_GD` are the unit embeddings in the dtype of the matrix products.
         """
         sweep = self._sweep
-        target = find_target(unit_GD, None, sweep.position_G, sweep.index_S, sweep.weight, None, sweep.margin)
+        target = find_target(
+            unit_GD, None, sweep.sampled.position_G, sweep.sampled.index_S, sweep.weight, None, sweep.margin
+        )
         # Without the target's logit: the sum is over the negatives.
         statistics_PG = self._loss.begin(torch.full_like(target.cos_G, -torch.inf))
         for _, chunk in sweep.chunks(factor_GD, target, []):
@@ -144,7 +146,7 @@ class ExpectationPass:
         if not self._moving or not sweep.size:
             return
         is_local_G = target.is_local_G & finite
-        row_G = target_rows(target.position_G, sweep.index_S)
+        row_G = target_rows(target.position_G, sweep.sampled.index_S)
         old_GD = sweep.weight.fetch(row_G).to(unit_GD.dtype)
         moved_GD = (1 - torch.sigmoid(target.cos_G))[:, None] * (unit_GD - old_GD)
         moved_GD = torch.where(is_local_G[:, None], moved_GD, 0)

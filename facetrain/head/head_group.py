@@ -61,18 +61,13 @@ class HeadGroup:
         self.embedding_size = heads[0].embedding_size
         self.update_in_backward = heads[0].update_in_backward
         self.on_device = heads[0].on_device
-        self.lr = 0.0
-        """Learning rate of the next update; the training step sets it."""
-        self.loss_scale: Tensor | None = None
-        """Factor on the loss in the next backward pass, as in `MarginHead`; the training step sets it."""
         self._needs_norms = any(head.needs_norms for head in heads)
         self._labels = LabelGather()
 
-    def begin_step(self, step: int) -> None:
-        """Start a step of all heads."""
+    def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None = None) -> None:
+        """Start a step of all heads, as `MarginHead.begin_step`."""
         for part in self.parts:
-            part.head.lr, part.head.loss_scale = self.lr, self.loss_scale
-            part.head.begin_step(step)
+            part.head.begin_step(step, lr=lr, loss_scale=loss_scale)
 
     def __call__(
         self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None

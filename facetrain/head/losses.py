@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.head.class_centers import allocate_tables
-from facetrain.head.row_optimizer import RowOptimizer, RowOptimizerSettings, moment_layout
+from facetrain.head.row_optimizer import RowOptimizer, moment_layout
+from facetrain.head.settings import HeadSettings
+from facetrain.optim.settings import OptimSettings
 
 
 class Loss(Protocol):
@@ -130,20 +132,21 @@ class LearnedThreshold:
 
     def __init__(
         self,
-        optimizer: RowOptimizerSettings,
+        optim: OptimSettings,
+        settings: HeadSettings,
+        device: torch.device,
         *,
         negatives: float,
-        negative_weight: float,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        dtype = torch.promote_types(dtype, torch.float32)
-        moments = moment_layout(optimizer, 1, dtype)
+        """Take the settings of the head; `negatives` is the expected number of negative classes of a sample."""
+        # One number: rounding it to 16 bits would save nothing.
+        dtype = torch.promote_types(getattr(torch, settings.weight_dtype), torch.float32)
+        moments = moment_layout(optim, 1, dtype)
         self._tables = allocate_tables({"weight": (1, dtype), **moments}, 1, device).by_name
-        self._optimizer = RowOptimizer(optimizer, device)
+        self._optimizer = RowOptimizer(optim, device)
         # The more negatives a sample has, the higher the threshold that balances their part of the loss.
         threshold = self._tables["weight"].data.fill_(math.log(max(negatives, 1) * 10))
-        self.loss = UnifiedThreshold(threshold.view(()), negative_weight)
+        self.loss = UnifiedThreshold(threshold.view(()), settings.negative_weight)
 
     def step(self, lr: float, valid: Tensor, grad_scale: float | Tensor = 1.0) -> None:
         """Update the threshold by its accumulated gradient / `grad_scale`; if not `valid`, discard the gradient."""

@@ -14,26 +14,26 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
+from facetrain.distributed.world import World
 from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
 from facetrain.head.gathered_batch import LabelGather, check_labels, start_gather
-from facetrain.head.head_settings import HeadSettings, HeadStage
+from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.losses import LearnedThreshold, Loss, Softmax
-from facetrain.head.margins import CombinedMargin, Margin
-from facetrain.head.row_optimizer import (
-    RowOptimizer,
-    RowOptimizerSettings,
-    moment_layout,
-    one_pass_available,
-)
+from facetrain.head.margins.base import build_margin
+from facetrain.head.margins.combined import CombinedMargin
+from facetrain.head.row_file import Layout
+from facetrain.head.row_optimizer import RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses
+from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
 from facetrain.head.sub_centers import SubCenters
 from facetrain.head.target import NearestCount, TargetClass
 from facetrain.head.teacher_centers import follow_teacher
+from facetrain.optim.settings import OptimSettings
 
 _ROWS_PER_COPY = 1 << 16
 
@@ -49,112 +49,102 @@ class MarginHead:
     def __init__(
         self,
         settings: HeadSettings,
-        optimizer: RowOptimizerSettings,
-        margin: Margin,
+        optim: OptimSettings,
+        run: HeadRun,
+        world: World,
         *,
         embedding_size: int,
         num_classes: int,
-        rank: int = 0,
-        world_size: int = 1,
-        seed: int = 0,
-        device: torch.device | None = None,
     ) -> None:
+        """Draw this rank's centers. The optimizer of the centers has the settings of the backbone's."""
         self.num_classes, self.embedding_size = num_classes, embedding_size
-        self.shard = shard_classes(num_classes, rank, world_size)
-        self.update_in_backward = settings.update_in_backward
+        self.shard = shard_classes(num_classes, world.rank, world.size)
+        self.update_in_backward = run.update_in_backward
         self.on_device = settings.placement == "device"
-        self.lr = 0.0
-        """Learning rate of the next update; the training step sets it."""
-        self.loss_scale: Tensor | None = None
-        """Factor on the loss in the next backward pass, a scalar on the device; the training step sets it. An update
-        in the backward pass divides the centers' gradient by it; otherwise `step` does."""
-        self._settings, self._margin, self._rank, self._seed = settings, margin, rank, seed
-        self._device = device or torch.device("cpu")
-        self._stages = settings.stages or (HeadStage(0, settings.sample_rate, settings.expectations),)
+        self._settings, self._optim, self._run = settings, optim, run
+        self._rank, self._device = world.rank, world.device
+        self._margin = build_margin(settings.margin, seed=run.margin_seed)
+        self._stages = run.stages or (HeadStage(0, settings),)
         self._stage = self._stages[0]
-        expectation_margin = CombinedMargin(margin.scale, m3=settings.expectation_margin)
-        self._expectations = Expectations(self._stages, expectation_margin)
-        self._tables = self._allocate_tables(optimizer)
+        anchor_margin = CombinedMargin(
+            MarginSettings(scale=self._margin.scale), m3=settings.expectation_margin
+        )
+        self._expectations = Expectations(self._stages, anchor_margin)
+        self._tables = self._allocate_tables()
         self.weight = self._tables.by_name["weight"]
-        draw_centers(self.weight.data, self.shard, seed)
+        draw_centers(self.weight.data, self.shard, run.seed)
         self._step_tables = self._tables
         """Tables with the rows of the current step: `_tables`, or prefetched copies of some rows."""
-        self._optimizer = self._build_optimizer(optimizer)
+        self._optimizer = self._build_optimizer()
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
         self._sub_centers = SubCenters(
-            self.shard.size,
-            settings.sub_centers,
-            self._device,
-            drop_from_step=settings.drop_from_step,
-            drop_angle=settings.drop_angle,
+            self.shard.size, settings, self._device, drop_from_step=run.drop_from_step
         )
-        self._threshold = self._build_threshold(optimizer) if settings.loss == "unified" else None
+        self._threshold = self._build_threshold() if settings.loss == "unified" else None
         self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
         fused = fused_chunks_available(
-            self._device, margin, self._loss, settings.sub_centers, settings.product_dtype
+            self._device, self._margin, self._loss, settings.sub_centers, run.product_dtype
         )
         self.chunk_type = FusedChunk if fused else Chunk
         self._labels = LabelGather()
         self._nearest = NearestCount()
-        self._step = 0
+        self._step, self._lr = 0, 0.0
+        self._loss_scale: Tensor | None = None
 
-    def _allocate_tables(self, optimizer: RowOptimizerSettings) -> RowTables:
+    def _allocate_tables(self) -> RowTables:
         """Return the tables of the centers and of the optimizer's moments."""
-        settings, columns = self._settings, self._settings.sub_centers * self.embedding_size
-        moments = moment_layout(optimizer, columns, settings.momentum_dtype) if settings.trained else {}
-        expectations = self._expectations.layout(columns, settings.weight_dtype)
+        settings, run = self._settings, self._run
+        columns, dtype = settings.sub_centers * self.embedding_size, getattr(torch, settings.weight_dtype)
+        moments: Layout = {}
+        if run.trained:
+            moments = moment_layout(self._optim, columns, getattr(torch, settings.momentum_dtype))
         return allocate_tables(
-            {"weight": (columns, settings.weight_dtype), **moments, **expectations},
+            {"weight": (columns, dtype), **moments, **self._expectations.layout(columns, dtype)},
             self.shard.size,
             self._device,
             placement=settings.placement,
-            folder=settings.folder / f"rank_{self._rank:05d}" if settings.folder else None,
-            fetched_in_slices=any(stage.sample_rate >= 1 for stage in self._stages),
+            folder=run.folder and run.folder / f"rank_{self._rank:05d}",
+            fetched_in_slices=any(stage.settings.sample_rate >= 1 for stage in self._stages),
         )
 
-    def _build_optimizer(self, optimizer: RowOptimizerSettings) -> RowOptimizer:
+    def _build_optimizer(self) -> RowOptimizer:
         settings = self._settings
-        one_pass = one_pass_available(
-            optimizer, self._device, self.embedding_size, settings.sub_centers, settings.momentum_dtype
-        )
         return RowOptimizer(
-            optimizer,
+            self._optim,
             self._device,
-            seed=key_of(self._seed, 1),
-            one_pass=one_pass,
+            seed=key_of(self._run.seed, 1),
+            one_pass=one_pass_available(self._optim, settings, self._device, self.embedding_size),
             sub_centers=settings.sub_centers,
         )
 
     def _build_sampler(self) -> ClassSampler:
-        settings = self._settings
         return ClassSampler(
             self._tables,
             self.shard,
             self._device,
-            sample_rate=self._stage.sample_rate,
-            sample_block=settings.sample_block,
-            seed=self._seed,
-            prefetch=not self.on_device and settings.update_in_backward,
+            self._stage.settings,
+            seed=self._run.seed,
+            # `step` updates the tables themselves: rows may be copied ahead only if the backward pass updates them.
+            prefetch=not self.on_device and self.update_in_backward,
         )
 
-    def _build_threshold(self, optimizer: RowOptimizerSettings) -> LearnedThreshold:
-        settings = self._settings
-        return LearnedThreshold(
-            optimizer,
-            negatives=self.num_classes * self._stage.sample_rate,
-            negative_weight=settings.negative_weight,
-            dtype=settings.weight_dtype,
-            device=self._device,
-        )
+    def _build_threshold(self) -> LearnedThreshold:
+        negatives = self.num_classes * self._stage.settings.sample_rate
+        return LearnedThreshold(self._optim, self._settings, self._device, negatives=negatives)
 
-    def begin_step(self, step: int) -> None:
-        """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks."""
+    def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None = None) -> None:
+        """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks.
+
+        `lr` is the learning rate of the centers. `loss_scale` is the factor on the loss in the backward passes, a
+        scalar on the device (None: 1): an update in the backward pass divides the centers' gradient by it; otherwise
+        `step` does.
+        """
         stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
         if stage is not self._stage:
             self._enter(stage)
         self._expectations.begin_step(step, self._tables)
-        self._step = step
+        self._step, self._lr, self._loss_scale = step, lr, loss_scale
         self._optimizer.begin_step(step, self._rank)
         self._margin.begin_step(step)
         self._sub_centers.begin_step(step)
@@ -217,27 +207,24 @@ class MarginHead:
         """
         self._step_tables = sampled.tables
         sweep = ClassSweep(
-            tables=sampled.tables,
-            index_S=sampled.index_S,
-            position_G=sampled.position_G,
+            sampled=sampled,
             margin=self._margin,
             loss=self._loss,
-            chunk_size=self._chunk_size(global_batch),
+            classes_per_chunk=self._classes_per_chunk(global_batch),
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
             update_in_backward=self.update_in_backward,
             count_nearest=self._nearest.add if self.counts_nearest else None,
             finish=partial(self._finish_backward, sampled.class_S),
-            product_dtype=self._settings.product_dtype,
-            target_row_G=sampled.target_row_G,
+            product_dtype=self._run.product_dtype,
+            # Indexed as the rows of the step's tables: prefetched ones have the sampled classes only.
             dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
             least_cos=self._sub_centers.least_cos,
-            loss_scale=self.loss_scale if self.update_in_backward else None,
+            loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
-            sub_centers=self._settings.sub_centers,
         )
         anchor = self._expectations.second_anchor(sweep, self._stage)
-        return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, expectations=anchor))
+        return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor))
 
     def expect_labels(self, label_B: Tensor) -> None:
         """Start to gather the labels of the next call, given on the host (int64). Collective.
@@ -258,9 +245,9 @@ class MarginHead:
         for number, (rows, gradient) in enumerate(chunks):
             for ahead, _ in chunks[number : number + 2]:
                 self._tables.begin_fetch(ahead)
-            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self.lr, valid)
+            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self._lr, valid)
         if self._threshold:
-            self._threshold.step(self.lr, valid, grad_scale)
+            self._threshold.step(self._lr, valid, grad_scale)
 
     def take_nearest(self) -> tuple[int, int]:
         """Return how many samples had the nearest target class, and of how many, since the last call.
@@ -297,7 +284,7 @@ class MarginHead:
     @property
     def classes_per_step(self) -> float:
         """Number of classes that are sampled for a step of the present stage; those of the images take part, too."""
-        return self.num_classes * self._stage.sample_rate
+        return self.num_classes * self._stage.settings.sample_rate
 
     @property
     def scale(self) -> float:
@@ -341,8 +328,8 @@ class MarginHead:
             if name in saved:
                 tensor.copy_(saved[name])
 
-    def _chunk_size(self, global_batch: int) -> int:
-        if self._settings.chunk_size:
+    def _classes_per_chunk(self, global_batch: int) -> int:
+        if self._settings.chunk_size != "auto":
             return self._settings.chunk_size
         sub_centers = self._settings.sub_centers
         return default_chunk_size(
@@ -351,14 +338,14 @@ class MarginHead:
 
     def _take_gradient(self) -> TakeGradient | None:
         """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""
-        if not self._settings.trained:
+        if not self._run.trained:
             return None
         return self._update_chunk if self.update_in_backward else self._gradient.add
 
     def _update_chunk(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
-        self._optimizer.update(self._step_tables.by_name, rows, gradient, self.lr, finite)
+        self._optimizer.update(self._step_tables.by_name, rows, gradient, self._lr, finite)
 
     def _finish_backward(self, class_S: Tensor | None, target: TargetClass, finite: Tensor) -> None:
         self._sub_centers.count(target, class_S, finite)
         if self._threshold and self.update_in_backward:
-            self._threshold.step(self.lr, finite)
+            self._threshold.step(self._lr, finite)

@@ -9,7 +9,6 @@ first version of Partial FC.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,22 +19,12 @@ from facetrain.errors import ConfigError
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
+from facetrain.head.settings import HeadSettings
 from facetrain.head.stochastic_rounding import INT8_BLOCK, Noise
+from facetrain.optim.settings import OptimSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowOptimizerSettings:
-    """Settings of the centers' optimizer; the section `optim` of the config's schema states the defaults."""
-
-    name: str
-    """sgd or adamw."""
-    momentum: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-
-
-def moment_layout(settings: RowOptimizerSettings, columns: int, dtype: torch.dtype) -> Layout:
+def moment_layout(settings: OptimSettings, columns: int, dtype: torch.dtype) -> Layout:
     """Return the tables that the optimizer keeps for a table with `columns` columns.
 
     Raises:
@@ -65,7 +54,7 @@ class RowOptimizer:
 
     def __init__(
         self,
-        settings: RowOptimizerSettings,
+        settings: OptimSettings,
         device: torch.device,
         *,
         seed: int = 0,
@@ -202,16 +191,12 @@ class RowOptimizer:
 
 
 def one_pass_available(
-    settings: RowOptimizerSettings,
-    device: torch.device,
-    embedding_size: int,
-    sub_centers: int,
-    momentum_dtype: torch.dtype,
+    optim: OptimSettings, head: HeadSettings, device: torch.device, embedding_size: int
 ) -> bool:
     """Return whether the Triton kernel can update these centers: SGD on a GPU of compute capability 8.0 or higher."""
     # A scale of int8 momentum that spans several centers would be computed by several programs.
-    shared_scale = momentum_dtype == torch.int8 and sub_centers > 1 and embedding_size % INT8_BLOCK != 0
-    if device.type != "cuda" or settings.name != "sgd" or shared_scale:
+    shared_scale = head.momentum_dtype == "int8" and head.sub_centers > 1 and embedding_size % INT8_BLOCK != 0
+    if device.type != "cuda" or optim.name != "sgd" or shared_scale:
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False

@@ -15,6 +15,7 @@ from facetrain.counter_rng import key_of, uniform, uniform_array
 from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_prefetch import RowPrefetcher, find
+from facetrain.head.settings import HeadSettings
 
 
 def draw_classes(
@@ -128,15 +129,14 @@ class ClassSampler:
         tables: RowTables,
         shard: ClassShard,
         device: torch.device,
+        settings: HeadSettings,
         *,
-        sample_rate: float,
-        sample_block: int,
         seed: int,
         prefetch: bool,
     ) -> None:
         self._tables, self._shard, self._device = tables, shard, device
-        self._rate, self._block, self._seed = sample_rate, sample_block, seed
-        self._prefetcher = RowPrefetcher(tables, device) if prefetch and sample_rate < 1 else None
+        self._rate, self._block, self._seed = settings.sample_rate, settings.classes_per_block, seed
+        self._prefetcher = RowPrefetcher(tables, device) if prefetch and self._rate < 1 else None
         # On a GPU the host is free to draw while the device works; on a CPU it would take the time from the step.
         ahead = self._prefetcher is not None and device.type == "cuda"
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="draw") if ahead else None

@@ -6,23 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.settings import Expectations, Positive, Probability, Settings
+from facetrain.head.margins.registry import MARGINS
+from facetrain.settings import Expectations, OneOf, Positive, Probability, Settings
 
 
-class MarginConfig(Settings):
+class MarginSettings(Settings):
     """Margin of the softmax loss."""
 
-    type: Literal[
-        "arcface",
-        "cosface",
-        "combined",
-        "softmax",
-        "adaface",
-        "magface",
-        "curricularface",
-        "elastic_arcface",
-        "elastic_cosface",
-    ] = "arcface"
+    type: Annotated[str, OneOf(MARGINS)] = "arcface"
     """Formula of the target logit. arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3.
     softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: m2 by the norm of the embedding, see
     `norms` and `margins`. curricularface: arcface with a growing weight on hard negatives. elastic_arcface,
@@ -75,14 +66,14 @@ class MarginConfig(Settings):
         return self
 
 
-class HeadConfig(Settings):
+class HeadSettings(Settings):
     """Class centers, divided among the ranks, and their loss."""
 
     init_from: Literal["reinit", "keep", "extend"] = "reinit"
     """Class centers of a run with `model.init_from`. reinit: random centers. keep: the centers of that model, which
     must have the same identities. extend: the centers of that model, and random ones for the further identities of
     the dataset."""
-    margin: MarginConfig = MarginConfig()
+    margin: MarginSettings = MarginSettings()
     loss: Literal["softmax", "unified"] = "softmax"
     """Loss function. softmax: cross-entropy over the classes. unified: UniFace, with one learned threshold between
     positive and negative cosines; published with margin cosface and m3 0.4."""
@@ -125,3 +116,11 @@ class HeadConfig(Settings):
         if self.drop_sub_centers_epoch is not None and self.sub_centers == 1:
             raise ValueError("drop_sub_centers_epoch needs sub_centers of at least 2 (published: 3)")
         return self
+
+    @property
+    def classes_per_block(self) -> int:
+        """Number of consecutive classes that are sampled together; `auto` is resolved."""
+        if self.sample_block != "auto":
+            return self.sample_block
+        # A disk reads neighbors at once.
+        return 8 if self.placement == "disk" else 1

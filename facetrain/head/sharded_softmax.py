@@ -27,10 +27,11 @@ from torch import Tensor
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
 from facetrain.head.center_gradient import UnfinishedGradient
-from facetrain.head.class_centers import Rows, RowTable, RowTables
+from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
 from facetrain.head.losses import Loss
-from facetrain.head.margins import Margin
+from facetrain.head.margins.base import Margin
+from facetrain.head.sampling import SampledClasses
 from facetrain.head.target import TargetClass, find_target
 
 TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
@@ -57,58 +58,55 @@ class SecondAnchor(Protocol):
 class ClassSweep:
     """Inputs of one pass over the classes of this rank that take part in a step."""
 
-    tables: RowTables
-    """Centers ("weight") and moments."""
-    index_S: Tensor | None
-    """Rows of the classes that take part; None: all rows."""
-    position_G: Tensor
-    """Position of each sample's target class among the S; −1 if it is on another rank. int64."""
+    sampled: SampledClasses
     margin: Margin
     loss: Loss
-    chunk_size: int
+    classes_per_chunk: int
+    chunk_type: type[Chunk]
     take_gradient: TakeGradient | None
     """None: the centers are not trained, and have no gradient."""
+    update_in_backward: bool
+    """Whether `take_gradient` updates the centers, and not only keeps their gradient."""
+    one_pass: bool
+    """Whether `take_gradient` finishes the gradient itself."""
     finish: Callable[[TargetClass, Tensor], None]
     """Called at the end of the backward pass with the target classes and whether the loss is finite."""
-    count_nearest: Callable[[Tensor, int], None] | None = None
+    count_nearest: Callable[[Tensor, int], None] | None
     """Called with the number of samples whose target class is on this rank and the nearest of all, and with G.
 
     Only for a softmax whose negatives keep their cosines."""
-    update_in_backward: bool = True
-    """Whether `take_gradient` updates the centers, and not only keeps their gradient."""
-    chunk_type: type[Chunk] = Chunk
-    product_dtype: torch.dtype | None = None
+    product_dtype: torch.dtype | None
     """Dtype to which the factors of the matrix products are rounded; None: they keep theirs."""
-    dominant_K: Tensor | None = None
+    dominant_K: Tensor | None
     """Remaining sub-center of each row, int64; None: all remain."""
-    least_cos: float = -1.0
+    least_cos: float
     """Samples with a smaller target cosine count as label noise and are left out of the loss."""
-    target_row_G: Tensor | None = None
-    """Rows of the target classes on the host (any, if the class is on another rank), for tables that are there."""
-    loss_scale: Tensor | None = None
+    loss_scale: Tensor | None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
-    one_pass: bool = False
-    """Whether `take_gradient` finishes the gradient itself."""
-    sub_centers: int = 1
     table: str = "weight"
     """Name of the table with the centers."""
-    expectations: SecondAnchor | None = None
+    second_anchor: SecondAnchor | None = None
     """Second anchor of each class, whose part is added to the loss; only for the softmax."""
 
     @property
     def size(self) -> int:
         """Number of classes of this rank that take part, S."""
-        return len(self.weight.data) if self.index_S is None else len(self.index_S)
+        index_S = self.sampled.index_S
+        return len(self.weight.data) if index_S is None else len(index_S)
 
     @property
     def weight(self) -> RowTable:
         """Table of the centers."""
-        return self.tables.by_name[self.table]
+        return self.sampled.tables.by_name[self.table]
+
+    def sub_centers(self, unit_GD: Tensor) -> int:
+        """Return the number of centers in a row of the table, N."""
+        return self.weight.data.shape[1] // unit_GD.shape[1]
 
     def _rows(self, start: int) -> Rows:
         """Return the rows of the chunk that begins at a position."""
-        stop = min(start + self.chunk_size, self.size)
-        return slice(start, stop) if self.index_S is None else self.index_S[start:stop]
+        stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
+        return slice(start, stop) if index_S is None else index_S[start:stop]
 
     def chunks(
         self, unit_GD: Tensor, target: TargetClass, inverse_norms: list[Tensor]
@@ -119,13 +117,13 @@ class ClassSweep:
         in host memory are copied to the device one chunk ahead; after the forward pass, the first one again.
         """
         is_backward = len(inverse_norms) > 0
-        starts = range(0, self.size, self.chunk_size)
+        starts = range(0, self.size, self.classes_per_chunk)
         for number, start in enumerate(starts):
             rows = self._rows(start)
             dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
             self.weight.begin_fetch(rows)
             if is_backward and self.take_gradient is not None and self.update_in_backward:
-                self.tables.begin_fetch(rows)  # for the update
+                self.sampled.tables.begin_fetch(rows)  # for the update
             if not is_backward or number + 1 < len(starts):
                 self.weight.begin_fetch(self._rows(starts[(number + 1) % len(starts)]))
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
@@ -160,12 +158,12 @@ class _CrossEntropy(torch.autograd.Function):
         target = find_target(
             unit_GD,
             norm_G,
-            sweep.position_G,
-            sweep.index_S,
+            sweep.sampled.position_G,
+            sweep.sampled.index_S,
             sweep.weight,
             sweep.dominant_K,
             sweep.margin,
-            host_row_G=sweep.target_row_G,
+            host_row_G=sweep.sampled.target_row_G,
         )
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
@@ -179,8 +177,8 @@ class _CrossEntropy(torch.autograd.Function):
         logit_G, statistics_WPG, kept_G = _exchange(statistics_PG, logit_G, kept_G)
         loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
         first_loss_G = loss_G
-        if sweep.expectations is not None:
-            loss_G = torch.logaddexp(loss_G, sweep.expectations.log_ratio(unit_GD, factor_GD))
+        if sweep.second_anchor is not None:
+            loss_G = torch.logaddexp(loss_G, sweep.second_anchor.log_ratio(unit_GD, factor_GD))
             joined_G = logit_G + loss_G
         largest_G = sweep.loss.largest_logit(statistics_WPG)
         if largest_G is not None and sweep.count_nearest:
@@ -193,7 +191,7 @@ class _CrossEntropy(torch.autograd.Function):
             loss += penalty[0].mean()
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, torch.isfinite(loss))
         ctx.sweep, ctx.target, ctx.inverse_norms = sweep, target, inverse_norms
-        ctx.losses = None if sweep.expectations is None else (first_loss_G, loss_G)
+        ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
         return loss
 
     @staticmethod
@@ -219,12 +217,12 @@ class _CrossEntropy(torch.autograd.Function):
         inputs = BackwardInputs(
             weighted_GD=(unit_GD * by_cos_G[:, None]).to(factor_GD.dtype),
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
-            target_order=order_targets(target, sweep.sub_centers) if sweep.one_pass else None,
+            target_order=order_targets(target, sweep.sub_centers(unit_GD)) if sweep.one_pass else None,
         )
         grad_GD = torch.zeros_like(unit_GD)
-        if sweep.expectations is not None:
-            grad_GD += sweep.expectations.embedding_gradient(ctx.losses[1])
-            sweep.expectations.update(unit_GD, finite)
+        if sweep.second_anchor is not None:
+            grad_GD += sweep.second_anchor.embedding_gradient(ctx.losses[1])
+            sweep.second_anchor.update(unit_GD, finite)
         for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norms):
             if sweep.take_gradient is None:
                 grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, joined_G))

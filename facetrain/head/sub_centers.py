@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from facetrain.head.settings import HeadSettings
 from facetrain.head.target import TargetClass, target_rows
 
 
@@ -24,14 +25,15 @@ class SubCenters:
     def __init__(
         self,
         num_classes: int,
-        sub_centers: int,
+        settings: HeadSettings,
         device: torch.device,
         *,
         drop_from_step: int | None = None,
-        drop_angle: float = 180.0,
     ) -> None:
-        self._drop_from_step, self._drop_angle = drop_from_step, drop_angle
-        self._hits_KN = torch.zeros(num_classes, sub_centers, device=device) if sub_centers > 1 else None
+        self._drop_from_step, self._drop_angle = drop_from_step, settings.drop_angle
+        self._hits_KN: Tensor | None = None
+        if settings.sub_centers > 1:
+            self._hits_KN = torch.zeros(num_classes, settings.sub_centers, device=device)
         self._dominant_K: Tensor | None = None
         self.least_cos = -1.0
         """Images with a smaller target cosine are left out of the loss."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from facetrain.distributed import collectives
 from facetrain.head.class_centers import RowTable
-from facetrain.head.margins import Margin, TargetCosine
+from facetrain.head.margins.base import Margin, TargetCosine
 
 
 @dataclass(frozen=True)

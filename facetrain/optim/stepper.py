@@ -18,16 +18,12 @@ from facetrain.optim.optimizer import fused_step
 class RowUpdater(Protocol):
     """Head that updates its class centers itself (the rows of its weight)."""
 
-    lr: float
-    loss_scale: Tensor | None
-    """Factor on the loss in the backward passes of the step; None: 1."""
-
     @property
     def update_in_backward(self) -> bool:
         """Whether the backward pass has already updated the centers."""
 
-    def begin_step(self, step: int) -> None:
-        """Draw the classes of the step."""
+    def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None) -> None:
+        """Draw the classes of the step; `loss_scale` is the factor on the loss in its backward passes, None: 1."""
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update the centers by the accumulated gradient, divided by a scalar; discard it where `skip` is 1."""
@@ -81,9 +77,7 @@ class Stepper:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_factor"]
-        self._head.lr = lr
-        self._head.loss_scale = self.scale.value if self.scale.enabled else None
-        self._head.begin_step(step)
+        self._head.begin_step(step, lr=lr, loss_scale=self.scale.value if self.scale.enabled else None)
         return lr
 
     def optimizer_states(self) -> dict[Tensor, dict[str, Tensor]]:

@@ -17,7 +17,6 @@ from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
 from facetrain.plan.execution import backbone_options, replays_graphs, runs_fused, trained_parts
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
-from facetrain.run.build.head import optimizer_settings
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 from facetrain.training.distillation import CENTER_LOSSES
 
@@ -144,7 +143,7 @@ def head_shape(
         embedding_size=config.model.embedding_size,
         global_batch=batch * gpus,
         world_size=gpus,
-        optimizer=optimizer_settings(config.optim),
+        optimizer=config.optim,
         sub_centers=config.head.sub_centers,
         sample_rate=config.head.sample_rate,
         accumulate=config.optim.accumulate,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from facetrain.head.class_chunk import default_chunk_size
-from facetrain.head.row_optimizer import RowOptimizerSettings, moment_layout
+from facetrain.head.row_optimizer import moment_layout
+from facetrain.optim.settings import OptimSettings
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _ROUNDING = {"float32": 0, "bfloat16": 14, "int8": 9}
@@ -28,7 +29,7 @@ class HeadShape:
     global_batch: int
     """Embeddings per call: of all ranks, of one micro-batch."""
     world_size: int
-    optimizer: RowOptimizerSettings
+    optimizer: OptimSettings
     sub_centers: int = 1
     sample_rate: float = 1.0
     accumulate: int = 1

@@ -102,7 +102,7 @@ class Distillation(nn.Module):
     def begin_step(self, step: int) -> None:
         """Start a step: draw the classes whose centers take part in it."""
         if self._centers is not None:
-            self._centers.begin_step(step)
+            self._centers.begin_step(step, lr=0.0)
 
     def expect_labels(self, label_B: Tensor) -> None:
         """Start to gather the labels of the next call, as `MarginHead.expect_labels`. Collective."""

@@ -36,7 +36,8 @@ def test_the_schema_describes_the_keys():
     done = facetrain("config", "schema")
     schema = json.loads(done.stdout)
     assert (
-        "Fraction of the classes" in schema["$defs"]["HeadConfig"]["properties"]["sample_rate"]["description"]
+        "Fraction of the classes"
+        in schema["$defs"]["HeadSettings"]["properties"]["sample_rate"]["description"]
     )
 
 

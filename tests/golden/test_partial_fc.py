@@ -6,15 +6,14 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import margin_logits
 from tests.support.golden import golden_path
-from tests.support.heads import head_arguments
+from tests.support.heads import combined, head_arguments
 from tests.support.ranks import run_ranks
 
 # The peer does not differentiate ArcFace's margin.
 PEERS = {
-    "arcface": {"scale": 64.0, "m2": 0.5, "straight_through": True},
+    "arcface": {"scale": 64.0, "m2": 0.5, "gradient": "straight_through"},
     "cosface": {"scale": 64.0, "m3": 0.4},
 }
 
@@ -45,7 +44,7 @@ def one_rank(margin, weight, embeddings, labels):
         **head_arguments(
             embedding_size=16,
             num_classes=23,
-            margin=CombinedMargin(**margin),
+            margin=combined(**margin),
             rank=rank,
             world_size=world_size,
             chunk_size=4,

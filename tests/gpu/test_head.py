@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from facetrain.head.class_chunk import FusedChunk
-from facetrain.head.margins import CombinedMargin
 from tests.support import interpret_kernels
 from tests.support.dense_head import MARGINS
-from tests.support.heads import make_head
+from tests.support.heads import combined, make_head
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,16 +18,15 @@ CLASSES, SIZE, BATCH = 5003, 64, 96
 def train(margin, device, dtype, scale=None, **options):
     """Return the head, and losses, gradients of the embeddings and centers of three steps."""
     head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]), weight_decay=5e-4, seed=1,
+        embedding_size=SIZE, num_classes=CLASSES, margin=combined(**MARGINS[margin]), weight_decay=5e-4, seed=1,
         weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500, device=torch.device(device), **options,
     )  # fmt: skip
-    head.lr, head.loss_scale = 0.1, scale
     generator = torch.Generator().manual_seed(0)
     losses, gradients = [], []
     for step in range(3):
         embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
         embedding = embedding.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_()
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1, loss_scale=scale)
         loss = head(embedding, torch.randint(0, CLASSES, (BATCH,), generator=generator).to(device))
         (loss if scale is None else loss * scale).backward()
         losses.append(loss.item())
@@ -91,17 +89,16 @@ def test_storage_in_16_bits_is_updated_in_one_pass_and_stays_close_to_float64(pr
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 def test_the_host_waits_for_the_gpu_in_no_step(rate, weight_dtype):
     head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(64.0, m2=0.5), weight_dtype=weight_dtype,
+        embedding_size=SIZE, num_classes=CLASSES, margin=combined(scale=64.0, m2=0.5), weight_dtype=weight_dtype,
         product_dtype=torch.bfloat16, sample_rate=rate, chunk_size=1500, device=torch.device("cuda"),
     )  # fmt: skip
-    head.lr = 0.1
     for step in range(3):
         label = torch.randint(0, CLASSES, (BATCH,))
         embedding, on_device = torch.randn(BATCH, SIZE, device="cuda", requires_grad=True), label.cuda()
         if step == 2:  # the first steps compile kernels and move running averages
             torch.cuda.set_sync_debug_mode("error")
         try:
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
             head.expect_labels(label)
             head(embedding, on_device).backward()
         finally:

@@ -5,9 +5,8 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.head.head_group import HeadGroup
-from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import MARGINS, dense_loss
-from tests.support.heads import make_head
+from tests.support.heads import combined, make_head
 from tests.support.ranks import run_ranks
 
 SIZE, CLASSES, BATCH, LR, DECAY, STEPS = 8, (40, 5), 24, 0.1, 0.01, 3
@@ -35,7 +34,7 @@ def micro_batches(step):
 def make_heads(**options):
     return [
         make_head(
-            embedding_size=SIZE, num_classes=classes, margin=CombinedMargin(**MARGINS["arcface"]), seed=number,
+            embedding_size=SIZE, num_classes=classes, margin=combined(**MARGINS["arcface"]), seed=number,
             weight_decay=DECAY, weight_dtype=torch.float64, momentum_dtype=torch.float64, **options,
         )
         for number, classes in enumerate(CLASSES)
@@ -58,9 +57,8 @@ def train_case(placement, optimizer):
     rank, size = collectives.rank(), collectives.world_size()
     options = {"placement": placement, "optimizer": optimizer, "update_in_backward": False}
     group = HeadGroup(make_heads(**options, rank=rank, world_size=size), (1.0, 1.0), (0.5, 0.5))
-    group.lr = LR
     for step in range(STEPS):
-        group.begin_step(step)
+        group.begin_step(step, lr=LR)
         for embedding, label in micro_batches(step):
             mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
             (group(embedding[mine].requires_grad_(), label[mine]) / len(SHARES)).backward()

@@ -7,10 +7,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import MARGINS, dense_loss, sample_classes
 from tests.support.dense_variants import VARIANTS
-from tests.support.heads import make_head
+from tests.support.heads import combined, make_head
 from tests.support.ranks import run_ranks
 from tests.unit.head.test_expectations import STAGES, DenseReference
 
@@ -38,16 +37,15 @@ def train_sharded():
         wrapped = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         head = make_head(
-            embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]), rank=rank, seed=3,
+            embedding_size=SIZE, num_classes=CLASSES, margin=combined(**MARGINS[margin]), rank=rank, seed=3,
             world_size=world_size, sample_rate=rate, weight_decay=0.01, chunk_size=4,
             weight_dtype=torch.float64, momentum_dtype=torch.float64,
         )  # fmt: skip
-        head.lr = 0.1
         losses = []
         for step in range(STEPS):
             image, label = batch(step)
             mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
             with collectives.measured_traffic() as traffic:
                 if step % 2:  # labels gathered before the forward pass, as on a GPU
                     head.expect_labels(label[mine])
@@ -66,7 +64,7 @@ def train_dense(margin, rate):
     head = make_head(
         embedding_size=SIZE,
         num_classes=CLASSES,
-        margin=CombinedMargin(64.0),
+        margin=combined(scale=64.0),
         seed=3,
         weight_dtype=torch.float64,
     )
@@ -122,16 +120,15 @@ def train_variants():
         wrapped = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         head = make_head(
-            embedding_size=SIZE, num_classes=CLASSES, margin=VARIANTS[name].build_margin(), rank=rank, seed=3,
+            embedding_size=SIZE, num_classes=CLASSES, **VARIANTS[name].margin_arguments(), rank=rank, seed=3,
             world_size=world_size, sample_rate=rate, weight_decay=0.01, chunk_size=4,
             weight_dtype=torch.float64, momentum_dtype=torch.float64, **VARIANTS[name].head,
         )  # fmt: skip
-        head.lr = 0.1
         losses = []
         for step in range(STEPS):
             image, label = batch(step)
             mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
             with collectives.measured_traffic() as traffic:
                 loss = head(wrapped(image[mine]), label[mine])
                 optimizer.zero_grad()
@@ -148,7 +145,7 @@ def train_dense_variant(name, rate):
     variant = VARIANTS[name]
     oracle = variant.oracle(CLASSES, rate)
     head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(64.0), seed=3, weight_dtype=torch.float64,
+        embedding_size=SIZE, num_classes=CLASSES, margin=combined(scale=64.0), seed=3, weight_dtype=torch.float64,
         sub_centers=variant.columns,
     )  # fmt: skip
     moving = [head.weight.data.clone().requires_grad_(), *oracle.parameters()]
@@ -208,16 +205,15 @@ def train_in_stages():
     wrapped = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS["cosface"]), rank=rank, seed=3,
+        embedding_size=SIZE, num_classes=CLASSES, margin=combined(**MARGINS["cosface"]), rank=rank, seed=3,
         world_size=world_size, stages=STAGES, expectation_margin=0.3, chunk_size=4,
         weight_dtype=torch.float64, momentum_dtype=torch.float64,
     )  # fmt: skip
-    head.lr = 0.1
     losses = []
     for step in range(7):
         image, label = batch(step)
         mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         loss = head(wrapped(image[mine]), label[mine])
         optimizer.zero_grad()
         loss.backward()
@@ -231,7 +227,7 @@ def test_progressive_cluster_optimization_on_ranks_equals_the_dense_reference(wo
     ranks = run_ranks(world_size, train_in_stages)
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    head = make_head(embedding_size=SIZE, num_classes=CLASSES, seed=3, margin=CombinedMargin(64.0),
+    head = make_head(embedding_size=SIZE, num_classes=CLASSES, seed=3, margin=combined(scale=64.0),
                      weight_dtype=torch.float64)  # fmt: skip
     dense, losses = DenseReference(head.weight.data), []
     for step in range(7):

@@ -9,9 +9,8 @@ from facetrain.distributed import collectives
 from facetrain.errors import DataError
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_group import HeadGroup
-from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import dense_loss, sample_classes
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import combined, make_head, margin_settings
 from tests.support.ranks import run_ranks
 
 SIZE, BATCH, LR, DECAY = 8, 12, 0.1, 0.01
@@ -40,7 +39,7 @@ def make_net():
 def make_heads(rank, world_size, rate, *, update_in_backward, placement="device", folder=None):
     return [
         make_head(
-            embedding_size=SIZE, num_classes=classes, margin=CombinedMargin(**margin), rank=rank, seed=3 + number,
+            embedding_size=SIZE, num_classes=classes, margin=combined(**margin), rank=rank, seed=3 + number,
             world_size=world_size, sample_rate=rate, weight_decay=DECAY, chunk_size=4,
             weight_dtype=torch.float64, momentum_dtype=torch.float64, update_in_backward=update_in_backward,
             placement=placement, folder=folder and folder / f"head_{number}",
@@ -59,11 +58,10 @@ def train_group():
         optimizer = torch.optim.SGD(net.parameters(), lr=LR)
         heads = make_heads(rank, world_size, rate, update_in_backward=accumulate == 1)
         group = HeadGroup(heads, WEIGHTS, (0.3, 0.5, 0.2))
-        group.lr = LR
         losses = []
         for step in range(len(COMPOSITIONS)):
             image, label = batch(step)
-            group.begin_step(step)
+            group.begin_step(step, lr=LR)
             optimizer.zero_grad()
             total = 0.0
             for part in torch.arange(BATCH).chunk(accumulate):
@@ -148,10 +146,9 @@ def test_a_group_of_one_head_equals_the_head():
     def losses(make):
         net, head = make_net(), make_heads(0, 1, 0.4, update_in_backward=True)[1]
         called = make(head)
-        called.lr = LR
         for step in range(3):
             image, _ = batch(step)
-            called.begin_step(step)
+            called.begin_step(step, lr=LR)
             net.zero_grad()
             loss = called(net(image), torch.arange(BATCH) % CLASSES[1])
             loss.backward()
@@ -171,11 +168,10 @@ def test_heads_in_host_memory_or_on_disk_give_the_same_numbers(placement, rate, 
         group = HeadGroup(
             make_heads(0, 1, rate, update_in_backward=True, **options), WEIGHTS, (0.3, 0.5, 0.2)
         )
-        group.lr = LR
         losses = []
         for step in range(3 * len(COMPOSITIONS)):
             image, label = batch(step % len(COMPOSITIONS))
-            group.begin_step(step)
+            group.begin_step(step, lr=LR)
             loss = group(net(image), label)
             loss.backward()
             losses.append(loss.item())
@@ -189,7 +185,7 @@ def test_heads_in_host_memory_or_on_disk_give_the_same_numbers(placement, rate, 
 
 
 def test_heads_with_norms_and_averages_keep_their_own():
-    margins = [make_margin("adaface"), make_margin("cosface"), make_margin("magface")]
+    margins = [margin_settings(name) for name in ("adaface", "cosface", "magface")]
 
     def group():
         heads = [
@@ -200,15 +196,15 @@ def test_heads_with_norms_and_averages_keep_their_own():
 
     first = group()
     assert [part.head.penalizes_norms for part in first.parts] == [False, False, True]
-    first.begin_step(0)
+    first.begin_step(0, lr=LR)
     image, label = batch(0)
     embedding = (9 * image.float() @ torch.ones(5, SIZE)).requires_grad_()
     loss = first(embedding, label)
     loss.backward()
     saved = {name: tensor.clone() for name, tensor in first.state().items()}
     assert {name.partition(".")[0] for name in saved} == {"0"}
-    alone = make_head(embedding_size=SIZE, num_classes=CLASSES[2], margin=make_margin("magface"), seed=2)
-    alone.begin_step(0)
+    alone = make_head(embedding_size=SIZE, num_classes=CLASSES[2], margin=margin_settings("magface"), seed=2)
+    alone.begin_step(0, lr=LR)
     last = embedding.detach()[10:].clone().requires_grad_()
     alone(last, label[10:] - FIRST[2]).backward()
     torch.testing.assert_close(embedding.grad[10:], last.grad * WEIGHTS[2] * 2 / BATCH)

@@ -10,11 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_group import HeadGroup, head_parts
-from facetrain.head.head_settings import HeadStage
-from facetrain.head.margins import CombinedMargin
 from facetrain.training.distillation import CENTER_LOSSES, Distillation
 from tests.support.dense_head import dense_loss, sample_classes
-from tests.support.heads import make_head
+from tests.support.heads import combined, head_stage, make_head
 from tests.support.ranks import run_ranks
 from tests.support.teacher_centers import move_plainly
 
@@ -45,10 +43,10 @@ def batch(step, grouped):
 
 def make_centers(rank, world_size, rates, grouped):
     starts = [step for step in range(STEPS) if step == 0 or rates[step] != rates[step - 1]]
-    stages = tuple(HeadStage(step, rates[step], "off") for step in starts)
+    stages = tuple(head_stage(step, rates[step], "off") for step in starts)
     heads = [
         make_head(
-            embedding_size=TEACHER, num_classes=classes, margin=CombinedMargin(**MARGIN), rank=rank, seed=3 + number,
+            embedding_size=TEACHER, num_classes=classes, margin=combined(**MARGIN), rank=rank, seed=3 + number,
             world_size=world_size, stages=stages, chunk_size=3, weight_dtype=torch.float64,
             update_in_backward=False, trained=False,
         )

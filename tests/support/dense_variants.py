@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
 from facetrain.counter_rng import key_of, normal
-from facetrain.head.margins import Margin
-from tests.support.heads import make_margin
+from tests.support.heads import margin_settings
 
 SCALE = 16.0
 
@@ -148,8 +147,8 @@ class Variant:
     columns: int = 1
     """Centers per class."""
 
-    def build_margin(self) -> Margin:
-        return make_margin(scale=SCALE, seed=9, beyond_pi="none", **self.margin)
+    def margin_arguments(self) -> dict[str, Any]:
+        return {"margin": margin_settings(scale=SCALE, beyond_pi="none", **self.margin), "margin_seed": 9}
 
 
 VARIANTS = {

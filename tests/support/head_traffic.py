@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.fake_cuda import GPU, fake_cuda
-from tests.support.heads import head_step, make_head, make_margin
+from tests.support.heads import head_step, make_head, margin_settings
 
 
 class MovedBytes(TorchDispatchMode):
@@ -42,7 +42,7 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
     with fake_cuda(patch, capability=(9, 0)):
         head = make_head(
-            embedding_size=512, num_classes=classes, margin=make_margin("arcface"), weight_decay=5e-4, device=GPU,
+            embedding_size=512, num_classes=classes, margin=margin_settings("arcface"), weight_decay=5e-4, device=GPU,
             product_dtype=torch.bfloat16, **options,
         )  # fmt: skip
         assert head._optimizer.one_pass == one_pass

@@ -1,28 +1,48 @@
-"""Heads and margins built from keyword options, with the config schema's defaults for the others."""
+"""Heads and margins built from keyword options, with the default settings for the others."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from facetrain.distributed.world import World
 from facetrain.head import sharded_softmax
-from facetrain.head.head_settings import HeadSettings
+from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin, MarginSettings, build_margin
-from facetrain.head.settings import HeadConfig, MarginConfig
+from facetrain.head.margins.base import Margin, build_margin
+from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
-from facetrain.run.build.head import head_settings, optimizer_settings
 from tests.support.fake_cuda import GPU, Context
 
 
+def margin_settings(type: str = "arcface", **given: Any) -> MarginSettings:
+    """Return the settings of a margin; `given` are further keys of `head.margin`, not validated."""
+    return MarginSettings().model_copy(update=given | {"type": type})
+
+
+def combined(**given: Any) -> MarginSettings:
+    """Return the settings of cos(m1·θ + m2) − m3 with m1 = 1, m2 = m3 = 0 and no linear part, unless `given`."""
+    return margin_settings("combined", **{"m2": 0.0, "m3": 0.0, "beyond_pi": "none"} | given)
+
+
 def make_margin(type: str = "arcface", *, seed: int = 0, **given: Any) -> Margin:
-    """Build a margin by its name in the config; `given` are further keys of `head.margin`, not validated."""
-    values = MarginConfig().model_dump() | given | {"type": type}
-    return build_margin(MarginSettings(**values), seed=seed)
+    """Build a margin from `margin_settings`."""
+    return build_margin(margin_settings(type, **given), seed=seed)
+
+
+def head_stage(first_step: int, sample_rate: float, expectations: str = "off") -> HeadStage:
+    """Return a stage of a head; `head_arguments` gives it the other settings of the head."""
+    return HeadStage(first_step, head_settings(sample_rate=sample_rate, expectations=expectations))
+
+
+def head_settings(**given: Any) -> HeadSettings:
+    """Return the settings of a head, not validated: oracles have dtypes, such as float64, that no config has."""
+    names = {key: str(value).removeprefix("torch.") for key, value in given.items() if key.endswith("_dtype")}
+    return HeadSettings().model_copy(update=given | names)
 
 
 def head_arguments(
@@ -31,13 +51,28 @@ def head_arguments(
     momentum: float = 0.9,
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the arguments of a `MarginHead`; `options` are its own or fields of `HeadSettings`."""
-    names = {field.name for field in fields(HeadSettings)} & options.keys()
-    settings = replace(head_settings(HeadConfig()), **{name: options.pop(name) for name in names})
-    optim = OptimSettings(name=optimizer, momentum=momentum, betas=betas, weight_decay=weight_decay)  # type: ignore[arg-type]
-    return {"settings": settings, "optimizer": optimizer_settings(optim), **options}
+    """Return the arguments of a `MarginHead`; `options` are its own, or fields of `HeadSettings` or `HeadRun`."""
+    given = {key: options.pop(key) for key in HeadSettings.model_fields.keys() & options.keys()}
+    run = {field.name: options.pop(field.name) for field in fields(HeadRun) if field.name in options}
+    if "stages" in run:
+        run["stages"] = tuple(
+            HeadStage(
+                start, head_settings(**given | stage.model_dump(include={"sample_rate", "expectations"}))
+            )
+            for start, stage in run["stages"]
+        )
+    return {
+        "settings": head_settings(**given),
+        "optim": OptimSettings(name=optimizer, momentum=momentum, betas=betas, weight_decay=weight_decay),  # type: ignore[arg-type]
+        "run": HeadRun(**run),
+        "world": World(rank, 0, world_size, world_size, torch.device(device)),
+        **options,
+    }
 
 
 def make_head(**options: Any) -> MarginHead:
@@ -50,7 +85,7 @@ def head_step(head: MarginHead, number: int, patch: Any, *, batch: int = 16) -> 
     context = Context()
     function = sharded_softmax._CrossEntropy
     patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))
-    head.begin_step(number)
+    head.begin_step(number, lr=0.1)
     with _disable_current_modes():  # labels with content, by which the host selects the classes of a sample
         expected = torch.arange(batch) * 7919 % head.num_classes
     head.expect_labels(expected)

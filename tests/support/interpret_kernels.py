@@ -11,11 +11,11 @@ from facetrain.head.class_centers import RowTables, allocate_tables
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.kernels.center_update import update_centers
 from facetrain.head.kernels.margin_softmax import LogitFactors, add_statistics, slopes
-from facetrain.head.margins import CombinedMargin
-from facetrain.head.row_optimizer import RowOptimizer, RowOptimizerSettings, moment_layout
+from facetrain.head.row_optimizer import RowOptimizer, moment_layout
 from facetrain.head.stochastic_rounding import Noise
+from facetrain.optim.settings import OptimSettings
 from tests.support.dense_head import MARGINS
-from tests.support.heads import make_head
+from tests.support.heads import combined, make_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Triton's interpreter multiplies the bit patterns of bfloat16 numbers as integers; a GPU does not.
@@ -57,17 +57,16 @@ def head_errors(margin, rate):
     results = []
     for fused in (False, True):
         head = make_head(
-            embedding_size=24, num_classes=203, margin=CombinedMargin(**MARGINS[margin]), sample_rate=rate, seed=1,
+            embedding_size=24, num_classes=203, margin=combined(**MARGINS[margin]), sample_rate=rate, seed=1,
             chunk_size=70, weight_decay=0.01, device=DEVICE,
         )  # fmt: skip
         head.chunk_type = FusedChunk if fused else Chunk
         head._optimizer.one_pass = fused
-        head.lr = 0.1
         generator = torch.Generator().manual_seed(0)
         losses, gradients = [], []
         for step in range(2):
             embedding = torch.randn(40, 24, generator=generator).to(DEVICE).requires_grad_()
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
             loss = head(embedding, torch.randint(0, 203, (40,), generator=generator).to(DEVICE))
             loss.backward()
             losses.append(loss.detach())
@@ -102,9 +101,7 @@ def update_errors(
     """Update centers by the kernel, by PyTorch's operations and in float64, and return the differences."""
     generator = torch.Generator().manual_seed(size)
     total, samples, width = 41, 9, sub_centers * size
-    settings = RowOptimizerSettings(
-        name="sgd", momentum=momentum, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
-    )
+    settings = OptimSettings(momentum=momentum, weight_decay=0.01)
     layout = {"weight": (width, dtypes[0]), **moment_layout(settings, width, dtypes[1])}
     tables = allocate_tables(layout, total, DEVICE)
     for name, table in tables.by_name.items():

@@ -29,7 +29,7 @@ from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.training.distillation import CENTER_LOSSES, LOSSES, Distillation
 from facetrain.training.step import TrainStep
 from facetrain.training.teacher_cache import CachedTeacher, new_cache
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import make_head, margin_settings
 
 WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
 IMAGES, CLASSES, TEACHER = 20_000, 2_000, 512
@@ -111,7 +111,7 @@ def distillation(rounds: int) -> None:
 
 def heads(rounds: int) -> None:
     for rate in (1.0, 0.1):
-        options = {"embedding_size": 512, "margin": make_margin(), "sample_rate": rate}
+        options = {"embedding_size": 512, "margin": margin_settings(), "sample_rate": rate}
         one = make_head(num_classes=HEAD_CLASSES, **options)
         two = HeadGroup(
             [make_head(num_classes=HEAD_CLASSES // 2, **options) for _ in range(2)], (1.0, 1.0), (0.5, 0.5)
@@ -121,8 +121,7 @@ def heads(rounds: int) -> None:
             def step(number: int) -> None:
                 embedding = torch.randn(HEAD_BATCH, 512, requires_grad=True)
                 label = torch.randint(HEAD_CLASSES, (HEAD_BATCH,))
-                head.lr = 0.01  # type: ignore[attr-defined]
-                head.begin_step(number)  # type: ignore[attr-defined]
+                head.begin_step(number, lr=0.01)  # type: ignore[attr-defined]
                 head(embedding, label).backward()
 
             return step

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.data.loading.staged_loader import TrainLoader
@@ -78,7 +76,7 @@ def build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: TrainLoad
     meta = {
         "model": described_model(run),
         "config": dump_config(config),
-        "schedule": asdict(run.schedule),
+        "schedule": {"global_batch_size": run.schedule.global_batch_size},
         "run_id": run.run_id,
         "dataset": run.digests.labels,
         "landmarks": run.digests.landmarks,

@@ -1,8 +1,8 @@
-"""Builder of the head: turns the config's sections into the settings that the head takes."""
+"""Builder of the head, or of the heads of a mixture, and of the class centers of a teacher."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,17 +17,10 @@ from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head, HeadGroup
-from facetrain.head.head_settings import HeadSettings, HeadStage
+from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins import Margin, MarginSettings, build_margin
-from facetrain.head.row_optimizer import RowOptimizerSettings
-from facetrain.head.settings import HeadConfig, MarginConfig
-from facetrain.optim.settings import OptimSettings
+from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.run.build.step_schedule import StepSchedule
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-_BLOCK_ON_DISK = 8
-"""Classes that `sample_block: auto` draws together on disk, where neighbors are read at once."""
 
 
 def build_head(
@@ -45,15 +38,17 @@ def build_head(
     Raises:
         ConfigError: a dataset of a mixture has an invalid margin.
     """
-    settings = head_settings(
-        config.head,
+    run = replace(
+        head_run(config, world, schedule),
         folder=run_folder / "centers",
         update_in_backward=update_in_backward,
-        schedule=schedule,
-        product_dtype=product_dtype(config.train.precision, world.device),
     )
-    streams = _Streams(centers=5, margin=6)
-    return _build_heads(config, world, num_classes, settings, config.model.embedding_size, streams, source)
+
+    def build(settings: HeadSettings, run: HeadRun, num_classes: int) -> MarginHead:
+        size = config.model.embedding_size
+        return MarginHead(settings, config.optim, run, world, embedding_size=size, num_classes=num_classes)
+
+    return _build_heads(config, build, run, _Streams(centers=5, margin=6), num_classes, source)
 
 
 def build_teacher_centers(
@@ -74,25 +69,33 @@ def build_teacher_centers(
     Raises:
         ConfigError: a dataset of a mixture has an invalid margin.
     """
-    settings = head_settings(
-        config.head,
+    run = head_run(config, world, schedule)
+    run = replace(
+        run,
         folder=run_folder / "teacher_centers",
         update_in_backward=False,
-        schedule=schedule,
-        product_dtype=product_dtype(config.train.precision, world.device),
-    )
-    settings = replace(
-        settings,
-        loss="softmax",
-        sub_centers=1,
         drop_from_step=None,
-        stages=tuple(replace(stage, expectations="off") for stage in settings.stages),
-        expectations="off",
-        weight_dtype=torch.float32,
+        stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
         trained=False,
     )
-    streams = _Streams(centers=8, margin=9)
-    return _build_heads(config, world, num_classes, settings, embedding_size, streams, source)
+
+    def build(settings: HeadSettings, run: HeadRun, num_classes: int) -> MarginHead:
+        return MarginHead(
+            teacher_settings(settings),
+            config.optim,
+            run,
+            world,
+            embedding_size=embedding_size,
+            num_classes=num_classes,
+        )
+
+    return _build_heads(config, build, run, _Streams(centers=8, margin=9), num_classes, source)
+
+
+def teacher_settings(head: HeadSettings) -> HeadSettings:
+    """Return the settings of the class centers of a teacher, beside a trained head with these settings."""
+    changes = {"loss": "softmax", "sub_centers": 1, "expectations": "off", "weight_dtype": "float32"}
+    return head.model_copy(update=changes)
 
 
 class _Streams(NamedTuple):
@@ -104,53 +107,39 @@ class _Streams(NamedTuple):
 
 def _build_heads(
     config: Config,
-    world: World,
-    num_classes: int,
-    settings: HeadSettings,
-    embedding_size: int,
+    build: Callable[[HeadSettings, HeadRun, int], MarginHead],
+    run: HeadRun,
     streams: _Streams,
+    num_classes: int,
     source: FaceDataset | None,
 ) -> Head:
-    """Build a head with these settings, or one for each dataset of a mixture with separate heads."""
+    """Build a head, or one for each dataset of a mixture with separate heads."""
 
-    def build(num_classes: int, margin: MarginConfig, folder: Path | None, *number: int) -> MarginHead:
-        # A head of a mixture draws centers, samples and margins of its own.
-        return MarginHead(
-            replace(settings, folder=folder),
-            optimizer_settings(config.optim),
-            margin_from_config(margin, seed=key_of(config.seed, streams.margin, *number)),
-            embedding_size=embedding_size,
-            num_classes=num_classes,
-            rank=world.rank,
-            world_size=world.size,
+    def with_keys(run: HeadRun, *number: int) -> HeadRun:
+        # Each head of a mixture draws its own centers, samples and margins.
+        return replace(
+            run,
             seed=key_of(config.seed, streams.centers, *number),
-            device=world.device,
+            margin_seed=key_of(config.seed, streams.margin, *number),
         )
 
     if not (isinstance(source, MixtureDataset) and source.heads is not None):
-        return build(num_classes, config.head.margin, settings.folder)
+        return build(config.head, with_keys(run), num_classes)
     margins = _margins_of_datasets(config, source.heads)
     images = images_per_epoch(source.counts, source.weights)
-    return HeadGroup(
-        [
-            build(
-                dataset.num_classes,
-                margin,
-                settings.folder and settings.folder / f"head_{number}",
-                number,
-            )
-            for number, (dataset, margin) in enumerate(zip(source.datasets, margins, strict=True))
-        ],
-        [head.loss_weight for head in source.heads],
-        (images / images.sum()).tolist(),
-    )
+    heads = []
+    for number, (dataset, margin) in enumerate(zip(source.datasets, margins, strict=True)):
+        folder = run.folder and run.folder / f"head_{number}"
+        settings = config.head.model_copy(update={"margin": margin})
+        heads.append(build(settings, with_keys(replace(run, folder=folder), number), dataset.num_classes))
+    return HeadGroup(heads, [head.loss_weight for head in source.heads], (images / images.sum()).tolist())
 
 
-def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[MarginConfig]:
+def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[MarginSettings]:
     margins = []
     for number, head in enumerate(heads, start=1):
         try:
-            margins.append(MarginConfig.model_validate(config.head.margin.model_dump() | head.margin))
+            margins.append(MarginSettings.model_validate(config.head.margin.model_dump() | head.margin))
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))
             raise ConfigError(
@@ -158,6 +147,16 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
                 f"{error.errors()[0]['msg']}; correct it in the mixture"
             ) from error
     return margins
+
+
+def head_run(config: Config, world: World, schedule: StepSchedule) -> HeadRun:
+    """Return what the schedule and the section `train` give to a head: epochs are converted to steps."""
+    drop_epoch = config.head.drop_sub_centers_epoch
+    return HeadRun(
+        stages=tuple(HeadStage(stage.first_step, stage.head) for stage in schedule.stages),
+        drop_from_step=None if drop_epoch is None else schedule.step_of_epoch(drop_epoch),
+        product_dtype=product_dtype(config.train.precision, world.device),
+    )
 
 
 def product_dtype(precision: str, device: torch.device) -> torch.dtype | None:
@@ -173,56 +172,3 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     if precision == "fp16" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         return torch.bfloat16
     return None
-
-
-def head_settings(
-    head: HeadConfig,
-    *,
-    folder: Path | None = None,
-    update_in_backward: bool = True,
-    schedule: StepSchedule | None = None,
-    product_dtype: torch.dtype | None = None,
-) -> HeadSettings:
-    """Return the head's settings: every `auto` is resolved, and epochs are converted to steps.
-
-    Without a schedule, a run has one stage, and one step per epoch.
-    """
-    drop_epoch, block = head.drop_sub_centers_epoch, head.sample_block
-    step_of_epoch = schedule.step_of_epoch if schedule else round
-    stages = schedule.stages if schedule else ()
-    on_disk = head.placement == "disk"
-    return HeadSettings(
-        loss=head.loss,
-        negative_weight=head.negative_weight,
-        sub_centers=head.sub_centers,
-        drop_from_step=None if drop_epoch is None else step_of_epoch(drop_epoch),
-        drop_angle=head.drop_angle,
-        sample_rate=head.sample_rate,
-        stages=tuple(HeadStage(stage.first_step, stage.sample_rate, stage.expectations) for stage in stages),
-        expectations=head.expectations,
-        expectation_margin=head.expectation_margin,
-        sample_block=(_BLOCK_ON_DISK if on_disk else 1) if block == "auto" else block,
-        weight_dtype=_DTYPES[head.weight_dtype],
-        momentum_dtype=_DTYPES[head.momentum_dtype],
-        placement=head.placement,
-        folder=folder if on_disk else None,
-        chunk_size=None if head.chunk_size == "auto" else head.chunk_size,
-        product_dtype=product_dtype,
-        update_in_backward=update_in_backward,
-    )
-
-
-def margin_from_config(margin: MarginConfig, *, seed: int = 0) -> Margin:
-    """Build the margin of a config; `seed` is for margins that draw random numbers."""
-    return build_margin(MarginSettings(**margin.model_dump()), seed=seed)
-
-
-def optimizer_settings(optim: OptimSettings) -> RowOptimizerSettings:
-    """Return the settings of the centers' optimizer, which follows the backbone's."""
-    return RowOptimizerSettings(
-        name=optim.name,
-        momentum=optim.momentum,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-    )

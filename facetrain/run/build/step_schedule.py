@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError, DataError
+from facetrain.head.settings import HeadSettings
 
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""
@@ -42,15 +43,14 @@ class Stage:
     """Factor on the scheduled learning rate, by `optim.batch_scaling`."""
     image_size: int
     """Side of the training images in pixels."""
-    sample_rate: float
-    """Fraction of the classes that take part in a step."""
-    expectations: str
-    """Second anchor of the classes: off, moving or fixed."""
+    head: HeadSettings
+    """Settings of the head, with the sample rate and the expectations of the stage."""
 
     def describe(self) -> str:
         """Return the settings of the stage in words."""
-        anchors = "" if self.expectations == "off" else f", {self.expectations} expectations"
-        classes = "all classes" if self.sample_rate >= 1 else f"{self.sample_rate:.3g} of the classes"
+        anchor, rate = self.head.expectations, self.head.sample_rate
+        anchors = "" if anchor == "off" else f", {anchor} expectations"
+        classes = "all classes" if rate >= 1 else f"{rate:.3g} of the classes"
         return (
             f"{self.global_batch_size:,} images of {self.image_size} × {self.image_size} pixels per step, "
             f"{classes}{anchors}"
@@ -109,7 +109,7 @@ class StepSchedule:
         return 0
 
 
-class StageConfig(NamedTuple):
+class StagedConfig(NamedTuple):
     """Settings of a stage, before the numbers of its steps are known."""
 
     until_epoch: int
@@ -120,7 +120,7 @@ class StageConfig(NamedTuple):
     """Side of the training images in pixels."""
 
 
-def stage_configs(config: Config) -> Iterator[StageConfig]:
+def stage_configs(config: Config) -> Iterator[StagedConfig]:
     """Yield the settings of each stage, and those of the epochs after the last one."""
     for stage in config.train.stages:
         changes: dict[str, dict[str, Any]] = {}
@@ -133,9 +133,9 @@ def stage_configs(config: Config) -> Iterator[StageConfig]:
                 for section, values in changes.items()
             }
         )
-        yield StageConfig(stage.until_epoch, staged, stage.image_size or config.data.image_size)
+        yield StagedConfig(stage.until_epoch, staged, stage.image_size or config.data.image_size)
     if not config.train.stages or config.train.stages[-1].until_epoch < config.train.epochs:
-        yield StageConfig(config.train.epochs, config, config.data.image_size)
+        yield StagedConfig(config.train.epochs, config, config.data.image_size)
 
 
 def local_batch_size(config: Config, world_size: int) -> int:
@@ -186,8 +186,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
                 steps_per_epoch=stage_steps,
                 lr_factor=_lr_factor(config, stage_batch / global_batch),
                 image_size=image_size,
-                sample_rate=staged.head.sample_rate,
-                expectations=staged.head.expectations,
+                head=staged.head,
             )
         )
         first_step, first_epoch = stop_step, until_epoch

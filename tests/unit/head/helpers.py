@@ -3,9 +3,8 @@
 import torch
 
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import MARGINS, sample_classes
-from tests.support.heads import make_head
+from tests.support.heads import combined, make_head
 
 CLASSES, SIZE, BATCH = 23, 8, 12
 
@@ -13,11 +12,11 @@ CLASSES, SIZE, BATCH = 23, 8, 12
 def small_head(margin="arcface", **options):
     """Build a head in float64 that passes over its 23 classes in chunks of 5."""
     head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=CombinedMargin(**MARGINS[margin]),
+        embedding_size=SIZE, num_classes=CLASSES, margin=combined(**MARGINS[margin]),
         **{"weight_dtype": torch.float64, "momentum_dtype": torch.float64, "chunk_size": 5, "weight_decay": 0.01}
         | options,
     )  # fmt: skip
-    head.lr = 0.1
+    head.begin_step(0, lr=0.1)
     return head
 
 
@@ -30,4 +29,4 @@ def batch(number=0):
 
 def sample_of(head, label, step, rate):
     """Return the classes that take part in a step of a head on one rank."""
-    return sample_classes(ClassShard(0, CLASSES), label, rate, seed=head._seed, step=step)
+    return sample_classes(ClassShard(0, CLASSES), label, rate, seed=head._run.seed, step=step)

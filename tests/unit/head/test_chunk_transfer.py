@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from facetrain.head.chunk_transfer import ChunkTransfer, CopyStreams
 from facetrain.head.class_centers import RowTables
 from tests.support.fake_cuda import GPU, FakeStream, fake_cuda, fake_streams
-from tests.support.heads import head_step, make_head, make_margin
+from tests.support.heads import head_step, make_head, margin_settings
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def test_a_head_whose_chunks_are_copied_ahead_gives_the_same_numbers(options, op
         make_head(
             embedding_size=8,
             num_classes=23,
-            margin=make_margin(),
+            margin=margin_settings(),
             chunk_size=5,
             optimizer=optimizer,
             **options,
@@ -51,8 +51,7 @@ def test_a_head_whose_chunks_are_copied_ahead_gives_the_same_numbers(options, op
         embedding, label = torch.randn(12, 8), torch.randint(0, 23, (12,))
         losses = []
         for head in heads:
-            head.lr = 0.1
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
             loss = head(embedding.clone().requires_grad_(), label)
             loss.backward()
             if options.get("update_in_backward") is False:
@@ -81,14 +80,14 @@ def test_moments_are_on_the_device_for_the_update_and_at_most_one_chunk_ahead(
     fake_streams(monkeypatch)
     monkeypatch.setattr("facetrain.head.class_centers.ChunkTransfer", CountedTransfer)
     head = make_head(
-        embedding_size=8, num_classes=100, margin=make_margin(), chunk_size=10, optimizer=optimizer,
+        embedding_size=8, num_classes=100, margin=margin_settings(), chunk_size=10, optimizer=optimizer,
         update_in_backward=update_in_backward,
     )  # fmt: skip
     tables = {name: table.data for name, table in head._tables.by_name.items()}
     head._tables = head._sampler._tables = RowTables(tables, CPU, streams=CopyStreams(CPU))
     moments = [table._transfer for name, table in head._tables.by_name.items() if name != "weight"]
     for step in range(2):
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         for _ in range(1 if update_in_backward else 2):
             head(torch.randn(12, 8, requires_grad=True), torch.randint(0, 100, (12,))).backward()
         if not update_in_backward:
@@ -124,7 +123,7 @@ def test_no_chunk_in_host_memory_blocks_the_host_or_is_copied_on_the_computing_s
         head = make_head(
             embedding_size=32,
             num_classes=400,
-            margin=make_margin(),
+            margin=margin_settings(),
             device=GPU,
             chunk_size=100,
             placement="host",

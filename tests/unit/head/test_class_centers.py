@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from facetrain.errors import ConfigError, RunError
-from facetrain.head.margins import CombinedMargin
-from tests.support.heads import make_head
+from tests.support.heads import combined, make_head
 from tests.unit.head.helpers import batch, small_head
 
 
@@ -41,7 +40,7 @@ def test_centers_in_host_memory_or_on_disk_give_the_same_numbers(placement, opti
     for step in (0, 1, 2, 3, 5, 6, 6, 7):
         losses = []
         for head in (here, there):
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
             loss = head(*batch(step))
             loss.backward()
             losses.append(loss.item())
@@ -64,9 +63,9 @@ def test_a_write_that_failed_once_ends_training_and_gives_no_checkpoint(tmp_path
 
     monkeypatch.setattr(head._tables, "write_rows", fail_once)
     for step in range(3):
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         head(*batch(step)).backward()
-    head.begin_step(3)
+    head.begin_step(3, lr=0.1)
     with pytest.raises(RunError, match="the disk failed"):
         head(*batch(3))  # the rows of step 1 were written back during step 2
     with pytest.raises(RunError, match="the disk failed"):
@@ -76,11 +75,10 @@ def test_a_write_that_failed_once_ends_training_and_gives_no_checkpoint(tmp_path
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 def test_8_bit_momentum_and_its_scales_share_a_row_on_disk(weight_dtype, tmp_path):
     head = make_head(
-        embedding_size=256, num_classes=50, margin=CombinedMargin(64.0, m2=0.5), placement="disk", folder=tmp_path,
+        embedding_size=256, num_classes=50, margin=combined(scale=64.0, m2=0.5), placement="disk", folder=tmp_path,
         weight_dtype=weight_dtype, momentum_dtype=torch.int8, sample_rate=0.3,
     )  # fmt: skip
-    head.lr = 0.1
-    head.begin_step(0)
+    head.begin_step(0, lr=0.1)
     before = {name: table.clone() for name, table in head.row_state().items()}
     label = torch.arange(12)
     head(torch.randn(12, 256, requires_grad=True), label).backward()
@@ -97,7 +95,7 @@ def test_8_bit_momentum_and_its_scales_share_a_row_on_disk(weight_dtype, tmp_pat
 def loss_after_training(head):
     """Train a head for 20 steps; return the loss of the last one."""
     for step in range(20):
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         embedding, label = batch(step % 4)
         loss = head(embedding.float(), label)
         loss.backward()

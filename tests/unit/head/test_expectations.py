@@ -5,25 +5,23 @@ import torch
 import torch.nn.functional as F
 
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.head_settings import HeadStage
 from tests.support.dense_head import MARGINS, margin_logits, sample_classes
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import head_stage, make_head, margin_settings
 
 CLASSES, SIZE, BATCH, SEED = 23, 8, 12, 3
 STAGES = (
-    HeadStage(0, 0.4, "off"),
-    HeadStage(2, 0.4, "moving"),
-    HeadStage(5, 1.0, "fixed"),
+    head_stage(0, 0.4, "off"),
+    head_stage(2, 0.4, "moving"),
+    head_stage(5, 1.0, "fixed"),
 )
 SCALE, MARGIN = MARGINS["cosface"]["scale"], 0.3
 
 
 def staged_head(stages=STAGES, margin="cosface", **options):
     head = make_head(
-        embedding_size=SIZE, num_classes=CLASSES, margin=make_margin(margin), stages=stages, seed=SEED,
+        embedding_size=SIZE, num_classes=CLASSES, margin=margin_settings(margin), stages=stages, seed=SEED,
         expectation_margin=MARGIN, weight_dtype=torch.float64, momentum_dtype=torch.float64, chunk_size=5, **options,
     )  # fmt: skip
-    head.lr = 0.1
     return head
 
 
@@ -46,14 +44,16 @@ class DenseReference:
     def loss(self, embedding, label, step):
         stage = [stage for stage in self.stages if stage.first_step <= step][-1]
         rows = torch.arange(CLASSES)
-        if stage.sample_rate < 1:
-            rows = sample_classes(ClassShard(0, CLASSES), label, stage.sample_rate, seed=SEED, step=step)
-        if stage.expectations != "off" and self.expectation is None:
+        if stage.settings.sample_rate < 1:
+            rows = sample_classes(
+                ClassShard(0, CLASSES), label, stage.settings.sample_rate, seed=SEED, step=step
+            )
+        if stage.settings.expectations != "off" and self.expectation is None:
             self.expectation = F.normalize(self.weight.detach())
         unit, target = F.normalize(embedding), torch.searchsorted(rows, label)
         logits = margin_logits(unit @ F.normalize(self.weight[rows]).T, target, MARGINS["cosface"])
         ratios = [torch.zeros(len(label), dtype=torch.float64), log_ratio(logits, target)]
-        if stage.expectations != "off":
+        if stage.settings.expectations != "off":
             cos = unit @ F.normalize(self.expectation[rows]).T
             ratios.append(log_ratio(margin_logits(cos, target, {"scale": SCALE, "m3": MARGIN}), target))
         return torch.logsumexp(torch.stack(ratios), 0).mean(), rows, stage, unit.detach()
@@ -63,7 +63,7 @@ class DenseReference:
             self.momentum[rows] = 0.9 * self.momentum[rows] + self.weight.grad[rows]
             self.weight[rows] -= 0.1 * self.momentum[rows]
         self.weight.grad = None
-        if stage.expectations == "moving":
+        if stage.settings.expectations == "moving":
             for number in label.unique():
                 old = self.expectation[number]
                 alphas = [torch.sigmoid(F.normalize(old, dim=0) @ x) for x in unit[label == number]]
@@ -83,7 +83,7 @@ def test_all_stages_equal_the_papers_equations(product):
     for step in range(7):
         embedding, label = batch(step)
         other = embedding.detach().clone().requires_grad_()
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         loss = head(embedding, label)
         loss.backward()
         expected, *rest = dense.loss(other, label, step)
@@ -100,13 +100,13 @@ def test_all_stages_equal_the_papers_equations(product):
 def test_a_head_loaded_at_any_step_continues_bit_by_bit(at):
     head = staged_head()
     for step in range(at):
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         head(*batch(step)).backward()
     loaded, saved = staged_head(), {name: table.clone() for name, table in head.row_state().items()}
     loaded.load_rows(lambda name, start, stop: saved[name][start:stop])
     for step in range(at, 7):
         for each in (head, loaded):
-            each.begin_step(step)
+            each.begin_step(step, lr=0.1)
             each(*batch(step)).backward()
         states = head.row_state(), loaded.row_state()
         assert states[0].keys() == {"weight", "momentum", "expectation"}
@@ -114,13 +114,13 @@ def test_a_head_loaded_at_any_step_continues_bit_by_bit(at):
 
 
 def stages_from(first_step):
-    return HeadStage(0, 0.4, "off"), HeadStage(first_step, 0.4, "moving")
+    return head_stage(0, 0.4, "off"), head_stage(first_step, 0.4, "moving")
 
 
 def trained_head(stages, steps):
     head = staged_head(stages)
     for step in range(steps):
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         head(*batch(step)).backward()
     return head
 
@@ -140,7 +140,7 @@ def test_expectations_begin_in_a_resumed_run_whose_border_is_already_passed(rank
     heads = [staged_head(stages_from(2), rank=rank, world_size=ranks) for rank in range(ranks)]
     for head in heads:
         tables = load(head, saved, state=state)
-        head.begin_step(4)
+        head.begin_step(4, lr=0.1)
     expectation = torch.cat([head.row_state()["expectation"] for head in heads])
     torch.testing.assert_close(expectation, F.normalize(tables["weight"]))
     assert all(head.state()["expectations_begun"] for head in heads)
@@ -154,14 +154,14 @@ def test_learned_expectations_stay_in_a_resumed_run_whose_border_comes_again(ran
     for head in heads:
         tables = load(head, saved, state=state)
         for step in (4, 5):
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
     expectation = torch.cat([head.row_state()["expectation"] for head in heads])
     assert torch.equal(expectation, tables["expectation"])
 
 
 def test_a_loss_that_is_not_finite_moves_no_expectation():
-    head = staged_head((HeadStage(0, 1.0, "moving"),))
-    head.begin_step(0)
+    head = staged_head((head_stage(0, 1.0, "moving"),))
+    head.begin_step(0, lr=0.1)
     before = head.row_state()["expectation"].clone()
     embedding, label = batch(0)
     head(embedding * float("nan"), label).backward()
@@ -172,10 +172,10 @@ def test_a_loss_that_is_not_finite_moves_no_expectation():
 
 @pytest.mark.parametrize("margin", ["arcface", "softmax", "curricularface", "elastic_arcface"])
 def test_every_margin_can_take_the_place_of_the_first_one(margin):
-    head, plain = staged_head((HeadStage(0, 1.0, "fixed"),), margin), staged_head((), margin)
+    head, plain = staged_head((head_stage(0, 1.0, "fixed"),), margin), staged_head((), margin)
     embedding, label = (tensor[:1].detach() for tensor in batch(0))
-    head.begin_step(0)
-    plain.begin_step(0)
+    head.begin_step(0, lr=0.1)
+    plain.begin_step(0, lr=0.1)
     generator = torch.Generator().manual_seed(1)
     expectation = head.row_state()["expectation"].normal_(generator=generator)
     inputs = [embedding.clone().requires_grad_() for _ in range(3)]
@@ -192,5 +192,5 @@ def test_every_margin_can_take_the_place_of_the_first_one(margin):
 
 
 def test_without_expectations_nothing_of_them_is_kept():
-    head = staged_head((HeadStage(0, 0.4, "off"),))
+    head = staged_head((head_stage(0, 0.4, "off"),))
     assert "expectation" not in head.row_state() and not head.state()

@@ -9,12 +9,11 @@ from facetrain.distributed.world import World
 from facetrain.head.class_centers import RowTable
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.head_settings import HeadStage
 from facetrain.head.teacher_centers import follow_teacher
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.fake_cuda import GPU, fake_cuda
-from tests.support.heads import head_step, make_head, make_margin
+from tests.support.heads import head_stage, head_step, make_head, margin_settings
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
 OPTIONS = {
@@ -25,8 +24,8 @@ OPTIONS = {
     "16 and 8 bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "accumulated": {"update_in_backward": False},
     "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
-    "expectations": {"stages": (HeadStage(0, 1.0, "moving"),)},
-    "sampled, expectations": {"stages": (HeadStage(0, 0.2, "moving"),)},
+    "expectations": {"stages": (head_stage(0, 1.0, "moving"),)},
+    "sampled, expectations": {"stages": (head_stage(0, 0.2, "moving"),)},
     "sampled": {"sample_rate": 0.2},
     "sampled, 16 bits": {"sample_rate": 0.2, "sample_block": 4, "weight_dtype": torch.bfloat16},
     "sampled sub-centers": {"sample_rate": 0.2, "sub_centers": 3},
@@ -43,7 +42,7 @@ CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for mar
 def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeypatch):
     with fake_cuda(monkeypatch) as blocking:
         head = make_head(
-            embedding_size=32, num_classes=500, margin=make_margin(margin), weight_decay=1e-4, device=GPU,
+            embedding_size=32, num_classes=500, margin=margin_settings(margin), weight_decay=1e-4, device=GPU,
             chunk_size=128, **OPTIONS[name],
         )  # fmt: skip
         head_step(head, 0, monkeypatch)  # the first step moves running averages to the device

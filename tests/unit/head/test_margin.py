@@ -1,22 +1,17 @@
-from dataclasses import fields
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
 
-from facetrain.errors import ConfigError
 from facetrain.head.class_shard import shard_classes
-from facetrain.head.margins import MARGINS as MARGIN_REGISTRY
-from facetrain.head.margins import CombinedMargin, Margin, MarginSettings
-from facetrain.head.settings import MarginConfig
+from facetrain.head.margins.base import build_margin
+from facetrain.head.margins.registry import MARGINS as REGISTRY
 from tests.support.dense_head import MARGINS
-from tests.support.heads import make_margin
+from tests.support.heads import combined, make_margin
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
 def test_the_slope_is_the_derivative_of_the_value(name):
-    margin = CombinedMargin(**MARGINS[name])
+    margin = build_margin(combined(**MARGINS[name]))
     cos = torch.linspace(-0.995, 0.995, 401, dtype=torch.float64)
     value, slope = margin.apply(cos, None)[:2]
     if margin.straight_through:
@@ -32,34 +27,40 @@ def test_the_slope_is_the_derivative_of_the_value(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_value_and_slope_are_finite_at_cosines_of_1_and_minus_1(dtype):
-    for margin in (
-        CombinedMargin(64.0, m2=0.5),
-        CombinedMargin(64.0, m1=1.35, m2=0.2, m3=0.1),
-        CombinedMargin(64.0, m2=0.5, linear_beyond_pi=True),
+    for settings in (
+        combined(m2=0.5),
+        combined(m1=1.35, m2=0.2, m3=0.1),
+        combined(m2=0.5, beyond_pi="linear"),
     ):
-        value, slope = margin.apply(torch.tensor([-1.0, 1.0], dtype=dtype), None)[:2]
+        value, slope = build_margin(settings).apply(torch.tensor([-1.0, 1.0], dtype=dtype), None)[:2]
         assert torch.isfinite(value).all() and torch.isfinite(slope).all()
 
 
 def test_beyond_pi_the_linear_margin_is_monotonic_and_the_plain_one_is_not():
     cos = torch.linspace(-1, -0.95, 50, dtype=torch.float64)
-    assert (CombinedMargin(64.0, m2=0.5, linear_beyond_pi=True).apply(cos, None).value_G.diff() > 0).all()
-    assert (CombinedMargin(64.0, m2=0.5).apply(cos, None).value_G.diff() < 0).any()
+    linear, plain = build_margin(combined(m2=0.5, beyond_pi="linear")), build_margin(combined(m2=0.5))
+    assert (linear.apply(cos, None).value_G.diff() > 0).all()
+    assert (plain.apply(cos, None).value_G.diff() < 0).any()
 
 
-def test_a_margin_ignores_settings_that_its_formula_does_not_have():
-    given = {"m1": 1.2, "m2": 0.5, "m3": 0.4, "scale": 30.0, "beyond_pi": "none"}
-    assert make_margin("arcface", **given) == CombinedMargin(30.0, m2=0.5)
-    assert make_margin("cosface", **given) == CombinedMargin(30.0, m3=0.4)
-    assert make_margin("combined", **given) == CombinedMargin(30.0, m1=1.2, m2=0.5, m3=0.4)
-    assert make_margin("softmax", **given) == Margin(30.0)
-    with pytest.raises(ConfigError, match="'arc' is not a margin; choose one of arcface"):
-        make_margin("arc")
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [("arcface", {"m2": 0.5}), ("cosface", {"m3": 0.4}), ("combined", {"m1": 1.2, "m2": 0.5, "m3": 0.4})],
+)
+def test_a_margin_ignores_settings_that_its_formula_does_not_have(name, used):
+    margin = make_margin(name, m1=1.2, m2=0.5, m3=0.4, scale=30.0, beyond_pi="none")
+    cos = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64)
+    torch.testing.assert_close(margin.apply(cos, None).value_G, combined_cosine(cos, **used))
+    assert margin.scale == 30
 
 
-def test_the_config_names_every_margin_of_the_registry_and_every_setting():
-    assert list(get_args(MarginConfig.model_fields["type"].annotation)) == list(MARGIN_REGISTRY)
-    assert set(MarginConfig.model_fields) == {field.name for field in fields(MarginSettings)}
+def combined_cosine(cos, m1=1.0, m2=0.0, m3=0.0):
+    return torch.cos(m1 * torch.arccos(cos) + m2) - m3
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_every_margin_of_the_registry_can_be_built(name):
+    assert make_margin(name, scale=30.0).scale == 30
 
 
 @pytest.mark.parametrize(("num_classes", "world_size"), [(10, 3), (3, 3), (2, 3), (1, 1), (2_059_906, 8)])

@@ -3,10 +3,8 @@ import pytest
 import torch
 
 from facetrain.errors import DataError
-from facetrain.head.head_settings import HeadStage
-from facetrain.head.margins import CombinedMargin
 from tests.support.dense_head import MARGINS, dense_loss
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import combined, head_stage, make_head, make_margin, margin_settings
 from tests.unit.head.helpers import BATCH, CLASSES, SIZE, batch, sample_of, small_head
 
 
@@ -19,7 +17,7 @@ def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
     for step in range(3):
         embedding, label = batch(step)
         reference = embedding.detach().clone().requires_grad_()
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         loss = head(embedding, label)
         loss.backward()
         sample = None if rate == 1 else sample_of(head, label, step, rate)
@@ -39,7 +37,7 @@ def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
 @pytest.mark.parametrize("placement", ["device", "host"])
 @pytest.mark.parametrize("rates", [(0.4, 1.0, 0.0), (1.0, 0.4)])
 def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):
-    stages = tuple(HeadStage(2 * number, rate, "off") for number, rate in enumerate(rates))
+    stages = tuple(head_stage(2 * number, rate, "off") for number, rate in enumerate(rates))
     head = small_head(stages=stages, placement=placement)
     # A head that starts in the middle of a stage, as after a resume, continues bit by bit.
     later = small_head(stages=stages, placement=placement)
@@ -50,7 +48,7 @@ def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):
         if step == 3:
             rows = {name: table.clone() for name, table in head.row_state().items()}
             later.load_rows(lambda name, start, stop, saved=rows: saved[name][start:stop])
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         assert head.classes_per_step == CLASSES * rate
         embedding, label = batch(step)
         loss = head(embedding, label)
@@ -65,7 +63,7 @@ def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):
         weight.grad = None
         torch.testing.assert_close(head.row_state()["weight"], weight.detach())
         if step >= 3:
-            later.begin_step(step)
+            later.begin_step(step, lr=0.1)
             later(*batch(step)).backward()
             assert all(torch.equal(later.row_state()[name], rows) for name, rows in head.row_state().items())
 
@@ -78,7 +76,7 @@ def test_accumulated_micro_batches_with_a_loss_scale_equal_an_update_in_the_back
         if rate < 1:  # a micro-batch samples its own classes, so give both the same classes
             label = label[:6].repeat(2)
         for head in (whole, parts):
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
         whole(embedding, label).backward()
         for half in (slice(0, 6), slice(6, 12)):
             (parts(embedding[half], label[half]) / 2 * 1024).backward()
@@ -90,18 +88,19 @@ def test_accumulated_micro_batches_with_a_loss_scale_equal_an_update_in_the_back
 def test_a_loss_scale_scales_the_gradient_of_the_embeddings_and_no_update(margin):
     plain, scaled = (
         make_head(
-            embedding_size=SIZE, num_classes=CLASSES, margin=make_margin(margin), weight_dtype=torch.float64,
+            embedding_size=SIZE, num_classes=CLASSES, margin=margin_settings(margin), weight_dtype=torch.float64,
             momentum_dtype=torch.float64, chunk_size=5,
         )
         for _ in range(2)
     )  # fmt: skip
-    plain.lr = scaled.lr = 0.1
-    scaled.loss_scale = torch.tensor(65536.0, dtype=torch.float64)
+    scale = torch.tensor(65536.0, dtype=torch.float64)
     for step in range(2):
         embedding, label = batch(step)
         other = embedding.detach().clone().requires_grad_()
+        plain.begin_step(step, lr=0.1)
+        scaled.begin_step(step, lr=0.1, loss_scale=scale)
         plain(embedding, label).backward()
-        (scaled(other, label) * scaled.loss_scale).backward()
+        (scaled(other, label) * scale).backward()
         assert torch.equal(other.grad, embedding.grad * 65536)
         assert torch.equal(scaled.weight.data, plain.weight.data)
 
@@ -133,7 +132,7 @@ def test_adamw_on_all_rows_equals_adamw_of_torch():
     reference = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.01)
     for step in range(4):
         embedding, label = batch(step)
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         head(embedding, label).backward()
         dense_loss(embedding.detach(), weight, label, MARGINS["arcface"]).backward()
         reference.step()
@@ -144,7 +143,7 @@ def test_adamw_on_all_rows_equals_adamw_of_torch():
 @pytest.mark.parametrize("scale", [64.0, 128.0])
 def test_the_loss_neither_overflows_nor_underflows_if_all_cosines_are_minus_1(scale):
     head = small_head(margin="cosface")
-    head._margin = CombinedMargin(scale=scale, m3=0.4)
+    head._margin = make_margin("cosface", scale=scale)
     direction = torch.nn.functional.normalize(torch.ones(1, SIZE, dtype=torch.float64))
     head.weight.data.copy_(-direction.expand(CLASSES, SIZE))
     loss = head(direction.expand(BATCH, SIZE).clone(), batch()[1])
@@ -166,12 +165,12 @@ def test_a_label_outside_the_classes_is_an_error_and_changes_no_center():
 def test_labels_near_two_to_the_31_update_the_right_centers():
     ranks = 2**27
     head = make_head(
-        embedding_size=SIZE, num_classes=2**31, margin=CombinedMargin(scale=4, m2=0.5), sample_rate=0.0,
+        embedding_size=SIZE, num_classes=2**31, margin=combined(scale=4, m2=0.5), sample_rate=0.0,
         rank=ranks - 1, world_size=ranks,
     )  # fmt: skip
-    head.lr = 0.1
     before = head.weight.data.clone()
     embedding = torch.randn(2, SIZE).requires_grad_()
+    head.begin_step(0, lr=0.1)
     head(embedding, torch.tensor([2**31 - 1, 2**31 - 3])).backward()
     moved = (head.weight.data != before).any(1).nonzero()[:, 0]
     assert (moved + head.shard.start).tolist() == [2**31 - 3, 2**31 - 1]
@@ -183,7 +182,7 @@ def test_centers_outside_the_sample_do_not_change():
     head = small_head(sample_rate=0.2)
     before = head.weight.data.clone()
     embedding, label = batch()
-    head.begin_step(0)
+    head.begin_step(0, lr=0.1)
     head(embedding, label).backward()
     moved = (head.weight.data != before).any(1).nonzero()[:, 0]
     assert torch.equal(moved, sample_of(head, label, 0, 0.2)) and len(moved) < CLASSES
@@ -209,7 +208,7 @@ def test_labels_that_were_expected_give_the_same_step():
     for step in range(2):
         embedding, label = batch(step)
         for head in (plain, expecting):
-            head.begin_step(step)
+            head.begin_step(step, lr=0.1)
         expecting.expect_labels(label)
         wrong = torch.zeros_like(label)  # on a GPU the labels there are not read
         assert plain(embedding, label).item() == expecting(embedding, wrong).item()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from facetrain.head.head_group import HeadGroup
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import make_head, margin_settings
 
 PERSON, NOISE, HIDDEN, PIXELS, SIZE = 24, 24, 128, 96, 32
 PEOPLE, IMAGES, STEPS, BATCH, LR = 500, 10, 600, 256, 0.1
@@ -29,7 +29,7 @@ def make_network():
 
 
 def make_set_head(num_classes, seed):
-    margin = make_margin("cosface", m3=0.2, scale=24.0)
+    margin = margin_settings("cosface", m3=0.2, scale=24.0)
     return make_head(
         embedding_size=SIZE, num_classes=num_classes, margin=margin, seed=seed, weight_decay=5e-4
     )
@@ -70,8 +70,8 @@ def rate_at_far(seed, *, shared, separate, shift):
     network, head = make_network(), make_head_or_group(seed, separate=separate)
     optimizer = torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4)
     for step in range(STEPS):
-        head.lr = optimizer.param_groups[0]["lr"] = LR * (1 - step / STEPS)
-        head.begin_step(step)
+        lr = optimizer.param_groups[0]["lr"] = LR * (1 - step / STEPS)
+        head.begin_step(step, lr=lr)
         chosen = torch.randint(0, len(image), (BATCH,), generator=random)
         optimizer.zero_grad()
         head(network(image[chosen]), label[chosen]).backward()

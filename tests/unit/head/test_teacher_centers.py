@@ -11,7 +11,7 @@ from facetrain.head.teacher_centers import follow_teacher, start_teacher_gather
 from facetrain.run.build.head import build_teacher_centers
 from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.dense_head import dense_loss, sample_classes
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import make_head, margin_settings
 from tests.support.teacher_centers import move_plainly
 
 CLASSES, SIZE = 9, 5
@@ -80,7 +80,7 @@ def test_a_head_that_is_not_trained_has_the_loss_and_gradient_of_a_trained_one_a
     options = {
         "embedding_size": SIZE,
         "num_classes": CLASSES,
-        "margin": make_margin(),
+        "margin": margin_settings(),
         "seed": 3,
         "chunk_size": 4,
     }
@@ -91,10 +91,9 @@ def test_a_head_that_is_not_trained_has_the_loss_and_gradient_of_a_trained_one_a
     for head in (trained, fixed):
         before = head.weight.data.clone()
         embedding = student.clone().requires_grad_()
-        head.begin_step(0)
+        head.begin_step(0, lr=0.1)
         loss = head(embedding, label)
         loss.backward()
-        head.lr = 0.1
         head.step(torch.tensor(1.0), torch.tensor(0.0))
         results.append((loss, embedding.grad))
         assert torch.equal(head.weight.data, before) == (head is fixed)
@@ -130,12 +129,12 @@ def test_the_stages_of_a_run_change_the_sample_rate_of_the_teachers_head_too(los
     assert set(head.row_state()) == {"weight"}
     student, teacher, label = batch()
     for step, rate in enumerate([0.7, 0.7, 1.0, 1.0, 0.4, 0.4]):
-        head.begin_step(step)
+        head.begin_step(step, lr=0.1)
         gathered = start_teacher_gather(student, teacher) if loss == "adaptive_centers" else None
         found = head(student.float().requires_grad_(), label, gathered)
         found.backward()
         shard = ClassShard(0, CLASSES)
-        sample = None if rate == 1 else sample_classes(shard, label, rate, seed=head._seed, step=step)
-        margin = {"scale": 64.0, "m2": 0.5, "linear_beyond_pi": True}
+        sample = None if rate == 1 else sample_classes(shard, label, rate, seed=head._run.seed, step=step)
+        margin = {"scale": 64.0, "m2": 0.5, "beyond_pi": "linear"}
         expected = dense_loss(student, head.weight.data.double(), label, margin, sample)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=0.0)

@@ -17,7 +17,7 @@ from facetrain.models.initialize_from import (
     read_centers,
 )
 from facetrain.models.model_file import describe_backbone, save_model
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import make_head, margin_settings
 from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
 
@@ -46,7 +46,7 @@ def head_of(classes, rank=0, world_size=1, width=WIDTH):
     return make_head(
         embedding_size=width,
         num_classes=classes,
-        margin=make_margin("arcface", beyond_pi="none"),
+        margin=margin_settings("arcface", beyond_pi="none"),
         rank=rank,
         world_size=world_size,
     )

@@ -16,11 +16,10 @@ class CountingHead:
     update_in_backward = False
 
     def __init__(self):
-        self.lr, self.loss_scale = 0.0, None
         self.began, self.stepped = [], []
 
-    def begin_step(self, step):
-        self.began.append(step)
+    def begin_step(self, step, *, lr, loss_scale):
+        self.began.append((step, lr, loss_scale and loss_scale.item()))
 
     def step(self, grad_scale, skip):
         self.stepped.append((grad_scale.item(), skip.item()))
@@ -177,8 +176,7 @@ def test_the_head_gets_the_learning_rate_the_step_and_the_scale_of_its_gradient(
     assert stepper.begin(7) == 0.1
     (net(torch.ones(1, 2)).sum() * stepper.scale.value).backward()
     stepper.finish()
-    assert stepper._head.lr == 0.1
-    assert stepper._head.began == [7]
+    assert stepper._head.began == [(7, 0.1, 65536.0)]
     assert stepper._head.stepped == [(65536.0, 0.0)]
 
 

@@ -3,12 +3,11 @@ import torch
 
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.head_cost import HeadShape, head_bytes, moved_per_number
-from facetrain.run.build.head import optimizer_settings
 from facetrain.torch_private import LiveBytes
 from tests.support.head_traffic import step_bytes
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import make_head, margin_settings
 
-SGD, ADAMW = (optimizer_settings(OptimSettings(name=name)) for name in ("sgd", "adamw"))
+SGD, ADAMW = (OptimSettings(name=name) for name in ("sgd", "adamw"))
 SETTINGS = [
     {},
     {"product_bytes": 2},
@@ -38,7 +37,7 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
     head = make_head(
         embedding_size=64,
         num_classes=shape.num_classes,
-        margin=make_margin("cosface", scale=64, m3=0.4),
+        margin=margin_settings("cosface", scale=64, m3=0.4),
         sub_centers=shape.sub_centers,
         sample_rate=shape.sample_rate,
         optimizer=shape.optimizer.name,
@@ -46,13 +45,12 @@ def test_the_heads_bytes_are_forecast_within_five_percent(setting):
         weight_dtype=getattr(torch, shape.weight_dtype),
         momentum_dtype=getattr(torch, shape.momentum_dtype),
         update_in_backward=shape.update_in_backward,
-        chunk_size=shape.chunk_size,
+        chunk_size=shape.chunk_size or "auto",
         product_dtype=torch.bfloat16 if shape.product_bytes == 2 else None,
     )
-    head.lr = 0.1
     embedding, label = torch.randn(256, 64, requires_grad=True), torch.randint(0, shape.num_classes, (256,))
     with LiveBytes() as live:
-        head.begin_step(0)
+        head.begin_step(0, lr=0.1)
         head(embedding, label).backward()
         head.step(torch.tensor(1.0), torch.tensor(0.0))
     forecast = head_bytes(shape)
@@ -86,7 +84,7 @@ def test_tables_on_the_host_take_nothing_from_the_device():
 
 
 def test_sgd_without_momentum_keeps_no_moments():
-    plain = optimizer_settings(OptimSettings(momentum=0))
+    plain = OptimSettings(momentum=0)
     shape = HeadShape(num_classes=1000, embedding_size=8, global_batch=4, world_size=1, optimizer=plain)
     assert head_bytes(shape).moments == 0
 

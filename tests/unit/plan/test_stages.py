@@ -1,12 +1,14 @@
 """Forecast of the memory of runs in stages."""
 
 import pytest
+import torch
 
 from facetrain.config.loading import build_config
+from facetrain.distributed.world import World
 from facetrain.head.margin_head import MarginHead
 from facetrain.plan.forecast import forecast, teacher_head_shape
 from facetrain.plan.stages import forecast_stages
-from facetrain.run.build.head import head_settings, margin_from_config, optimizer_settings
+from facetrain.run.build.head import head_run
 from facetrain.run.build.step_schedule import schedule_steps, stage_configs
 
 CLASSES = 1001
@@ -28,10 +30,12 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
     described = config(
         head={"expectations": of_section}, train={"batch_size": 4, "epochs": 4, "stages": stages}
     )
+    world = World(0, 0, 1, 1, torch.device("cpu"))
     head = MarginHead(
-        head_settings(described.head, schedule=schedule_steps(described, 1000, 1)),
-        optimizer_settings(described.optim),
-        margin_from_config(described.head.margin),
+        described.head,
+        described.optim,
+        head_run(described, world, schedule_steps(described, 1000, 1)),
+        world,
         embedding_size=8,
         num_classes=CLASSES,
     )

@@ -16,10 +16,9 @@ from facetrain.plan.execution import runs_fused
 from facetrain.plan.forecast import forecast
 from facetrain.plan.head_cost import HeadShape, head_bytes
 from facetrain.plan.speed import step_time
-from facetrain.run.build.head import optimizer_settings
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
-from tests.support.heads import make_head, make_margin
+from tests.support.heads import make_head, margin_settings
 
 TINY = {"layers": (1, 1, 1, 1), "widths": (16, 16, 32, 32), "embedding_size": 16, "image_size": 32}
 PARTS = [
@@ -118,15 +117,15 @@ def test_the_fused_trunk_is_not_planned_with_frozen_batch_norms(tmp_path):
 def test_the_bytes_of_a_head_that_is_not_trained_are_forecast(tmp_path):
     shape = HeadShape(
         num_classes=20_480, embedding_size=64, global_batch=256, world_size=1, cuda=False, chunk_size=2048,
-        optimizer=optimizer_settings(config(tmp_path).optim), update_in_backward=False, trained=False,
+        optimizer=config(tmp_path).optim, update_in_backward=False, trained=False,
     )  # fmt: skip
     head = make_head(
-        embedding_size=64, num_classes=shape.num_classes, margin=make_margin("cosface"), chunk_size=2048,
+        embedding_size=64, num_classes=shape.num_classes, margin=margin_settings("cosface"), chunk_size=2048,
         update_in_backward=False, trained=False,
     )  # fmt: skip
     embedding, label = torch.randn(256, 64, requires_grad=True), torch.randint(0, shape.num_classes, (256,))
     with LiveBytes() as live:
-        head.begin_step(0)
+        head.begin_step(0, lr=0.1)
         head(embedding, label).backward()
     found = head_bytes(shape)
     assert found.work == pytest.approx(live.peak, rel=0.05)

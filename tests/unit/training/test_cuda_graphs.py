@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
 class UpdatedHead:
     """Head without centers."""
 
-    lr, update_in_backward = 0.0, True
+    update_in_backward = True
 
-    def begin_step(self, step):
+    def begin_step(self, step, *, lr, loss_scale):
         pass
 
 

@@ -18,9 +18,9 @@ from tests.support.fake_cuda import GPU, fake_cuda
 class UpdatedHead:
     """Head whose centers the backward pass has updated."""
 
-    lr, loss_scale, update_in_backward = 0.0, None, True
+    update_in_backward = True
 
-    def begin_step(self, step):
+    def begin_step(self, step, *, lr, loss_scale):
         pass
 
 

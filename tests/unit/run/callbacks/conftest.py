@@ -9,13 +9,13 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import build_sampler
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World
+from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.settings import HeadConfig, MarginConfig
+from facetrain.head.settings import HeadSettings
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
-from facetrain.run.build.head import head_settings, margin_from_config, optimizer_settings
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision
 from facetrain.training.state import TrainState
@@ -31,17 +31,13 @@ def state():
     backbone = build_backbone("iresnet", **options)
     network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
     rules = {"momentum": 0.9, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+    world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
     head = MarginHead(
-        head_settings(HeadConfig()),
-        optimizer_settings(OptimSettings()),
-        margin_from_config(MarginConfig()),
-        embedding_size=8,
-        num_classes=CLASSES,
+        HeadSettings(), OptimSettings(), HeadRun(), world, embedding_size=8, num_classes=CLASSES
     )
     optimizer = build_optimizer(parameter_groups(backbone, {}), "sgd", **rules)
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
-    world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
     return TrainState(world, network, head, stepper, SpikeDetector(5.0, CPU))
 
 

@@ -1,0 +1,1 @@
+"""Margins: the formulas that change a sample's target logit, one family in a file."""

@@ -1,0 +1,49 @@
+"""CurricularFace: ArcFace's margin with a curriculum of hard negatives."""
+
+# G gathered batch   C classes of a chunk
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from facetrain.head.margins.base import RunningAverages, published
+from facetrain.head.margins.combined import CombinedMargin
+from facetrain.head.settings import MarginSettings
+
+
+class CurricularFace(CombinedMargin):
+    """ArcFace's margin with a curriculum of hard negatives (Huang et al., "CurricularFace", arXiv 2004.00288).
+
+    The target is cos(θ_y + m2), with ArcFace's linear part beyond π. A negative whose cosine exceeds it is
+    hard, and its cosine becomes (equation 5)
+
+        N(t, cos θ_j) = cos θ_j·(t + cos θ_j)
+
+    with t the running average of the batch's target cosines (equation 7): hard negatives weigh little at the
+    start of training, and more as t grows. `average` is the weight of a batch in it.
+    """
+
+    needs_all_target_cosines: ClassVar[bool] = True
+
+    def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
+        super().__init__(settings, m2=published(settings.m2, 0.5))
+        self.linear_beyond_pi, self.straight_through = True, False
+        self._averages = RunningAverages(t=0.0)
+
+    def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
+        self._averages.update(self.settings.average, t=cos_G.mean())
+
+    def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
+        t = self._averages.values["t"].to(logit_GC)
+        threshold_G = self.scale * torch.cos(torch.arccos(target_cos_G) + self.m2)
+        hard_GC = logit_GC > threshold_G[:, None]
+        cos_GC = logit_GC / self.scale
+        slope_GC = torch.where(hard_GC, t + 2 * cos_GC, 1.0)
+        logit_GC.mul_(torch.where(hard_GC, t + cos_GC, 1.0))
+        return slope_GC
+
+    def state(self) -> dict[str, Tensor]:
+        return self._averages.values
