@@ -1,7 +1,7 @@
 """Cache files of large arrays, memory-mapped so that a dataset of millions of images opens at once.
 
 A file is one page of JSON, followed by the arrays, each aligned to 64 bytes. It records a digest of the sizes and
-modification times of the files that it was computed from, and a checksum. A stale or damaged file is ignored.
+times of change of the files that it was computed from, and a checksum. A stale or damaged file is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json, replacing, user_cache_folder
 
-_VERSION = 3
+_VERSION = 4
 """Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
@@ -35,30 +35,44 @@ _NUMBERS = re.compile("[<|][biuf][1248]")
 
 @dataclass(frozen=True)
 class Columns:
-    """Arrays by name, and values about them that JSON can hold.
+    """Arrays by name. Values that JSON can hold, such as a list of names, are arrays of its bytes.
 
     Pickling sends the path of the cache file, so all processes map the same memory.
     """
 
     arrays: Mapping[str, np.ndarray]
-    facts: Mapping[str, Any]
     path: Path | None = None
     """Cache file; None if the arrays are in the memory of this process only."""
+
+    @classmethod
+    def of(cls, **columns: Any) -> Columns:
+        """Return columns of arrays and of values that JSON can hold."""
+        return cls({name: _as_array(value) for name, value in columns.items()})
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return the value of a column that was not an array; the default if there is no such column."""
+        return parse_json(self.arrays[name].tobytes().decode()) if name in self.arrays else default
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the path, or as the arrays if there is no file."""
         if self.path is not None:
             return _open, (self.path,)
-        return Columns, (dict(self.arrays), dict(self.facts))
+        return Columns, (dict(self.arrays),)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    return value if isinstance(value, np.ndarray) else np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def _stamp_of_all(paths: Sequence[Path]) -> str:
-    """Return a digest of the sizes and modification times of all files: a page has no room for those of a thousand."""
+    """Return a digest of the stamps of all files: a page of JSON has no room for a thousand of them."""
     return hashlib.sha256(json.dumps([_stamp(path) for path in paths]).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """Return size and modification time (ns) of a file; None if it does not exist.
+    """Return size, modification time and time of change (ns) of a file; None if it does not exist.
+
+    The time of change tells a file that replaced one of the same size and modification time.
 
     Raises:
         DataError: it is not a regular file: a pipe would be waited for, a folder cannot be read.
@@ -71,14 +85,10 @@ def _stamp(path: Path) -> list[int] | None:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: not a regular file")
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def cached_columns(
-    name: Path,
-    inputs: Sequence[Path],
-    build: Callable[[], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]],
-) -> Columns:
+def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Columns]) -> Columns:
     """Return the cached columns, or those that `build` computes from the input files, which are then cached.
 
     If a file changes while `build` reads it, the cache file is stale from the beginning.
@@ -86,8 +96,7 @@ def cached_columns(
     columns = load_columns(name, inputs)
     if columns is None:
         stamp = _stamp_of_all(inputs)
-        arrays, facts = build()
-        columns = save_columns(name, inputs, arrays, facts, stamp=stamp)
+        columns = save_columns(name, inputs, build(), stamp=stamp)
     return columns
 
 
@@ -102,32 +111,30 @@ def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
 
 
 def save_columns(
-    name: Path,
-    inputs: Sequence[Path],
-    arrays: Mapping[str, np.ndarray],
-    facts: Mapping[str, Any],
-    *,
-    stamp: str | None = None,
+    name: Path, inputs: Sequence[Path], columns: Columns, *, stamp: str | None = None
 ) -> Columns:
     """Write a cache file beside the dataset, or in ~/.cache/facetrain if that folder is read-only.
 
-    `stamp` is that of the input files when they were read; None: they have not changed since.
+    Args:
+        name: path of the cache file.
+        inputs: files that the columns were computed from.
+        columns: the columns.
+        stamp: digest of the stamps of the input files when they were read; None: they have not changed since.
 
-    If neither can be written, the returned columns are the arrays themselves.
+    Returns:
+        The columns in the file, mapped into memory; `columns` themselves if neither folder can be written.
     """
     layout, position = [], _HEADER_BYTES
-    for column, array in arrays.items():
+    for column, array in columns.arrays.items():
         layout.append([column, array.dtype.str, len(array), position])
         position += array.nbytes + -array.nbytes % _ALIGNMENT
-    header = {
-        "version": _VERSION, "stamp": stamp or _stamp_of_all(inputs), "facts": dict(facts), "crc": 0, "columns": layout
-    }  # fmt: skip
+    header = {"version": _VERSION, "stamp": stamp or _stamp_of_all(inputs), "crc": 0, "columns": layout}
     for path in _cache_paths(name):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, header, arrays)
+            _write(path, header, columns.arrays)
             return _open(path)
-    return Columns(dict(arrays), dict(facts))
+    return columns
 
 
 def _cache_paths(name: Path) -> Iterator[Path]:
@@ -186,4 +193,4 @@ def _map(path: Path, header: dict[str, Any]) -> Columns:
             raise ValueError("a column of negative length")
         # Not np.memmap: indexing takes ten times as long. An empty array cannot be mapped.
         arrays[name] = np.frombuffer(data, dtype, length, position) if length else np.empty(0, dtype=dtype)
-    return Columns(arrays, header["facts"], path)
+    return Columns(arrays, path)

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable
+import re
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks
-from facetrain.data.formats.huggingface import SavedDataset
-from facetrain.data.formats.image_folder import FolderDataset, folders_with_images
-from facetrain.data.formats.image_list import LIST_SUFFIXES, ListDataset
-from facetrain.data.formats.landmark_file import LandmarkedDataset, landmarks_path
-from facetrain.data.formats.lmdb_dataset import DATA_FILE, LmdbDataset
-from facetrain.data.formats.parquet import ParquetDataset
-from facetrain.data.formats.record_dataset import RecordDataset
-from facetrain.data.formats.splits import SPLITS_FILE, STATE_FILE
-from facetrain.data.formats.tfrecord import PATTERN, TfRecordDataset, is_index
-from facetrain.data.formats.webdataset import TarDataset, is_compressed, is_shard
-from facetrain.data.formats.zip_archive import ZipDataset
+from facetrain.data.formats.base import Format
+from facetrain.data.formats.image_folder import folders_with_images
+from facetrain.data.formats.image_list import open_list
+from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
+from facetrain.data.formats.table import FORMATS
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable
 
-DATASET_SUFFIXES = frozenset(
-    {".rec", ".zip", ".lmdb", ".tar", ".gz", ".tgz", *MIXTURE_SUFFIXES, *LIST_SUFFIXES}
-)
+DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(one.suffixes for one in FORMATS))
 """Suffixes of files that are a dataset each."""
 
 
 def open_dataset(
     path: Path, *, min_images_per_identity: int = 1, root: Path | None = None, with_landmarks: bool = True
 ) -> FaceDataset:
-    """Open a dataset in any supported format.
+    """Open a dataset in any format of `FORMATS`, or a YAML file that mixes datasets.
 
     Args:
-        path: a folder (RecordIO, LMDB, tar, Parquet or TFRecord shards, one subfolder per identity), a .rec, .zip,
-            .lmdb, .tar, .tar.gz or list file, or a YAML file that mixes datasets.
+        path: a folder or a file.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
         with_landmarks: False: the landmark file is neither read nor checked, because it is about to be replaced.
@@ -58,21 +49,11 @@ def open_dataset(
         except DataError as error:
             # The paths in the file come from other people, and are in the messages of all formats.
             raise type(error)(printable(str(error))) from error
-    dataset: FaceDataset
-    if path.suffix == ".rec" and path.is_file():
-        dataset = RecordDataset(path.parent, name=path.name)
-    elif path.suffix.lower() in LIST_SUFFIXES and path.is_file():
-        dataset = TfRecordDataset(path) if is_index(path) else ListDataset(path, root)
-    elif path.suffix.lower() == ".zip" and path.is_file():
-        dataset = ZipDataset(path)
-    elif (path.suffix.lower() == ".tar" or is_compressed(path)) and path.is_file():
-        dataset = TarDataset(path)
-    elif path.suffix.lower() == ".lmdb" and path.is_file():
-        dataset = LmdbDataset(path)
-    else:
-        dataset = _open_folder(path)
+    format = _format_of(path)
+    dataset = open_list(path, root) if format.open is open_list else format.open(path)
     if with_landmarks and (landmarks := landmarks_path(path)).is_file():
-        dataset = LandmarkedDataset(dataset, landmarks)
+        dataset.landmark_file = landmarks
+        open_landmarks(landmarks, dataset.num_images)  # an error now, not in the middle of a run
     return drop_small_identities(dataset, path, min_images_per_identity)
 
 
@@ -100,34 +81,43 @@ def images_of_large_identities(dataset: FaceDataset, min_images_per_identity: in
     return np.flatnonzero(counts[row] >= min_images_per_identity)
 
 
-def _open_folder(folder: Path) -> FaceDataset:
-    if not folder.is_dir():
-        problem = "not a dataset" if folder.exists() else "no such folder"
+def _format_of(path: Path) -> Format:
+    """Return the format of a dataset.
+
+    Raises:
+        DataError: there is nothing at the path, or it is not a dataset.
+    """
+    if path.is_file():
+        name = path.name.lower()
+        for one in FORMATS:
+            if name.endswith(one.suffixes) and one.accepts(path):
+                return one
+    if not path.is_dir():
+        problem = "not a dataset" if path.exists() else "no such folder or file"
+        parts = [part for one in FORMATS for part in one.parts]
         raise DataError(
-            f"{printable(str(folder))}: {problem}; a dataset is a folder with train.rec, with one subfolder per "
-            "identity, with data.mdb, or with .tar, .tar.gz, .parquet or .tfrecord shards; a .zip, .lmdb, .tar, "
-            ".tar.gz or list file; or a YAML file that mixes datasets"
+            f"{printable(str(path))}: {problem}; a dataset is a folder with {', '.join(parts)} or one subfolder per "
+            f"identity, or a file {' '.join(sorted(DATASET_SUFFIXES))}"
         )
+    found = _format_of_folder(path)
+    if found is None:
+        return FORMATS[-1]
+    one, part = found
+    if not one.beside_images:
+        _require_no_photos(path, part)
+    return one
+
+
+def _format_of_folder(folder: Path) -> tuple[Format, str] | None:
+    """Return the format that a folder has a part of, and the name of the part; None if it has none."""
     with os_errors_as(DataError, folder):
         names = os.listdir(folder)  # once: a folder of identities has up to a million of them
-    if "train.rec" in names:
-        return RecordDataset(folder)
-    for is_part, kind in _FOLDER_FORMATS:
-        part = next(filter(is_part, names), None)
-        if part is not None:
-            _require_no_photos(folder, part)
-            return kind(folder)
-    return FolderDataset(folder)
-
-
-_FOLDER_FORMATS: list[tuple[Callable[[str], bool], Callable[[Path], FaceDataset]]] = [
-    (lambda name: name == DATA_FILE, LmdbDataset),
-    (is_shard, TarDataset),
-    (lambda name: name in (STATE_FILE, SPLITS_FILE), SavedDataset),
-    (lambda name: name.endswith(".parquet"), ParquetDataset),
-    (lambda name: fnmatch.fnmatchcase(name, PATTERN), TfRecordDataset),
-]
-"""Formats of folders in their order of precedence, and whether a file in the folder is a part of such a dataset."""
+    for one in FORMATS:
+        is_part = re.compile("|".join(map(fnmatch.translate, one.parts)), re.IGNORECASE).match
+        for name in filter(is_part, names) if one.parts else ():
+            if not name.startswith("."):
+                return one, name
+    return None
 
 
 def is_dataset_folder(folder: Path) -> bool:
@@ -138,13 +128,7 @@ def is_dataset_folder(folder: Path) -> bool:
     Raises:
         DataError: the folder cannot be read.
     """
-    with os_errors_as(DataError, folder):
-        names = os.listdir(folder)
-    return (
-        "train.rec" in names
-        or any(is_part(name) for is_part, _ in _FOLDER_FORMATS for name in names)
-        or len(folders_with_images(folder, 2)) == 2
-    )
+    return _format_of_folder(folder) is not None or len(folders_with_images(folder, 2)) == 2
 
 
 def _require_no_photos(folder: Path, part: str) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor
 from facetrain.backbone.base import Backbone
 from facetrain.checkpoint.identity import read_run_id
 from facetrain.checkpoint.manifest import FORMAT, MANIFEST, checksum, read_manifest
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import Columns, load_columns, save_columns
 from facetrain.data.formats.bin_subjects import read_subjects
 from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
-from facetrain.data.formats.webdataset import TarDataset
+from facetrain.data.formats.webdataset import open_tar
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import read_pairs
 from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, open_embeddings, save_embeddings
@@ -237,7 +237,7 @@ def _catalog(data: bytes) -> bytes:
 
 def _read_tar(path: Path) -> None:
     remove_catalogs(str(path.parent))
-    dataset = TarDataset(path.parent)
+    dataset = open_tar(path.parent)
     for index in range(min(dataset.num_images, 3)):
         dataset.read(index)
 
@@ -315,7 +315,7 @@ def table_seeds(folder: Path) -> dict[str, list[bytes]]:
     weights = _torch_seed(folder)
     pickled = next(value for name, value in members_of(weights).items() if name.endswith("data.pkl"))
     save_columns(
-        folder / "seed.catalog", [], {"label": np.arange(5), "size": np.ones(5, np.float32)}, {"prefix": 3}
+        folder / "seed.catalog", [], Columns.of(label=np.arange(5), size=np.ones(5, np.float32), prefix=3)
     )
     catalog = (folder / "seed.catalog").read_bytes()
     described = _safetensors_seed(folder)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import gzip
 import io
 import os
 import pickle
 import shutil
 import struct
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -33,7 +30,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
-from tests.fuzz.framing import SEPARATOR, tar_with_checksums
+from tests.fuzz.framing import SEPARATOR
 from tests.fuzz.outcome import outcome
 from tests.fuzz.table_targets import remove_catalogs, table_seeds, table_targets, write_input
 from tests.fuzz.verification_targets import verification_seeds, verification_targets
@@ -47,7 +44,7 @@ atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 os.environ["HOME"] = str(_FOLDER / "home")  # datasets keep catalogs there, too
 # The same few paths in each execution: to find them takes a third of it.
 column_cache._cache_paths = lru_cache(lambda name, find=column_cache._cache_paths: tuple(find(name)))
-_DATASET_FOLDERS = ("tf", "gz", "hf", "parquet")
+_DATASET_FOLDERS = ("tf", "hf")
 for _name in (*_DATASET_FOLDERS, "zip", "lmdb"):
     (_FOLDER / _name).mkdir()
 (_FOLDER / "hf" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
@@ -170,14 +167,6 @@ def tf_index(data: bytes) -> str:
     return " ".join(outcome(DataError, partial(_read_first, path)) for path in paths)
 
 
-def gzipped_tar(data: bytes) -> str:
-    """Open a .tar.gz: of an archive, correctly compressed, or, after the letter f, of any bytes."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{_FOLDER}/gz/.a.tar.gz.tar")
-    archive = data[1:] if data[:1] == b"f" else gzip.compress(tar_with_checksums(data[1:]), 0)
-    return _open_and_read("gz", "a.tar.gz", archive)
-
-
 def _open_and_read(folder: str, name: str, data: bytes) -> str:
     """Open a dataset that is one file of these bytes, and read its first images, with their names."""
     path = f"{_FOLDER}/{folder}"
@@ -226,27 +215,15 @@ def _lmdb(*, pickled: bool) -> bytes:
     return b"".join(meta.ljust(512, b"\0") for meta in metas) + page
 
 
-def _tar() -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in (("a/1.png", encoded_image(0, 4)), ("a/1.cls", b"1"), ("a/1.json", b"{}")):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def _arrow_and_parquet(label: str = "int64") -> tuple[bytes, bytes]:
+def _arrow(label: str) -> bytes:
     import pyarrow as pa
-    import pyarrow.parquet
 
     image = {"bytes": encoded_image(0, 4), "path": "a.png"}
     table = pa.table({"image": [image] * 2, "label": pa.array([0, 1], pa.type_for_alias(label))})
-    arrow, parquet = io.BytesIO(), io.BytesIO()
+    arrow = io.BytesIO()
     with pa.ipc.new_stream(arrow, table.schema) as stream:
         stream.write_table(table)
-    pa.parquet.write_table(table, parquet, compression=None, use_dictionary=False)
-    return arrow.getvalue(), parquet.getvalue()
+    return arrow.getvalue()
 
 
 def _zip(method: int, *, listed: bool) -> bytes:
@@ -271,7 +248,6 @@ def seeds() -> dict[str, list[bytes]]:
         pickle.dumps(([encoded_image(0, 4), encoded_image(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)
     ]
     write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
-    numbered, dated = _arrow_and_parquet(), _arrow_and_parquet("timestamp[us]")
     example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
     floats = tf_example(image=encoded_image(0, 4), label=1.0)
     for name in ("tf_index", "tf_index/TFR-X"):
@@ -294,9 +270,7 @@ def seeds() -> dict[str, list[bytes]]:
             _MIXTURE + b"\n\n1\t0.0\ta.png\n",
         ],
         "mxnet_network": [b"\n\n".join(network)],
-        "gzipped_tar": [b"m" + _tar(), b"f" + gzip.compress(_tar()), b"f" + 2 * gzip.compress(b"\0" * 512)],
-        "saved_dataset": [numbered[0], dated[0]],
-        "parquet_folder": [numbered[1], dated[1]],
+        "saved_dataset": [_arrow("int64"), _arrow("timestamp[us]")],
         "tf_index": [b"TFR-X\t0\t0\t3\nTFR-X\t0\t0\t1\n--\nraw/ann/1.jpg\t0\t0\nraw/bob/2.jpg\t0\t0\n"],
         "tf_records": [b"m" + example, b"m" + floats, b"f" + 2 * tf_record(example)],
         "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
@@ -317,7 +291,5 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "lmdb_database": partial(_open_and_read, "lmdb", "a.lmdb"),
     "tf_records": tf_records,
     "tf_index": tf_index,
-    "gzipped_tar": gzipped_tar,
     "saved_dataset": partial(_open_and_read, "hf", "a.arrow"),
-    "parquet_folder": partial(_open_and_read, "parquet", "a.parquet"),
 } | {**table_targets(_FOLDER), **verification_targets(_FOLDER)}

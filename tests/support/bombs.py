@@ -88,21 +88,6 @@ def _tar(
     return folder
 
 
-def _parquet(folder: Path, rows: int, image: bytes, *, labels: bool) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder.mkdir()
-    if labels:
-        column = pa.chunked_array([pa.array([0]).take(pa.array([0] * 1_000_000))] * (rows // 1_000_000))
-        images = pa.nulls(len(column), pa.binary())
-        table = pa.table({"image": images, "label": column})
-    else:
-        table = pa.table({"image": pa.array([image] * rows, pa.binary()), "label": pa.array([0] * rows)})
-    pq.write_table(table, folder / "a.parquet", compression="zstd", row_group_size=10**9)
-    return folder
-
-
 def _embeddings_parquet(path: Path, *, rows: int, size: int, name: str) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -249,8 +234,6 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "tar: long name of 8 GiB claimed": (lambda: _tar(f / "t2", "././@LongLink", b"x", kind=b"L", size=8 * _GIB - 512), _read_dataset),
         "tar: pax header of 8 GiB claimed": (lambda: _tar(f / "t3", "pax", b"x", kind=b"x", size=8 * _GIB - 512), _read_dataset),
         "tar: image of 8 GiB claimed": (lambda: _tar(f / "t4", "a/a.jpg", b"x", size=8 * _GIB - 512), _read_dataset),
-        "Parquet: 60 million labels in a few kB": (lambda: _parquet(f / "p1", 60_000_000, b"", labels=True), _read_dataset),
-        "Parquet: an image of zeros, compressed 1,000 times": (lambda: _parquet(f / "p2", 1, bytes(400 << 20), labels=False), _read_dataset),
         "RecordIO: a record of 2^29 bytes claimed": (lambda: _records(f / "r1", struct.pack("<II", MAGIC, (1 << 29) - 1) + bytes(64)), _read_dataset),
         "RecordIO: 2^30 labels claimed": (lambda: _records(f / "r2", struct.pack("<IIIfQQ", MAGIC, 28, 1 << 30, 0.0, 0, 0) + bytes(64)), _read_dataset),
         "YAML: aliases, 2^40 values": (lambda: _file(f / "a.yaml", aliases.encode()), load_config),
@@ -270,7 +253,6 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
         "zip: an image of zeros, deflated 1,000 times": (lambda: _zip(f / "z1.zip", bytes(300 << 20)), _read_dataset),
         "zip: an image of 100 MiB of zeros": (lambda: _zip(f / "z2.zip", bytes(100 << 20)), _read_dataset),
-        "zip: a list of 100 MiB of line breaks": (lambda: _zip(f / "z3.zip", b"\n" * (100 << 20), name="labels.csv"), _read_dataset),
         "JPEG: 5,000 scans of 4 megapixels": (lambda: _file(f / "p.jpg", _progressive(2000, 5000)), _decode),
         "JPEG: more than 80 scans of 39 megapixels": (lambda: _file(f / "q.jpg", _progressive(6250, 80)), _decode),
         "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_embeddings),

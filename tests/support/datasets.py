@@ -10,7 +10,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.crc32c import masked_crc32c
-from facetrain.data.formats.record_index import load_catalog
+from facetrain.data.formats.record_dataset import open_records
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 
 
@@ -76,7 +76,7 @@ def images_of(dataset: FaceDataset) -> list[tuple[int, bytes]]:
 
 def damage_records(rec: Path, images: tuple[int, ...]) -> None:
     """Overwrite the first bytes of images in a record file, by their indices: they can no longer be decoded."""
-    offset = load_catalog(rec, rec.with_suffix(".idx")).offset
+    offset = open_records(rec).columns.arrays["offset"]
     with rec.open("r+b") as file:
         for index in images:
             file.seek(int(offset[index]) + 32)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from facetrain.data.formats.base import MAX_LABEL
 from facetrain.errors import DataError, missing_package
-from facetrain.files import listed, parse_json, printable
+from facetrain.files import error_reason, listed, open_regular, parse_json, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
-_MAX_LABEL = 2**31
 _LABEL_KINDS = (
     "boolean", "integer", "floating", "decimal",
     "string", "large_string", "string_view", "binary", "large_binary", "binary_view",
@@ -34,6 +36,73 @@ def import_pyarrow(path: Path) -> Any:
     except ImportError as error:
         raise DataError(f"{path}: {missing_package(error, 'parquet')}") from error
     return pyarrow
+
+
+@contextlib.contextmanager
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Turn errors of pyarrow and of the operating system into DataError, with the path of the file."""
+    pa = import_pyarrow(path)
+    try:
+        yield
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{path}: {error_reason(error)}") from error
+
+
+def arrow_batches(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the batches of a file in Arrow's stream format, and the buffer that is the whole file in memory.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file is damaged.
+    """
+    pa = import_pyarrow(path)
+    with arrow_errors(path):
+        os.close(open_regular(path))
+        with pa.memory_map(str(path)) as mapped:
+            file = mapped.read_buffer()
+            mapped.seek(0)
+            for batch in pa.ipc.open_stream(mapped):
+                # Before any column is used: pyarrow ends the process on lengths and offsets that do not fit.
+                batch.validate(full=True)
+                yield batch, file
+
+
+def image_fields(column: Any) -> tuple[Any, Any]:
+    """Return the arrays of the images and of their paths of an image column: bytes, or a struct {bytes, path}.
+
+    The paths are None without the field, or if they are no texts. So are the images.
+    """
+    types = import_pyarrow(Path()).types
+    fields = {"bytes": column, "path": None}
+    if types.is_struct(column.type):
+        names = [column.type.field(number).name for number in range(column.type.num_fields)]
+        fields = {"bytes": None, "path": None} | dict(zip(names, column.flatten(), strict=True))
+    images, paths = fields["bytes"], fields["path"]
+    if images is not None and types.is_dictionary(images.type):
+        images = images.dictionary_decode()
+    if images is not None and not (types.is_binary(images.type) or types.is_large_binary(images.type)):
+        images = None
+    return images, paths if paths is not None and is_text(paths.type) else None
+
+
+def value_places(array: Any) -> tuple[np.ndarray, Any]:
+    """Return the first byte and the size of each value of an array of bytes or texts, and the buffer that they are in.
+
+    The places are int64 (N, 2); the size of a null is −1, and the buffer None if there are no bytes.
+
+    Raises:
+        ValueError: a place is outside of the buffer.
+    """
+    _, offsets, data = array.buffers()
+    places = np.zeros((len(array), 2), np.int64)
+    if data is not None and len(array):
+        width = np.int64 if str(array.type).startswith("large_") else np.int32
+        ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        places[:, 0], places[:, 1] = ends[:-1], np.diff(ends)
+        if ends[0] < 0 or ends[-1] > data.size or (places[:, 1] < 0).any():
+            raise ValueError("a column is damaged")
+    if array.null_count:
+        places[array.is_null().to_numpy(zero_copy_only=False), 1] = -1
+    return places, data
 
 
 def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path) -> str:
@@ -132,7 +201,7 @@ def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np
                 f"{place}: the label of row {not_whole[0]:,} is {labels[not_whole[0]]}; expected whole numbers or texts"
             )
         # As float: the limit is beyond the largest number of 16 bits.
-        if len(labels) and not 0 <= float(labels.min()) <= float(labels.max()) < _MAX_LABEL:
+        if len(labels) and not 0 <= float(labels.min()) <= float(labels.max()) < MAX_LABEL:
             raise DataError(
                 f"{place}: the labels range from {labels.min()} to {labels.max()}; they must be from 0 to 2^31"
             )
@@ -142,6 +211,26 @@ def number_labels(labels: np.ndarray, names: list[str], place: Path) -> tuple[np
     distinct = sorted(set(texts))
     number_of = {text: number for number, text in enumerate(distinct)}
     return np.fromiter((number_of[text] for text in texts), np.int32, len(texts)), distinct
+
+
+def label_values(column: Any, name: str, path: Path) -> np.ndarray:
+    """Return the values of a column of labels, (N,); texts as objects, of which rows with equal labels share one.
+
+    Raises:
+        DataError: a label is missing, or is neither a number nor a text.
+    """
+    types = import_pyarrow(path).types
+    if column.null_count:
+        raise DataError(f"{path}: {column.null_count:,} rows have no label")
+    require_labels(column.type, name, path)
+    if not (is_text(column.type) or types.is_binary(column.type) or types.is_dictionary(column.type)):
+        return column.to_numpy()
+    parts = [np.empty(0, object)]
+    for chunk in column.chunks:
+        encoded = chunk if types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        texts = np.array([*map(label_text, encoded.dictionary.to_pylist())], object)
+        parts.append(texts[encoded.indices.to_numpy()])
+    return np.concatenate(parts)
 
 
 def label_text(value: Any) -> str:

@@ -9,27 +9,31 @@ are taken in its order. An image column has bytes, or a struct {bytes, path}.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from facetrain.data.formats.arrow_columns import require_labels
-from facetrain.data.formats.parquet import column_names, read_row_groups
-from facetrain.errors import PairsError, missing_package
-from facetrain.files import error_reason, listed, printable
+from facetrain.data.formats.arrow_columns import (
+    arrow_batches,
+    arrow_errors,
+    decoded_bytes,
+    import_pyarrow,
+    require_labels,
+)
+from facetrain.data.formats.splits import STATE_FILE, data_files
+from facetrain.errors import PairsError
+from facetrain.files import listed, printable
 
 _IMAGES = ("image", "image1", "image2")
 _LABELS = ("is_same", "target", "label")
-_STATE = "state.json"
-_MAX_STATE_BYTES = 1 << 20
+_SPARE_BYTES = 1 << 27
 
 
 def is_arrow_set(folder: Path) -> bool:
     """Return whether a folder was written by `Dataset.save_to_disk`."""
-    return (folder / _STATE).is_file() and any(folder.glob("*.arrow"))
+    return (folder / STATE_FILE).is_file() and any(folder.glob("*.arrow"))
 
 
 def read_arrow_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
@@ -41,7 +45,7 @@ def read_arrow_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
     Raises:
         DataError: pyarrow is not installed, a file is damaged, or a column is missing or has values of another type.
     """
-    return _read_rows(folder, [row for path in _arrow_paths(folder) for row in _arrow_rows(path)])
+    return _read_rows(folder, [row for path in data_files(folder) for row in _arrow_rows(path)])
 
 
 def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
@@ -51,48 +55,42 @@ def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
         The encoded images, two per pair, and whether each pair shows one person: bool (P,).
 
     Raises:
-        DataError: as `read_arrow_set`.
+        DataError: as `read_arrow_set`, or a file grows too much when it is decompressed.
     """
-    rows = []
-    for path in paths:
-        columns = _used_columns(column_names(path), path)
-        rows += [row for table in read_row_groups(path, columns) for row in _table_rows(table, path)]
-    return _read_rows(paths[0], rows)
-
-
-def _arrow_paths(folder: Path) -> list[Path]:
-    """Return the files that `state.json` lists, in its order."""
-    path = folder / _STATE
-    try:
-        with path.open(encoding="utf-8") as file:
-            state = json.loads(file.read(_MAX_STATE_BYTES))
-        names = [entry["filename"] for entry in state["_data_files"]]
-        selected = state.get("_indices_data_files") or state.get("_indices_files")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PairsError(f"{path}: does not list the files of a dataset ({error_reason(error)})") from error
-    if selected:
-        raise PairsError(f"{path}: the dataset is a selection of rows; write it with flatten_indices() first")
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise PairsError(f"{path}: expected the names of files in this folder")
-    return [folder / name for name in names]
+    return _read_rows(paths[0], [row for path in paths for row in _parquet_rows(path)])
 
 
 def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError as error:
-        raise PairsError(f"{path}: {missing_package(error, 'parquet')}") from error
-    try:
-        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
-            columns = _used_columns(stream.schema.names, path)
-            for batch in stream:
-                batch.validate(full=True)  # offsets of a damaged file can point anywhere
-                if batch.nbytes > path.stat().st_size:
-                    raise PairsError(f"{path}: a batch is larger than the file; write it without compression")
-                yield from _table_rows(batch.select(columns), path)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise PairsError(f"{path}: {error_reason(error)}") from error
+    for batch, file in arrow_batches(path):
+        if batch.nbytes > file.size:
+            raise PairsError(f"{path}: a batch is larger than the file; write it without compression")
+        yield from _table_rows(batch.select(_used_columns(batch.schema.names, path)), path)
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a .parquet file. People exchange sets: a small file must not fill the memory.
+
+    Values are read as dictionaries, because a few bytes can repeat a long one for many rows.
+    """
+    import_pyarrow(path)
+    import pyarrow.parquet
+
+    limit = 2 * path.stat().st_size + _SPARE_BYTES
+    with arrow_errors(path):
+        schema = pyarrow.parquet.ParquetFile(path).schema
+        columns = [schema.column(number) for number in range(len(schema))]
+        repeated = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and not c.max_repetition_level]
+        file = pyarrow.parquet.ParquetFile(path, read_dictionary=repeated)
+        used = _used_columns(file.schema_arrow.names, path)
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            if max(group.total_byte_size, group.num_rows) > limit:
+                raise PairsError(f"{path}: row group {number} decompresses to more than {limit:,} bytes")
+            table = file.read_row_group(number, used)
+            table.validate(full=True)  # an index can point outside its dictionary
+            if sum(map(decoded_bytes, table.columns)) > limit:
+                raise PairsError(f"{path}: row group {number} decompresses to more than {limit:,} bytes")
+            yield from _table_rows(table, path)
 
 
 def _table_rows(table: Any, path: Path) -> Iterator[dict[str, Any]]:

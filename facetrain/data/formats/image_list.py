@@ -14,21 +14,18 @@ import csv
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import cached_columns
+from facetrain.data.column_cache import Columns, cached_columns
+from facetrain.data.formats.base import MAX_LABEL, CatalogDataset, Format, catalog_path
+from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.images.header import IMAGE_SUFFIXES
-from facetrain.data.positional_file import PositionalFile
-from facetrain.errors import DataError, UnreadableError
-from facetrain.files import open_regular, os_errors_as
+from facetrain.errors import DataError
 
-LIST_SUFFIXES = frozenset({".lst", ".txt", ".csv", ".tsv"})
-_MAX_LABEL = 2**31
-_LINE_BYTES = 4096
+LIST_SUFFIXES = (".lst", ".txt", ".csv", ".tsv")
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
 _SUFFIX = re.compile(r"[a-z][a-z0-9]{1,4}", re.IGNORECASE | re.ASCII)
@@ -39,70 +36,24 @@ _USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | 
 """Number as programs write it, without leading zeros."""
 
 
-class ListDataset:
-    """Images of a list file. Paths stay in the file; its cached catalog has 16 bytes per image.
+class ListDataset(FileDataset):
+    """Images of a list file, whose paths stay in the file; the cached catalog has 16 bytes per image."""
+
+
+def open_list(path: Path, root: Path | None = None) -> CatalogDataset:
+    """Open a list file; its paths are relative to `root`, by default to the folder of the list.
 
     Raises:
         DataError: if a line is not understood, or there are no images.
     """
-
-    def __init__(self, path: Path, root: Path | None = None) -> None:
-        self._root = root if root is not None else path.parent
-        self._list = PositionalFile(path)
-        name = path.with_name(f".{path.name}.catalog")
-        columns = cached_columns(name, [path], lambda: (_build_catalog(path), {}))
-        self._offset, self._size = columns.arrays["offset"], columns.arrays["size"]
-        self.labels = columns.arrays["label"]
-        self.num_images = len(self.labels)
-        self.num_classes = int(self.labels.max()) + 1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the paths of the list and the root folder."""
-        return ListDataset, (self._list.path, self._root)
-
-    def name(self, index: int) -> str:
-        """Return the path of an image as written in the list."""
-        return self._list.bytes_at(int(self._offset[index]), int(self._size[index])).decode("utf-8")
-
-    def identity_name(self, label: int) -> str:
-        """Return the identity as written in the list, in the line of its first image."""
-        labels, first = self._first_images
-        position = int(np.searchsorted(labels, label))
-        if position == len(labels) or labels[position] != label:
-            return str(label)
-        index = int(first[position])
-        offset, size = int(self._offset[index]), int(self._size[index])
-        before = self._list.bytes_at(max(offset - _LINE_BYTES, 0), min(offset, _LINE_BYTES))
-        after = self._list.bytes_at(offset, size + _LINE_BYTES)
-        line = before[before.rfind(b"\n") + 1 :] + after.partition(b"\n")[0]
-        fields = _fields(_text(line, "replace"))
-        name = _identity(fields, next(n for n, field in enumerate(fields) if _is_image_path(field)))
-        return str(label) if _number(name) == label else name
-
-    def read(self, index: int) -> bytes:
-        """Return the encoded image.
-
-        Raises:
-            UnreadableError: if the file cannot be read.
-        """
-        path = self._root / self.name(index)
-        with os_errors_as(UnreadableError, path), open(path, "rb", opener=open_regular) as file:
-            return file.read()
-
-    def location(self, index: int) -> str:
-        """Return the path of the file."""
-        return str(self._root / self.name(index))
-
-    @cached_property
-    def _first_images(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels that images have, ascending, and the index of the first image of each."""
-        # Once: a search through the labels of 17 million images for each of 360,000 names would take hours.
-        labels, first = np.unique(self.labels, return_index=True)
-        return labels, first
+    columns = cached_columns(catalog_path(path), [path], partial(_build_catalog, path))
+    return ListDataset(path, [path], columns, root=path.parent if root is None else root)
 
 
-def _build_catalog(path: Path) -> dict[str, np.ndarray]:
-    """Return offset (int64) and size (int32) of each path in the list file, and the labels (int32)."""
+FORMAT = Format("list file", open_list, suffixes=LIST_SUFFIXES)
+
+
+def _build_catalog(path: Path) -> Columns:
     offset, size, identity_number = array("q"), array("i"), array("i")
     number_of: dict[str, int] = {}
     with path.open("rb") as file:
@@ -114,8 +65,11 @@ def _build_catalog(path: Path) -> dict[str, np.ndarray]:
         raise DataError(
             f"{path}: contains no images; a line must be `path<tab>identity`, or as im2rec writes it"
         )
-    label = number_identities(list(number_of), str(path))[np.frombuffer(identity_number, np.int32)]
-    return {"offset": np.array(offset, np.int64), "size": np.array(size, np.int32), "label": label}
+    label, identities = number_identities(list(number_of), str(path))
+    return Columns.of(
+        label=label[np.frombuffer(identity_number, np.int32)], identities=identities,
+        name_offset=np.array(offset, np.int64), name_size=np.array(size, np.int32),
+    )  # fmt: skip
 
 
 def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str, str]]:
@@ -160,8 +114,8 @@ def _check_entry(fields: list[str], column: int, offset: int, location: str) -> 
         raise DataError(f"{location}: {fields[column]!r} has no identity; add it, or remove the line")
 
 
-def _text(line: bytes, errors: str = "strict") -> str:
-    return line.decode("utf-8", errors).strip().removeprefix(_BYTE_ORDER_MARK)
+def _text(line: bytes) -> str:
+    return line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
 
 
 def _fields(text: str) -> list[str]:
@@ -206,15 +160,10 @@ def _identity(fields: list[str], path_column: int) -> str:
     return fields[1]
 
 
-def _number(identity: str) -> float | None:
-    try:
-        return float(identity)
-    except ValueError:
-        return None
-
-
-def number_identities(identities: list[str], place: str) -> np.ndarray:
+def number_identities(identities: list[str], place: str) -> tuple[np.ndarray, list[str]]:
     """Return the label of each identity, int32 (N,): the number itself, or the rank of a name in sorted order.
+
+    Also returns the names by label; empty if they are numbers.
 
     im2rec writes whole numbers as 3.000000.
 
@@ -225,8 +174,10 @@ def number_identities(identities: list[str], place: str) -> np.ndarray:
     try:
         number = np.array(identities, dtype=np.float64)
     except ValueError:
-        return np.argsort(np.argsort(np.array(identities))).astype(np.int32)
-    wrong = ~((number >= 0) & (number < _MAX_LABEL) & (number == np.floor(number)))
+        names = sorted(identities)
+        label_of = {name: label for label, name in enumerate(names)}
+        return np.array([label_of[name] for name in identities], np.int32), names
+    wrong = ~((number >= 0) & (number < MAX_LABEL) & (number == np.floor(number)))
     if wrong.any():
         identity = identities[int(np.flatnonzero(wrong)[0])]
         raise DataError(
@@ -238,7 +189,7 @@ def number_identities(identities: list[str], place: str) -> np.ndarray:
         other = text_of.setdefault(label, text)
         if other != text and not (_USUAL_NUMBER.fullmatch(other) and _USUAL_NUMBER.fullmatch(text)):
             raise DataError(
-                f"{place}: the identities {other} and {text} are different texts of one number; write an identity in "
-                "one way, or give all of them names that are not numbers"
+                f"{place}: the identities {other} and {text} denote one identity; use one spelling, or give all "
+                "identities names that are not numbers"
             )
-    return number.astype(np.int32)
+    return number.astype(np.int32), []

@@ -11,13 +11,10 @@ network sees. A row of NaN is an image without a detected face; the landmarks of
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, original_name, prefetch_images, skipped_files
 from facetrain.data.npy_file import map_npy
-from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
 from facetrain.files import error_reason, new_file, os_errors_as
@@ -119,62 +116,3 @@ def square_landmarks(points: np.ndarray, height: int, width: int) -> np.ndarray:
     side = min(height, width)
     corner = np.array([width - side, height - side]) / 2
     return normalize_landmarks(np.asarray(points, np.float64) - corner, side, side)
-
-
-class LandmarkedDataset:
-    """Dataset with a landmark file."""
-
-    def __init__(self, dataset: FaceDataset, path: Path) -> None:
-        """Take a dataset and its landmark file.
-
-        Raises:
-            DataError: the file is damaged, or does not fit the dataset.
-        """
-        self._dataset, self._path = dataset, path
-        self.num_images, self.num_classes = dataset.num_images, dataset.num_classes
-        open_landmarks(path, self.num_images)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the dataset and the path."""
-        return LandmarkedDataset, (self._dataset, self._path)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Identity of every image."""
-        return self._dataset.labels
-
-    @property
-    def landmarks(self) -> np.ndarray:
-        """Landmarks of every image, float32 (num_images, 5, 2), mapped into memory.
-
-        Raises:
-            DataError: they are not fractions.
-        """
-        landmarks_N52 = open_landmarks(self._path, self.num_images)
-        require_fractions(landmarks_N52, self._path)
-        return landmarks_N52
-
-    def read(self, index: int) -> bytes:
-        """Return the encoded image."""
-        return self._dataset.read(index)
-
-    def prefetch(self, first: int, count: int) -> None:
-        """Announce the range to the dataset."""
-        prefetch_images(self._dataset, first, count)
-
-    def location(self, index: int) -> str:
-        """Return the image's place."""
-        return self._dataset.location(index)
-
-    def name(self, index: int) -> str | None:
-        """Return the image's name."""
-        return original_name(self._dataset, index)
-
-    def identity_name(self, label: int) -> str:
-        """Return the identity's name."""
-        return identity_name(self._dataset, label)
-
-    @property
-    def skipped(self) -> list[SkippedFile]:
-        """Files that the dataset leaves out."""
-        return skipped_files(self._dataset)

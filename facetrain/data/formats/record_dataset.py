@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from facetrain.data.formats.record_index import load_catalog
+from facetrain.data.column_cache import Columns, cached_columns
+from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
+from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
 from facetrain.files import error_reason, read_regular_text
 
+_TRAINING_SET = "train.rec"
 
-class RecordDataset:
-    """Images of a RecordIO file, in the order of its index.
 
-    Without an .idx, the file is scanned once. `property` ("identities,height,width") may announce more
-    identities than there are labels, never fewer.
+class RecordDataset(CatalogDataset):
+    """Images of a RecordIO file, in the order of its index; the columns are those of `build_catalog`."""
 
-    Raises:
-        DataError: if the file or its index is damaged, or `property` contradicts the labels.
-    """
+    file_type = RecordReader
 
-    def __init__(self, folder: Path, *, name: str = "train.rec") -> None:
-        path = folder / name
-        self._catalog = load_catalog(path, path.with_suffix(".idx"))
-        self._reader = RecordReader(path)
-        self._names = RecordNames(folder) if name == "train.rec" else None
-        self._check_announced_count()
-        num_labels = int(self.labels.max()) + 1
-        # `property` describes train.rec; other record files in the folder have their own labels.
-        self.num_classes = (
-            _announced_classes(folder / "property", num_labels) if name == "train.rec" else num_labels
-        )
-
-    @property
-    def num_images(self) -> int:
-        """Number of records with an image."""
-        return len(self._catalog.label)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Identity of every image: int32 (num_images,), memory-mapped from the catalog file."""
-        return self._catalog.label
+    def __init__(self, path: Path, files: Sequence[Path], columns: Columns) -> None:
+        super().__init__(path, files, columns)
+        announced, end = columns.value("announced"), self._end_key()
+        # Record 0 stores the key as float32: above 2^24 it is rounded by up to half a unit in the last place.
+        if announced is not None and abs(end - announced) > np.spacing(np.float32(announced)):
+            raise DataError(
+                f"{files[0]}: record 0 announces images up to key {int(announced) - 1:,}, but the "
+                f"last one is {end - 1:,}; the file or its index is incomplete: download it again, or "
+                "remove the .idx"
+            )
+        # The tables and `property` describe train.rec; other record files in the folder have their own labels.
+        self._names = RecordNames(files[0].parent) if files[0].name == _TRAINING_SET else None
+        if self._names:
+            self.num_classes = _announced_classes(files[0].with_name("property"), self.num_classes)
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -53,8 +47,8 @@ class RecordDataset:
         Raises:
             DataError: if the record is damaged, or its label differs from the catalog's.
         """
-        offsets = self._catalog.offset
-        offset, expected = offsets.item(index), self._catalog.label.item(index)
+        offsets = self.columns.arrays["offset"]
+        offset, expected = offsets.item(index), self.labels.item(index)
         # In most files, the record of image i + 1 follows that of image i: read exactly up to it.
         size = offsets.item(index + 1) - offset if index + 1 < len(offsets) else 0
         label, image = self._reader.image_at(offset, size) or self._read_any_record(index)
@@ -67,24 +61,9 @@ class RecordDataset:
 
     def _read_any_record(self, index: int) -> tuple[float, bytes]:
         """Read a record that the fast path refuses: long, split into parts, or damaged."""
-        payload = self._reader.read_at(self._catalog.offset.item(index), self._catalog.key(index))
+        payload = self._reader.read_at(self.columns.arrays["offset"].item(index), self._key(index))
         header, image = decode_record(payload, self.location(index))
         return header.label, image
-
-    def prefetch(self, first: int, count: int) -> None:
-        """Ask the operating system to read the part of the file that holds these images."""
-        offset = self._catalog.offset[first : first + count]
-        self._reader.prefetch_bytes(int(offset.min()), int(offset.max() - offset.min()) + 1)
-
-    def location(self, index: int) -> str:
-        """Return the file, the key and the byte offset, and the name of the image that was packed."""
-        place = self._reader.location(int(self._catalog.offset[index]), self._catalog.key(index))
-        with contextlib.suppress(
-            DataError
-        ):  # a message about the image is worth more than one about its name
-            if (name := self.name(index)) is not None:
-                place += f" ({name})"
-        return place
 
     def name(self, index: int) -> str | None:
         """Return the path that the image had in the packed dataset; None if names.csv does not have it.
@@ -92,21 +71,55 @@ class RecordDataset:
         Raises:
             DataError: if names.csv belongs to another file.
         """
-        return None if self._names is None else self._names.image(self._catalog.key(index))
+        return None if self._names is None else self._names.image(self._key(index))
 
     def identity_name(self, label: int) -> str:
         """Return the name that identities.csv has for an identity, or its number."""
         return (self._names and self._names.identity(label)) or str(label)
 
-    def _check_announced_count(self) -> None:
-        announced, found = self._catalog.announced_end, self._catalog.end_key
-        # Record 0 stores the key as float32: above 2^24 it is rounded by up to half a unit in the last place.
-        if announced is not None and abs(found - announced) > np.spacing(np.float32(announced)):
-            raise DataError(
-                f"{self._reader.path}: record 0 announces images up to key {int(announced) - 1:,}, but the "
-                f"last one is {found - 1:,}; the file or its index is incomplete: download it again, or "
-                "remove the .idx"
-            )
+    def _place(self, index: int) -> str:
+        return self._reader.location(int(self.columns.arrays["offset"][index]), self._key(index))
+
+    def _extents(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        # Up to the next record: the catalog has no sizes.
+        offset = self.columns.arrays["offset"]
+        end = offset[rows.start + 1 : rows.stop + 1]
+        end = np.maximum(np.append(end, offset[rows][len(end) :]), offset[rows])
+        return np.zeros(len(end), np.int64), offset[rows], end
+
+    def _key(self, index: int) -> int:
+        keys = self.columns.arrays["key"]
+        return keys.item(index) if len(keys) else self._first_key + index
+
+    def _end_key(self) -> int:
+        """Return the key after the largest one of an image."""
+        keys = self.columns.arrays["key"]
+        return int(keys.max()) + 1 if len(keys) else self._first_key + self.num_images
+
+    @cached_property
+    def _first_key(self) -> int:
+        return self.columns.value("first_key")
+
+    @cached_property
+    def _reader(self) -> RecordReader:
+        return cast(RecordReader, self.opened(0))
+
+
+def open_records(path: Path) -> RecordDataset:
+    """Open a .rec file, or the train.rec of a folder. Without an .idx, the file is scanned once.
+
+    `property` ("identities,height,width") may announce more identities than there are labels, never fewer.
+
+    Raises:
+        DataError: if the file or its index is damaged, or `property` contradicts the labels.
+    """
+    rec = path / _TRAINING_SET if path.is_dir() else path
+    idx = rec.with_suffix(".idx")
+    columns = cached_columns(catalog_path(rec), [rec, idx], partial(build_catalog, rec, idx))
+    return RecordDataset(path, [rec], columns)
+
+
+FORMAT = Format("RecordIO", open_records, parts=(_TRAINING_SET,), suffixes=(".rec",), beside_images=True)
 
 
 def _announced_classes(property_path: Path, num_labels: int) -> int:

@@ -1,4 +1,4 @@
-"""Splits of Hugging Face's datasets: which folder or files are the training set."""
+"""Files of Hugging Face's datasets: those of the split to train on, and those that a folder consists of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.files import listed
+from facetrain.files import error_reason, listed, os_errors_as, parse_json, read_regular_text
 
 STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
 _SPLIT = "train"
@@ -53,3 +53,23 @@ def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
         SkippedFile(path.name, "split", reason) for path in paths if split_of.get(path, _SPLIT) != _SPLIT
     ]
     return [path for path in paths if split_of.get(path, _SPLIT) == _SPLIT], others
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Return the Arrow files of a folder that `save_to_disk` wrote: those that its state.json lists.
+
+    Raises:
+        DataError: state.json is damaged, or the dataset is a selection of rows.
+    """
+    path = folder / STATE_FILE
+    try:
+        with os_errors_as(DataError, path):
+            state = parse_json(read_regular_text(path))
+        names = [entry["filename"] for entry in state["_data_files"]]
+        if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError("_data_files must be names of files in the folder")
+        if state.get("_indices_files") or state.get("_indices_data_files"):
+            raise ValueError("it is a selection of rows; call flatten_indices() before save_to_disk()")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not the state of a saved dataset ({error_reason(error)})") from None
+    return [folder / name for name in names]

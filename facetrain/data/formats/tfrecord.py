@@ -9,23 +9,22 @@ Labels come from the messages, or from an index file with tabs between its field
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from facetrain.data.column_cache import cached_columns
+from facetrain.data.column_cache import Columns, cached_columns
+from facetrain.data.formats.base import MAX_LABEL, CatalogDataset, Format, catalog_path, columns_of_rows
 from facetrain.data.formats.crc32c import masked_crc32c
+from facetrain.data.formats.image_list import LIST_SUFFIXES
 from facetrain.data.formats.labels import label_of_each
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.formats.tf_example import Feature, read_features
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import os_errors_as, printable
+from facetrain.files import os_errors_as
 
 PATTERN = "*.tfrecord*"
 _INDEX_SUFFIXES = (".idx", ".index")
@@ -36,51 +35,31 @@ _NAMES = ("filename", "image/filename", "name", "path")
 _HEADER = struct.Struct("<QI")
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _MAX_RECORD = (1 << 31) - 1
-_MAX_LABEL = 2**31
-_MAX_OPEN_SHARDS = 256
 _WINDOW = 512
 _MAX_LINE = 1 << 16
 _MAX_LABEL_BYTES = 4096
 
 
 class Record(NamedTuple):
-    """Place of a record, and of its image and name in it."""
+    """Place of a record, of the image and of the name in its message, and the identity."""
 
-    shard: int
+    file: int
     offset: int
-    length: int
-    start: int
     size: int
-    name_start: int
+    start: int
+    image_size: int
+    name_offset: int
     name_size: int
     identity: int | str
 
 
-class TfRecordDataset:
-    """Images of a folder of TFRecord shards, or of TFace's index of such shards; a catalog of places is cached.
+class TfRecordDataset(CatalogDataset):
+    """Images of TFRecord shards; `offset` and `size` are of the whole record, whose checksum is compared.
 
-    Raises:
-        DataError: a file is damaged or has no images, or an image has no label.
+    Further columns: `start` of the image in the message, `image_size`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        folder = path if path.is_dir() else path.parent
-        self._shards = _shards(folder) or _shards_of_index(path)
-        require_all_shards(self._shards)
-        indexes = sorted(path.glob("*.index")) if path.is_dir() else [path]
-        inputs = [*self._shards, *indexes]
-        name = folder / ".tfrecords.catalog" if path.is_dir() else path.with_name(f".{path.name}.catalog")
-        columns = cached_columns(name, inputs, lambda: (_build_catalog(self._shards, indexes), {}))
-        self._columns = columns.arrays
-        self.labels = self._columns["label"]
-        self.num_images = len(self.labels)
-        self.num_classes = int(self.labels.max()) + 1
-        self._open = lru_cache(maxsize=_MAX_OPEN_SHARDS)(PositionalFile)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the path."""
-        return TfRecordDataset, (self._path,)
+    stored_as = "record"
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -88,52 +67,31 @@ class TfRecordDataset:
         Raises:
             UnreadableError: the record is damaged.
         """
-        data = self._data(index)
-        start = self._columns["start"].item(index)
-        return data[start : start + self._columns["size"].item(index)]
-
-    def name(self, index: int) -> str | None:
-        """Return the name that the message has; None if it has none."""
-        size = self._columns["name_size"].item(index)
-        if not size:
-            return None
-        start = self._columns["name_start"].item(index)
-        return printable(self._data(index)[start : start + size].decode("utf-8", "surrogateescape"))
-
-    def identity_name(self, label: int) -> str:
-        """Return the text that the label was in the messages or in the index, or its number."""
-        return self._identities[label] if label < len(self._identities) else str(label)
-
-    def location(self, index: int) -> str:
-        """Return the shard and the byte offset of the record."""
-        return f"{self._shard(index).path}: record at byte {self._columns['offset'][index]:,}"
-
-    def prefetch(self, first: int, count: int) -> None:
-        """Ask the operating system to read the records."""
-        for index in range(first, first + count):
-            size = _HEADER_BYTES + self._columns["length"].item(index) + _FOOTER_BYTES
-            self._shard(index).prefetch_bytes(self._columns["offset"].item(index), size)
-
-    @cached_property
-    def _identities(self) -> list[str]:
-        return [printable(name) for name in json.loads(self._columns["identities"].tobytes())]
-
-    def _shard(self, index: int) -> PositionalFile:
-        return self._open(self._shards[self._columns["shard"].item(index)])
-
-    def _data(self, index: int) -> bytes:
-        """Return the message of a record after a comparison of its checksum."""
-        length = self._columns["length"].item(index)
-        offset = self._columns["offset"].item(index) + _HEADER_BYTES
-        data = self._shard(index).bytes_at(offset, length + _FOOTER_BYTES)
-        message = data[:length]
-        if len(data) < length + _FOOTER_BYTES or masked_crc32c(message) != int.from_bytes(
-            data[length:], "little"
-        ):
+        arrays = self.columns.arrays
+        record = super().read(index)
+        message = memoryview(record)[_HEADER_BYTES:-_FOOTER_BYTES]
+        if masked_crc32c(bytes(message)) != int.from_bytes(record[-_FOOTER_BYTES:], "little"):
             raise UnreadableError(
                 f"{self.location(index)}: the checksum of the record is wrong; the file is damaged: copy it again"
             )
-        return message
+        start = arrays["start"].item(index)
+        return bytes(message[start : start + arrays["image_size"].item(index)])
+
+
+def open_tfrecords(path: Path) -> CatalogDataset:
+    """Open a folder of TFRecord shards, or TFace's index of such shards.
+
+    Raises:
+        DataError: a file is missing or damaged or has no images, or an image has no label.
+    """
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
+    shards = _shards(folder) or _shards_of_index(path)
+    require_all_shards(shards)
+    indexes = sorted(path.glob("*.index")) if is_folder else [path]
+    build = partial(_build_catalog, shards, indexes)
+    columns = cached_columns(catalog_path(path), [*shards, *indexes], build)
+    return TfRecordDataset(path, shards, columns)
 
 
 def is_index(path: Path) -> bool:
@@ -162,7 +120,10 @@ def _shards_of_index(path: Path) -> list[Path]:
         return _shards(folder) if folder.is_dir() else []
 
 
-def _build_catalog(shards: list[Path], indexes: list[Path]) -> dict[str, np.ndarray]:
+FORMAT = Format("TFRecord", open_tfrecords, parts=(PATTERN,), suffixes=LIST_SUFFIXES, accepts=is_index)
+
+
+def _build_catalog(shards: list[Path], indexes: list[Path]) -> Columns:
     if not shards:
         raise DataError(
             f"{indexes[0]}: no shards {PATTERN} beside the index, or in a folder with the name in it"
@@ -173,24 +134,17 @@ def _build_catalog(shards: list[Path], indexes: list[Path]) -> dict[str, np.ndar
         )
     files = [PositionalFile(path) for path in shards]
     records = list(_indexed(files, indexes[0]) if indexes else _scanned(files))
-    if not records:
-        raise DataError(f"{shards[0].parent}: the {len(shards):,} TFRecord shards contain no images")
     label_of = label_of_each(record.identity for record in records)
-    numbers = [label_of[record.identity] for record in records]
-    if min(numbers) < 0 or max(numbers) >= _MAX_LABEL:
-        raise DataError(
-            f"{shards[0].parent}: the labels range from {min(numbers)} to {max(numbers)}; they must be from 0 to 2^31"
-        )
-    columns = {
-        name: np.array(
-            [getattr(record, name) for record in records], np.int64 if name == "offset" else np.int32
-        )
-        for name in Record._fields[:-1]
-    }
+    if not all(0 <= label < MAX_LABEL for label in label_of.values()):
+        wrong = next(label for label in label_of.values() if not 0 <= label < MAX_LABEL)
+        raise DataError(f"{shards[0].parent}: there is the label {wrong}; labels must be from 0 to 2^31")
+    columns = columns_of_rows(
+        "file offset size start image_size name_offset name_size label",
+        [(*record[:-1], label_of[record.identity]) for record in records],
+    )
     is_named = any(isinstance(identity, str) for identity in label_of)
-    names = sorted(label_of, key=label_of.__getitem__) if is_named else []
-    columns["identities"] = np.frombuffer(json.dumps(list(map(str, names))).encode(), np.uint8)
-    return columns | {"label": np.array(numbers, np.int32)}
+    identities = [str(name) for name in sorted(label_of, key=label_of.__getitem__)] if is_named else []
+    return Columns.of(**columns, identities=identities)
 
 
 def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
@@ -200,7 +154,7 @@ def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
         while offset < file.size:
             record = _record(file, number, offset, None)
             yield record
-            offset += _HEADER_BYTES + record.length + _FOOTER_BYTES
+            offset += record.size
 
 
 def _indexed(files: list[PositionalFile], index: Path) -> Iterator[Record]:
@@ -252,8 +206,8 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
     if identity is None:
         identity = _identity(features, window, place)
     return Record(
-        shard, offset, length, image.start, image.end - image.start,
-        name.start, min(name.end - name.start, 4096), identity,
+        shard, offset, _HEADER_BYTES + length + _FOOTER_BYTES, image.start, image.end - image.start,
+        offset + _HEADER_BYTES + name.start, min(name.end - name.start, 4096), identity,
     )  # fmt: skip
 
 

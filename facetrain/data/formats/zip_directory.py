@@ -15,6 +15,8 @@ from facetrain.errors import DataError
 STORED, DEFLATED = 0, 8
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
+ENTRY_BYTES = _ENTRY.size
+"""Bytes of an entry before the name."""
 _END = struct.Struct("<4s4H2IH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
@@ -30,6 +32,8 @@ class Member(NamedTuple):
     name: str
     entry: int
     """Byte offset of the entry in the file."""
+    name_size: int
+    """Bytes of the name in the entry."""
     offset: int
     """Byte offset of the local header."""
     packed: int
@@ -58,11 +62,13 @@ def read_directory(file: PositionalFile) -> Iterator[Member]:
             fields
         )
         after_name = position + _ENTRY.size + name_size
-        name = decode_name(directory[after_name - name_size : after_name], flags)
+        name = _decode_name(directory[after_name - name_size : after_name], flags)
         if _FULL32 in (packed, full, offset):
             extra = directory[after_name : after_name + extra_size]
             packed, full, offset = _with_zip64(extra, packed, full, offset)
-        yield Member(name, start + position, offset, packed, full, method, crc, bool(flags & _ENCRYPTED))
+        yield Member(
+            name, start + position, name_size, offset, packed, full, method, crc, bool(flags & _ENCRYPTED)
+        )
         position = after_name + extra_size + comment_size
     if position != len(directory):
         raise DataError(
@@ -70,13 +76,12 @@ def read_directory(file: PositionalFile) -> Iterator[Member]:
         )
 
 
-def read_name(file: PositionalFile, entry: int) -> str:
-    """Return the name of the member whose entry begins at a byte offset."""
-    fields = _ENTRY.unpack(file.bytes_at(entry, _ENTRY.size))
-    return decode_name(file.bytes_at(entry + _ENTRY.size, fields[10]), fields[3])
+def name_in_entry(entry: bytes) -> str:
+    """Return the name in an entry, which ends with it."""
+    return _decode_name(entry[ENTRY_BYTES:], _ENTRY.unpack_from(entry)[3])
 
 
-def decode_name(name: bytes, flags: int) -> str:
+def _decode_name(name: bytes, flags: int) -> str:
     """Decode a member's name: UTF-8 or, without the flag, the code page 437 of DOS."""
     return name.decode("utf-8", "surrogateescape") if flags & _UTF8 else name.decode("cp437")
 

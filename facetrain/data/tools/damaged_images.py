@@ -13,7 +13,8 @@ import numpy as np
 
 from facetrain.data.dataset import identity_name, image_landmarks, original_name
 from facetrain.data.formats.landmark_file import landmarks_path
-from facetrain.data.formats.record_index import load_catalog, read_index
+from facetrain.data.formats.record_dataset import open_records
+from facetrain.data.formats.record_index import read_index
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.open_dataset import open_dataset
@@ -167,7 +168,9 @@ class TolerantRecordReader:
             return None
         # The rows are in the order of the index, the records in the order of the file.
         of_records = np.full((self.count, *landmarks_N52.shape[1:]), np.nan, np.float32)
-        of_records[np.searchsorted(self._offset_N, load_catalog(*self._paths).offset)] = landmarks_N52
+        of_records[np.searchsorted(self._offset_N, open_records(self._paths[0]).columns.arrays["offset"])] = (
+            landmarks_N52
+        )
         return of_records
 
     def _key(self, number: int) -> int | None:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from facetrain.data.column_cache import load_columns, save_columns
+from facetrain.data.column_cache import Columns, load_columns, save_columns
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError, ImageError, ModelError
@@ -85,7 +85,7 @@ def test_an_archive_in_several_parts_is_no_weight_file(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["O", "U9", "V4"])
 def test_a_cache_file_with_columns_of_objects_or_texts_is_ignored(tmp_path, dtype):
-    save_columns(tmp_path / "a", [], {"label": np.arange(5)}, {})
+    save_columns(tmp_path / "a", [], Columns.of(label=np.arange(5)))
     (tmp_path / "a").write_bytes(
         (tmp_path / "a").read_bytes().replace(b'"<i8"', b'"%s"' % dtype.encode().ljust(3), 1)
     )

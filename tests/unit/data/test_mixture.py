@@ -118,7 +118,7 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
     ("text", "message"),
     [
         ("datasets: 3", "needs a list"),
-        ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder"),
+        ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder or file"),
         ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets:\n- path: one\n  path: two\n", "the key path occurs twice in the entry at line 2; remove one"),

@@ -3,8 +3,10 @@ import tarfile
 import pytest
 
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.formats.table import FORMATS
 from facetrain.data.open_dataset import check_counts, open_dataset
 from facetrain.errors import DataError
+from tests.support.command import ROOT
 from tests.support.datasets import encoded_image, write_records
 
 
@@ -77,7 +79,7 @@ def test_other_folders_beside_the_parts_of_a_dataset_are_ignored(tmp_path):
 
 
 def test_a_path_without_a_dataset_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"is\\nmissing: no such folder; a dataset is a folder with"):
+    with pytest.raises(DataError, match=r"is\\nmissing: no such folder or file; a dataset is a folder with"):
         open_dataset(tmp_path / "is\nmissing")
     with pytest.raises(DataError, match="neither train.rec nor images"):
         open_dataset(tmp_path)
@@ -103,3 +105,12 @@ def test_counts_in_the_config_must_agree_with_the_data(tmp_path):
         check_counts(dataset, tmp_path, num_classes=3, num_images=None)
     with pytest.raises(DataError, match="data.num_images is 1"):
         check_counts(dataset, tmp_path, num_classes=None, num_images=1)
+
+
+def test_every_format_has_a_row_with_its_names_of_files_in_the_docs():
+    table = (ROOT / "docs" / "data.md").read_text().partition("| format |")[2].partition("\n\n")[0]
+    rows = {row.split("|")[1].strip(): row.split("|")[2] for row in table.splitlines()[2:]}
+    assert [one.name for one in FORMATS] == [name for name in rows if name != "mixture"]
+    for one in FORMATS:
+        for name in (*one.parts, *one.suffixes):
+            assert f"`{name}`" in rows[one.name], f"{one.name}: {name} is not in docs/data.md"

@@ -63,7 +63,7 @@ def flip(path, source):
 def truncate(path, source):
     file = path if path.is_file() else max([*path.glob("*.tar"), *path.glob("*.parquet")])
     with file.open("r+b") as data:
-        data.truncate(int(source._offset.max()) + 30)
+        data.truncate(int(source.columns.arrays["offset"].max()) + 30)
 
 
 LISTED = {
@@ -128,7 +128,7 @@ def test_pack_leaves_out_an_image_that_cannot_be_read(damaged, tmp_path):
 
 def test_a_label_that_contradicts_the_identity_records_is_never_skipped(tmp_path):
     source = open_dataset(write_records(tmp_path, [n % 3 for n in range(COUNT)]))
-    offset = int(source._catalog.offset[2])
+    offset = int(source.columns.arrays["offset"][2])
     with (tmp_path / "train.rec").open("r+b") as file:
         file.seek(offset + 8)  # after the magic number and the length
         file.write(encode_record(RecordHeader.of_image(7, 3), b""))

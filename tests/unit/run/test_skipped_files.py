@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from facetrain.data.formats.image_folder import FolderDataset
+from facetrain.data.formats.image_folder import open_folder
 from facetrain.run import outputs
 from tests.support.datasets import encoded_image
 
@@ -10,7 +10,7 @@ def test_a_run_on_a_folder_reports_and_lists_the_files_that_are_no_images(tmp_pa
     (tmp_path / "photos" / "ann" / "1.png").write_bytes(encoded_image(0))
     (tmp_path / "photos" / "ann" / "film.mov").write_bytes(b"x")
     config = SimpleNamespace(data=SimpleNamespace(train="photos"))
-    run = SimpleNamespace(source=FolderDataset(tmp_path / "photos"), folder=tmp_path, config=config)
+    run = SimpleNamespace(source=open_folder(tmp_path / "photos"), folder=tmp_path, config=config)
     messages = []
     outputs.report_skipped_files(run, messages.append)
     assert "1 files of photos are left out" in messages[0] and "ann/film.mov" in messages[0]

@@ -81,7 +81,7 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [(pa.table({"what": [1]}), "no column for the image"), (table_of(2, label=[0, None]), "no label"),
-     (table_of(2, label=[0, -1]), "range from -1"), (table_of(0), "no rows"),
+     (table_of(2, label=[0, -1]), "range from -1"), (table_of(0), "contains no images"),
      (pa.table({"image": [None, b"x"], "label": [0, 1]}), "1 images are not in the file"),
      (pa.table({"image": [1], "label": [1]}), "the image column is int64"),
      # Of these, pyarrow ends the process when it converts them.

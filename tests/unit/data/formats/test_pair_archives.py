@@ -277,9 +277,9 @@ def test_a_damaged_dataset_is_refused(tmp_path):
     with pytest.raises(PairsError, match=r"data-00000-of-00001\.arrow: "):
         load_pair_set("a", tmp_path)
     for content, message in (
-        ({"_data_files": [{"filename": "../a.arrow"}]}, "names of files in this folder"),
-        ({"_data_files": [], "_indices_data_files": [{}]}, "a selection of rows"),
-        ({}, "does not list the files"),
+        ({"_data_files": [{"filename": "../a.arrow"}]}, "names of files in the folder"),
+        ({"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [{}]}, "a selection of rows"),
+        ({}, "not the state of a saved dataset"),
     ):
         (tmp_path / "a" / "state.json").write_text(json.dumps(content))
         with pytest.raises(PairsError, match=message):

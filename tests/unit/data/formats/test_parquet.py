@@ -7,7 +7,6 @@ import pytest
 
 from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats import parquet
-from facetrain.data.formats.parquet import read_row_groups
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
 from facetrain.errors import DataError
@@ -62,7 +61,7 @@ def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested):
     )
     for _ in range(2):  # the second time from the catalog
         dataset = open_dataset(tmp_path)
-        assert (dataset._offset >= 0).all()
+        assert (dataset.columns.arrays["offset"] >= 0).all()
         assert images_of(dataset) == [(n % 3, image) for n, image in enumerate(images)]
     assert original_name(dataset, 3) == ("3.png" if nested else None)
     dataset.prefetch(0, 40)
@@ -79,8 +78,7 @@ def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     dataset = open_dataset(tmp_path)
     for index in [0, 19, 7, 3, 7, 0, 12]:
         assert dataset.read(index) == images[index]
-        assert dataset._cache._bytes <= 5 * size
-    assert dataset._cache._bytes == sum(rows.nbytes for rows in dataset._cache._groups.values()) > 0
+        assert 0 < sum(rows.nbytes for rows in dataset._groups._groups.values()) <= 5 * size
 
 
 @pytest.mark.parametrize("compression", [None, "snappy"])
@@ -109,26 +107,6 @@ def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, 
             dataset.read(0)
     paths = [row.get("path") if isinstance(row, dict) else None for row in (image, empty)]
     assert [original_name(dataset, index) for index in (2, 3)] == paths
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_one_image_of_many_rows_is_in_memory_once(tmp_path, nested):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    # 20,000 rows of 1 MiB would need 20 GiB; the file has one value and its number 20,000 times.
-    image = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array([bytes(1 << 20)]))
-    column = (
-        image
-        if not nested
-        else pa.StructArray.from_arrays([image, pa.nulls(20_000, pa.string())], ["bytes", "path"])
-    )
-    table = pa.table({"image": column, "label": [0] * 20_000})
-    pq.write_table(table, tmp_path / "a.parquet", store_schema=False, row_group_size=10**9)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    source = open_dataset(tmp_path)
-    assert source.num_images == 20_000 and source.read(19_999) == bytes(1 << 20)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
-    with pytest.raises(DataError, match="decompresses to 20,971,520,000 bytes"):
-        next(read_row_groups(tmp_path / "a.parquet", ["image"]))
 
 
 def test_a_long_identity_name_does_not_lengthen_the_others(tmp_path):

@@ -1,5 +1,6 @@
 import mmap
 import os
+import pickle
 import struct
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.data.formats.record_index import load_catalog, read_index
+from facetrain.data.formats.record_dataset import open_records
+from facetrain.data.formats.record_index import build_catalog, read_index
 from facetrain.data.formats.recordio import (
     EXACT_LABEL,
     MAGIC,
@@ -53,8 +55,7 @@ def test_labels_past_two_to_the_24_are_exact(tmp_path):
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key, label in enumerate(labels):
             writer.write(key, RecordHeader.of_image(label, key), b"image")
-    catalog = load_catalog(tmp_path / "train.rec", tmp_path / "train.idx")
-    assert catalog.label.tolist() == labels
+    assert open_records(tmp_path).labels.tolist() == labels
 
 
 def test_a_missing_index_is_rebuilt_by_a_scan(tmp_path):
@@ -68,14 +69,13 @@ def test_a_missing_index_is_rebuilt_by_a_scan(tmp_path):
 
 def test_the_catalog_is_cached_and_rebuilt_when_the_file_changes(tmp_path):
     write_records(tmp_path, [0, 0, 1])
-    rec, idx = tmp_path / "train.rec", tmp_path / "train.idx"
-    first = load_catalog(rec, idx)
-    second = load_catalog(rec, idx)
-    assert isinstance(second.offset.base.obj, mmap.mmap)
-    np.testing.assert_array_equal(first.label, second.label)
-    assert first.announced_end == second.announced_end == 4.0
+    for _ in range(2):
+        dataset = open_records(tmp_path)
+        assert isinstance(dataset.columns.arrays["offset"].base.obj, mmap.mmap)
+        assert dataset.labels.tolist() == [0, 0, 1] and dataset.columns.value("announced") == 4.0
+    assert len(pickle.dumps(dataset)) < 1000
     write_records(tmp_path, [0, 1, 2, 2])
-    assert load_catalog(rec, idx).label.tolist() == [0, 1, 2, 2]
+    assert open_records(tmp_path).labels.tolist() == [0, 1, 2, 2]
 
 
 def test_a_failed_write_leaves_no_file_behind(tmp_path):
@@ -111,7 +111,7 @@ def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, message)
     damage(rec, idx)
     with pytest.raises(DataError, match=message) as caught:
         keys, offsets = read_index(rec, idx)
-        load_catalog(rec, idx)
+        build_catalog(rec, idx)
         reader = RecordReader(rec)
         for key, offset in zip(keys, offsets, strict=True):
             decode_record(reader.read_at(int(offset), int(key)), f"{rec}: key {key}")
@@ -123,7 +123,7 @@ def test_an_invalid_label_is_refused_with_its_key(tmp_path, label):
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(7, RecordHeader(0, (label,)), b"image")
     with pytest.raises(RecordError, match="key 7 at byte 0: the label"):
-        load_catalog(tmp_path / "train.rec", tmp_path / "train.idx")
+        open_records(tmp_path)
 
 
 @settings(max_examples=200, deadline=None)
@@ -134,7 +134,7 @@ def test_no_bytes_make_the_reader_do_more_than_fail_with_the_documented_error(tm
     try:
         for _, payload in RecordReader(path).scan():
             decode_record(payload, "x")
-        load_catalog(path, path.with_suffix(".idx"))
+        build_catalog(path, path.with_suffix(".idx"))
     except RecordError:
         pass
 

@@ -53,7 +53,7 @@ def test_records_with_labels_are_read_in_the_order_of_the_shards(tmp_path):
         assert images_of(dataset) == [(4 - n, encoded_image(n)) for n in range(5)]
     assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
     assert original_name(dataset, 3) == "f/3.png" and identity_name(dataset, 1) == "1"
-    assert dataset.location(0).endswith("a-00000.tfrecord: record at byte 0")
+    assert dataset.location(0).endswith("a-00000.tfrecord: record at byte 0 (f/0.png)")
     dataset.prefetch(0, 5)
     assert not check(tmp_path).faults
 
@@ -119,7 +119,7 @@ def test_the_index_of_img2tfrecord_gives_folders_as_identities(tmp_path):
 @pytest.mark.parametrize(
     ("message", "reason"),
     [(tf_example(label=1), "no image among the features"), (tf_example(image=b"x"), "no label among"),
-     (tf_example(image=b"x", label=-1), "from -1 to -1"),
+     (tf_example(image=b"x", label=-1), "there is the label -1; labels must be from 0"),
      (tf_example(image=b"x", label=0.5, id=7), "the feature label is 0.5; expected a whole number or a text"),
      (tf_example(image=b"x", label=float("nan"), id=7), "label is nan"),
      (tf_example(image=b"x", label=None, id=7), "label is empty"),

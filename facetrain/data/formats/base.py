@@ -1,0 +1,235 @@
+"""Catalog of images: the place of every image of a dataset in its files. One class reads the images of all formats."""
+
+# N images
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from facetrain.data.column_cache import Columns
+from facetrain.data.formats.landmark_file import open_landmarks, require_fractions
+from facetrain.data.positional_file import PositionalFile
+from facetrain.data.skipped_files import SkippedFile
+from facetrain.errors import DataError, UnreadableError
+from facetrain.files import os_errors_as, printable
+
+MAX_LABEL = 2**31
+"""Labels are int32, below this number."""
+_SHORT_COLUMNS = ("label", "file", "name_size")
+"""Columns of int32; the others are int64."""
+_MAX_OPEN_FILES = 256
+_PREFETCH_GAP = 1 << 18
+"""Bytes between two images up to which one request for both takes less time than two."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """Format of datasets: its recognition and its opener. `table.py` lists all formats."""
+
+    name: str
+    open: Callable[[Path], CatalogDataset]
+    parts: tuple[str, ...] = ()
+    """Names of files, or patterns such as *.tar: a folder with one of them is a dataset."""
+    suffixes: tuple[str, ...] = ()
+    """Suffixes of files that are a dataset each."""
+    accepts: Callable[[Path], bool] = lambda path: True
+    """Whether a file with one of the suffixes is in this format, by its content."""
+    beside_images: bool = False
+    """Whether the folder may also have subfolders with images, which are then no part of the dataset."""
+
+
+def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Return the files of a folder with one of the suffixes in any case, sorted, without hidden ones."""
+    with os_errors_as(DataError, folder):
+        names = os.listdir(folder)
+    return sorted(folder / name for name in names if name.lower().endswith(suffixes) and name[0] != ".")
+
+
+def catalog_path(path: Path) -> Path:
+    """Return the cache file of the catalog of a dataset that is a file or a folder."""
+    return path / ".images.catalog" if path.is_dir() else path.with_name(f".{path.name}.catalog")
+
+
+class CatalogDataset:
+    """Dataset whose images are at known places in its files.
+
+    The columns of the catalog, one number for each image:
+
+        label                   identity, int32
+        offset, size            first byte and number of bytes of the encoded image
+        file                    number of the file among `files`; absent if there is only one
+        name_offset, name_size  place of the name in the same file, or in `names`; absent if the images have no names
+
+    Columns that are not per image:
+
+        names                   names that are in no file, uint8
+        identities              list of the names of the identities; empty or absent if they have none
+        skipped                 list of [name, kind, reason] of the members that are no images of an identity
+
+    A format whose images are not stored as such overrides `read`, one whose names are not texts `_decode_name`.
+
+    Attributes:
+        path: the file or folder of the dataset.
+        files: files that the images are in.
+        columns: the catalog.
+        num_classes: number of identities.
+        landmark_file: file with the landmarks of the images, see `landmark_file.py`; None if there is none.
+
+    Raises:
+        DataError: there are no images.
+    """
+
+    file_type: ClassVar[type[PositionalFile]] = PositionalFile
+    stored_as: ClassVar[str] = "image"
+    """What begins at an offset, in messages."""
+
+    def __init__(self, path: Path, files: Sequence[Path], columns: Columns) -> None:
+        self.path, self.files, self.columns = path, files, columns
+        self.landmark_file: Path | None = None
+        if not self.num_images:
+            example = "".join(f"; {one.name} is left out: {one.reason}" for one in self.skipped[:1])
+            raise DataError(f"{path}: the dataset contains no images{example}")
+        self.num_classes = int(self.labels.max()) + 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without open files and lists that every process makes again when it needs them."""
+        kind = type(self)
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(kind, name, None), cached_property)
+        }
+
+    @property
+    def num_images(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Identity of every image: int32 (N,), memory-mapped from the cache file."""
+        return self.columns.arrays["label"]
+
+    @property
+    def skipped(self) -> list[SkippedFile]:
+        """Files and members that are not images of an identity, and the reasons."""
+        return [SkippedFile(*one) for one in self.columns.value("skipped", [])]
+
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """Landmarks of every image, float32 (N, 5, 2), mapped into memory; None without a landmark file.
+
+        Raises:
+            DataError: the file does not fit the images, or has numbers that are no fractions.
+        """
+        if self.landmark_file is None:
+            return None
+        landmarks_N52 = open_landmarks(self.landmark_file, self.num_images)
+        require_fractions(landmarks_N52, self.landmark_file)
+        return landmarks_N52
+
+    def read(self, index: int) -> bytes:
+        """Return the encoded image.
+
+        Raises:
+            UnreadableError: the file ends inside the image, or cannot be read.
+        """
+        arrays = self.columns.arrays
+        size = arrays["size"].item(index)
+        data = self.file_of(index).bytes_at(arrays["offset"].item(index), size)
+        if len(data) < size:
+            raise UnreadableError(f"{self.location(index)}: the file is truncated; copy it again")
+        return data
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Ask the operating system to read images `first` to `first + count - 1`; neighbors share a request."""
+        file, start, end = self._extents(slice(first, first + count))
+        order = np.lexsort((start, file))
+        file, start, end = file[order], start[order], end[order]
+        is_apart = (file[1:] != file[:-1]) | (start[1:] - end[:-1] > _PREFETCH_GAP)
+        edges = [0, *(np.flatnonzero(is_apart) + 1).tolist(), len(order)]
+        for low, high in itertools.pairwise(edges):
+            if low < high:
+                offset = start.item(low)
+                self.opened(file.item(low)).prefetch_bytes(offset, int(end[low:high].max()) - offset)
+
+    def location(self, index: int) -> str:
+        """Return the file, the byte offset, and the name if there is one."""
+        place = self._place(index)
+        with contextlib.suppress(
+            DataError
+        ):  # a message about the image is worth more than one about its name
+            if (name := self.name(index)) is not None:
+                place += f" ({name})"
+        return place
+
+    def name(self, index: int) -> str | None:
+        """Return the path of an image inside the dataset; None if it has no name.
+
+        Raises:
+            DataError: the name is damaged.
+        """
+        data = self._name_bytes(index)
+        return printable(self._decode_name(data)) if data else None
+
+    def identity_name(self, label: int) -> str:
+        """Return the name of an identity, or its number."""
+        return self._identities[label] if 0 <= label < len(self._identities) else str(label)
+
+    def file_of(self, index: int) -> PositionalFile:
+        """Return the file of an image."""
+        arrays = self.columns.arrays
+        return self.opened(arrays["file"].item(index) if "file" in arrays else 0)
+
+    @cached_property
+    def opened(self) -> Callable[[int], PositionalFile]:
+        """Function that returns the file with a number; the files that were used last stay open."""
+        return lru_cache(maxsize=_MAX_OPEN_FILES)(lambda number: self.file_type(self.files[number]))
+
+    def _place(self, index: int) -> str:
+        return (
+            f"{self.file_of(index).path}: {self.stored_as} at byte {self.columns.arrays['offset'][index]:,}"
+        )
+
+    def _extents(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the number of the file, the first byte and the end of each of R images: int64 (R,) each."""
+        arrays = self.columns.arrays
+        start = arrays["offset"][rows].astype(np.int64)
+        file = arrays["file"][rows] if "file" in arrays else np.zeros(len(start), np.int64)
+        return file, start, start + arrays["size"][rows]
+
+    def _name_bytes(self, index: int) -> bytes:
+        """Return the stored name of an image; empty if it has none."""
+        arrays = self.columns.arrays
+        size = arrays["name_size"].item(index) if "name_size" in arrays else 0
+        if not size:
+            return b""
+        offset = arrays["name_offset"].item(index)
+        if "names" in arrays:
+            return arrays["names"][offset : offset + size].tobytes()
+        return self.file_of(index).bytes_at(offset, size)
+
+    def _decode_name(self, data: bytes) -> str:
+        return data.decode("utf-8", "surrogateescape")
+
+    @cached_property
+    def _identities(self) -> list[str]:
+        return [printable(name) for name in self.columns.value("identities", [])]
+
+
+def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+    """Return the columns (N,) of N rows of numbers, by their names, which are separated by spaces."""
+    table = np.array(rows, np.int64).reshape(len(rows), len(names.split()))
+    return {
+        name: np.ascontiguousarray(column, np.int32 if name in _SHORT_COLUMNS else np.int64)
+        for name, column in zip(names.split(), table.T, strict=True)
+    }
