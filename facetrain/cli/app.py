@@ -1,6 +1,6 @@
-"""The `facetrain` program: its table of commands, and the exit codes and messages of errors.
+"""The `facetrain` program: its options, and the exit codes and messages of errors.
 
-Each command imports the modules it needs when it is called: `facetrain --help` does not import torch.
+`facetrain --help` imports no command, and the modules of the commands import torch only when a command is called.
 """
 
 from __future__ import annotations
@@ -16,20 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from facetrain import __version__
-from facetrain.cli import (
-    average,
-    bench,
-    calibrate,
-    config,
-    data,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    plan,
-    search,
-    train,
-)
+from facetrain.cli.commands import Program
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import end_with_launcher, exit_process, launched_by_torchrun
 from facetrain.distributed.process_setup import silence_torch_logs
@@ -57,27 +44,12 @@ _EMPTY_OPTION = re.compile(r"--[a-z-]+=")
 
 app = typer.Typer(
     name="facetrain",
+    cls=Program,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-app.command("train")(train.train)
-app.command("resume")(train.resume)
-app.command("runs")(train.runs)
-app.command("report")(train.report)
-app.command("eval")(evaluate.evaluate)
-app.command("embed")(embed.embed)
-app.command("calibrate")(calibrate.calibrate)
-app.command("compare")(embed.compare)
-app.command("search")(search.search)
-app.command("average")(average.average)
-app.command("export")(export.export)
-app.command("doctor")(doctor.doctor)
-app.command("plan")(plan.plan)
-app.add_typer(data.app, name="data")
-app.add_typer(config.app, name="config")
-app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -166,9 +138,11 @@ def _exit_with_error(error: Any) -> None:
 
 
 def _exit_with_usage_error(error: Any) -> None:
-    message = _in_our_words(" ".join(error.format_message().split()).removesuffix("."), error.__cause__)
-    if not message:  # no command was given, and typer has printed the help
-        sys.exit(error.exit_code)
+    text = error.format_message()
+    if text.startswith("Usage: "):  # no command was given: the message is the help
+        print(text, file=sys.stderr, flush=True)
+        exit_process(error.exit_code)
+    message = _in_our_words(" ".join(text.split()).removesuffix("."), error.__cause__)
     command = error.ctx.command_path if error.ctx else "facetrain"
     advice = "" if message.endswith("?") else f"; see {command} --help"
     if "--config" in getattr(getattr(error, "param", None), "opts", ()) and (stray := _stray_config()):

@@ -27,7 +27,7 @@ def embed(
         Path,
         typer.Option(
             help="File for the columns `embedding`, `name` and `label`: .npz, or .parquet, which needs "
-            "facetrain\\[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
+            "facetrain[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
         ),
     ],
     inference: InferenceOptions,
@@ -94,7 +94,10 @@ def embed(
     save_embeddings(output, embeddings, dtype)
     remove_partial_files(output)
     count, size = embeddings.embedding.shape
-    echo_line(f"{output}: {count:,} embeddings of size {size}")
+    mirrored = (
+        "; each is the sum of the image's and its mirror image's embedding (--no-flip: only the image's)"
+    )
+    echo_line(f"{output}: {count:,} embeddings of size {size}{mirrored if flip else ''}")
 
 
 def compare(
