@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import os
 import re
@@ -20,12 +19,12 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from facetrain.distributed.node_rendezvous import BACKEND, create_rendezvous
 from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, request_exit_at_once
 from facetrain.distributed.topology import Topology
-from facetrain.distributed.wait_for_nodes import reported_wait
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError
 from facetrain.files import error_reason
@@ -47,7 +46,7 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
         on_signal = partial(_on_signal, log_dir, set())
         signal.signal(signal.SIGINT, on_signal)
         try:
-            with reported_wait(where, run_id, log_dir), _ended_if_stuck(where, log_dir):
+            with _ended_if_stuck(where, log_dir):
                 elastic_launch(_config(where, run_id, log_dir, on_signal), sys.executable)(
                     "-m", "facetrain", *arguments
                 )
@@ -55,9 +54,8 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
             request_exit_at_once(in_any_program=False)  # the cleanup of torch's store can take many seconds
             return _exit_code(error)
         except SignalException as error:
-            # Keep the traceback until exit. Its frames hold the agent: if they were dropped while the agent's
-            # heartbeat thread holds a reference to it, that thread would be the last owner and join itself.
-            atexit.register(error.with_traceback, error.__traceback__)
+            if error.sigval == signal.SIGINT and not any(log_dir.glob("*/attempt_*")):
+                raise KeyboardInterrupt from None  # no rank has started that could report the signal
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
             request_exit_at_once(in_any_program=False)
@@ -127,20 +125,15 @@ class _LogsSpecs(DefaultLogsSpecs):
 def _config(
     where: Topology, run_id: str, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]
 ) -> LaunchConfig:
-    if where.max_nodes > 1:
-        # If all rounds share one store (the default of torch 2.13), a node that joins later waits without
-        # end for the address of that store: it is published in the first round only.
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    rendezvous_handler_registry.register(BACKEND, create_rendezvous)
     return LaunchConfig(
         min_nodes=where.min_nodes,
         max_nodes=where.max_nodes,
         nproc_per_node=where.nproc_per_node,
         run_id=run_id,
-        rdzv_backend="c10d",
-        # Port 0: a single node may use any free port.
-        rdzv_endpoint=where.endpoint or "localhost:0",
+        rdzv_backend=BACKEND,
+        rdzv_endpoint=where.endpoint,
         max_restarts=where.max_restarts,
-        local_addr=None if where.endpoint else "localhost",
         logs_specs=_LogsSpecs(log_dir, on_signal),
         signals_to_handle="SIGQUIT",  # the others have a handler of their own, see above
     )

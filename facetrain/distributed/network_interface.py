@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # from Linux's sockios.h
-_VARIABLE = "GLOO_SOCKET_IFNAME"
+_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+"""Environment variables that select the interfaces of the collectives."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,38 @@ def interfaces() -> list[Interface]:
     return found
 
 
+def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a text is; None if it is a host name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address leads from every host to that host itself."""
+    address = literal_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def use_loopback_interface() -> None:
+    """Let gloo and NCCL listen where no other host reaches them, unless the user has chosen an interface.
+
+    Neither has authentication. Call it before the process group is formed, if all ranks are on this host.
+    """
+    for interface in interfaces():
+        if interface.address == LOOPBACK:
+            os.environ.setdefault(_GLOO, interface.name)
+            # With "=", NCCL takes this name only, and not every interface whose name begins with it.
+            os.environ.setdefault(_NCCL, f"={interface.name}")
+
+
 def interface_in_use() -> Interface | None:
     """Return the interface that gloo uses: the first of GLOO_SOCKET_IFNAME, else the one of the host name's address.
 
     None if there is no such interface.
     """
-    wanted = os.environ.get(_VARIABLE, "").partition(",")[0]
+    wanted = os.environ.get(_GLOO, "").partition(",")[0]
     try:
         host_address = socket.gethostbyname(socket.gethostname())
     except OSError:

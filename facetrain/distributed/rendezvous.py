@@ -1,11 +1,9 @@
-"""Rendezvous of the ranks: keys of their own in the store, and the host and process of each rank.
+"""Rendezvous of the ranks: separate keys for each start in the store, and the host and process of each rank.
 
-torchrun's agents keep one store through all restarts (torch 2.13.0), and the addresses of processes that
-have ended stay in it: gloo connects to them, and is refused or waits for its timeout. Without the id below,
-six of six restarts of three gloo ranks failed. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each start a new
-store, but it must be set for the agent, and a user's plain `torchrun` does not set it.
-
-So the ranks agree on a random rendezvous id at every start, and prefix all their keys with it.
+An agent, facetrain's or torchrun's (torch 2.13.0), keeps one store through all restarts, and the addresses of processes
+that have ended stay in it: gloo connects to them, and is refused or waits for its timeout. Without the id below, six of
+six restarts of three gloo ranks failed. So the ranks agree on a random rendezvous id at every start, and prefix all
+their keys with it.
 """
 
 from __future__ import annotations
@@ -17,8 +15,9 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from facetrain.distributed.listening_sockets import listen, listen_on_all_interfaces, serve_store
 from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
@@ -29,11 +28,28 @@ def find_ranks(timeout_s: float) -> tuple[Store, int, int, str]:
     """Return a store that only the ranks of this start share, this rank, the world size and the rendezvous id.
 
     Raises:
+        OSError: rank 0 cannot listen at the address in the environment.
         RunError: a rank did not arrive in time.
+        ValueError: the environment has no such address.
     """
-    store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    rank, world_size = int(_variable("RANK")), int(_variable("WORLD_SIZE"))
+    store = _open_store(rank, timeout_s)
     rendezvous_id = _create_id(store, world_size, timeout_s) if rank == 0 else _receive_id(store, rank)
     return _with_prefix(rendezvous_id, store), rank, world_size, rendezvous_id
+
+
+def store_address() -> tuple[str, int]:
+    """Return the host and port of the store, which the launcher of the ranks has chosen.
+
+    Raises:
+        ValueError: the environment has no such address.
+    """
+    return _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
+
+
+def agent_serves_store() -> bool:
+    """Return whether the store of the ranks is in an elastic agent, and not in the process of rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def connect_to_store(rendezvous_id: str) -> Store:
@@ -44,7 +60,7 @@ def connect_to_store(rendezvous_id: str) -> Store:
     Raises:
         RuntimeError: the store did not answer for ten seconds.
     """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = store_address()
     return _with_prefix(rendezvous_id, TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT))
 
 
@@ -54,7 +70,7 @@ def register_rank(store: Store, rank: int) -> str:
     Return the place of rank 0 if its process hosts the store, or "" if an elastic agent does.
     """
     store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-    return "" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else place_of(store, 0)
+    return "" if agent_serves_store() else place_of(store, 0)
 
 
 def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, socket.socket | None]:
@@ -67,7 +83,7 @@ def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, s
         return ((published[0], int(published[2])) if published[0] else None), None
     listener, host = None, ""
     with suppress(OSError):
-        family, host = _own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        family, host = _own_address(*store_address())
         listener = socket.create_server((host, 0), family=family, backlog=1024)
     port = listener.getsockname()[1] if listener else 0
     store.set("watchdog", f"{host if listener else ''} {port}")
@@ -96,6 +112,22 @@ def place_of(store: Store, rank: int) -> str:
 
 def _with_prefix(rendezvous_id: str, store: Store) -> Store:
     return PrefixStore(f"facetrain/{rendezvous_id}", store)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ValueError(f"the environment variable {name} is not set")
+    return value
+
+
+def _open_store(rank: int, timeout_s: float) -> Store:
+    """Serve the store on rank 0 unless an agent does; otherwise connect to it."""
+    host, port = store_address()
+    if rank or agent_serves_store():
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    # The address may belong to a gateway that leads to this host: then only a socket for all interfaces serves it.
+    return serve_store(listen(host, port) or listen_on_all_interfaces(port), host, timeout_s)
 
 
 def _create_id(store: Store, world_size: int, timeout_s: float) -> str:

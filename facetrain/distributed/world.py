@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,9 +16,21 @@ import torch
 import torch.distributed as dist
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.distributed.process_lifetime import has_agent, launched_by_torchrun, request_exit_at_once
+from facetrain.distributed.network_interface import is_loopback, use_loopback_interface
+from facetrain.distributed.process_lifetime import (
+    has_agent,
+    launched_by_torchrun,
+    outside_launcher,
+    request_exit_at_once,
+)
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
-from facetrain.distributed.rendezvous import find_ranks, place_of, register_rank, watchdog_address
+from facetrain.distributed.rendezvous import (
+    find_ranks,
+    place_of,
+    register_rank,
+    store_address,
+    watchdog_address,
+)
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
 
@@ -127,8 +140,12 @@ def join(
 
 
 def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tuple[World, Peers]:
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
+        host, port = store_address()
         store, rank, size, rendezvous_id = find_ranks(timeout_s)
+        if local_size == size or is_loopback(host):
+            use_loopback_interface()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -139,7 +156,7 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
         store_host = register_rank(store, rank)
         places = [place_of(store, other) for other in range(size)]
         watchdog_at, listener = watchdog_address(store, rank)
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
             f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}"
@@ -148,7 +165,7 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
         rank=rank,
         local_rank=local_rank,
         size=size,
-        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        local_size=local_size,
         device=device,
         # Without an agent the parent can be a shell, in which a user starts one run after the other.
         launcher_id=_launcher_id() if has_agent() else "",
@@ -156,8 +173,21 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         store_host=store_host,
     )
+    if world.is_leader and outside_launcher() and (has_agent() or not is_loopback(host)):
+        _warn_of_open_port(port)
     speaks = local_rank == 0 and not has_agent()
     return world, Peers(rank, places, rendezvous_id, watchdog_at, listener, speaks)
+
+
+def _warn_of_open_port(port: int) -> None:
+    """Warn of the port of another launcher, whose store facetrain cannot bind to an interface."""
+    unpickles = ", and torchrun runs code that others write there" if has_agent() else ""
+    print(
+        f"warning: port {port} is open to all hosts that reach this one{unpickles}: close it to hosts of others, or "
+        'start the ranks by --nproc-per-node and --nnodes of facetrain (see "The network" in docs/security.md)',
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _launcher_id() -> str:

@@ -1,16 +1,15 @@
 #!/bin/sh
 # Train on several machines: run this script on every one. All of them must share the storage of the run folder.
+# Their ports must be closed to other hosts: see "The network" in docs/security.md.
 set -eu
 CONFIG=${CONFIG:-configs/glint360k_r100.yaml}
 FIRST=${FIRST:-node0:29400}   # host name of one machine, and a free port on it
 NODES=${NODES:-2}             # or MIN:MAX, to continue with fewer machines if some are lost
 GPUS=${GPUS:-8}               # GPUs of each machine
 MAX_RESTARTS=${MAX_RESTARTS:-10}
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM; torchrun's default: 30
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a machine that starts later cannot join (torch 2.13)
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM
 # Network interface between the machines. Set it if they have several.
 # export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 
-exec torchrun --nnodes "$NODES" --nproc-per-node "$GPUS" --max-restarts "$MAX_RESTARTS" \
-    --rdzv-backend c10d --rdzv-endpoint "$FIRST" --rdzv-id facetrain \
-    -m facetrain train --config "$CONFIG" "$@"
+exec facetrain train --config "$CONFIG" "$@" \
+    --nnodes "$NODES" --nproc-per-node "$GPUS" --max-restarts "$MAX_RESTARTS" --rdzv-endpoint "$FIRST"

@@ -11,32 +11,31 @@ import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.support.command import environment
+from tests.support.command import ROOT, environment
 from tests.support.hosts import two_hosts
 from tests.support.processes import descendants, kill, wait_until_gone
 
-# An agent counts as lost after three seconds without a keep-alive. A round of the rendezvous waits two seconds
-# for more agents.
-QUICK = "join_timeout=120,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+# Seconds for further nodes to join, and until a node without a sign of life counts as gone.
+QUICK = """
+import sys
+if "facetrain" in sys.orig_argv:
+    from facetrain.distributed import node_agreement
+    node_agreement.LAST_CALL_S, node_agreement._SILENT_S = 2, 3
+"""
 
 
 def start_agent(host, store_host, config, folder):
     """Start an agent with one rank on a host, as `recipes/launch/many_nodes.sh` does."""
     command = host.command(
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", 1,
-        "--max-restarts", 20, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store_host.address}:29400",
-        "--rdzv-id", "hosts", "--local-addr", host.address,
-        "--rdzv-conf", f"{QUICK},is_host={int(host == store_host)}",
-        "-m", "facetrain", "train", "--config", config, "--run-dir", folder,
+        sys.executable, "-m", "facetrain", "train", "--config", config, "--run-dir", folder,
+        "--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 20,
+        "--rdzv-endpoint", f"{store_host.address}:29400",
         "--set", "train.max_steps=100000", "--set", "train.epochs=100000", "--set", "train.timeout_s=8",
     )  # fmt: skip
+    (folder.parent / "sitecustomize.py").write_text(QUICK)
+    variables = environment(GLOO_SOCKET_IFNAME=host.interface, PYTHONPATH=f"{folder.parent}:{ROOT}")
     with folder.with_name(f"output_{host.name}").open("ab") as output:
-        return subprocess.Popen(
-            command,
-            env=environment(GLOO_SOCKET_IFNAME=host.interface, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
-            stdout=output,
-            stderr=output,
-        )
+        return subprocess.Popen(command, env=variables, stdout=output, stderr=output)
 
 
 def wait_for_training(folder, ranks, agent, timeout_s=90):

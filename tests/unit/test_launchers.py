@@ -87,15 +87,28 @@ def test_the_slurm_job_gives_its_cpus_to_srun_passes_the_signal_on_and_is_requeu
 
 
 def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
-    service, job = documents(ROOT / "recipes" / "launch" / "indexed_job.yaml")
+    service, job, _ = documents(ROOT / "recipes" / "launch" / "indexed_job.yaml")
     spec, template = job["spec"], job["spec"]["template"]
     assert service["spec"]["clusterIP"] == "None"
     assert template["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     nodes = template["spec"]["containers"][0]["env"][0]
     assert nodes["name"] == "NODES" and int(nodes["value"]) == spec["completions"] == spec["parallelism"]
-    command = template["spec"]["containers"][0]["command"]
-    assert f"--rdzv-endpoint={job['metadata']['name']}-0.{service['metadata']['name']}:29400" in command
+    arguments = template["spec"]["containers"][0]["args"]
+    assert f"--rdzv-endpoint={job['metadata']['name']}-0.{service['metadata']['name']}:29400" in arguments
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_only_the_pods_of_a_job_may_connect_to_each_other(path):
+    *_, policy = documents(path)
+    (job,) = [
+        each["metadata"]["name"]
+        for each in documents(path)
+        if each["kind"] in ("Job", "PyTorchJob", "TrainJob")
+    ]
+    assert policy["kind"] == "NetworkPolicy" and policy["spec"]["policyTypes"] == ["Ingress"]
+    assert list(policy["spec"]["podSelector"]["matchLabels"].values()) == [job]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)

@@ -1,0 +1,64 @@
+"""Listening sockets of the stores through which nodes and ranks find each other.
+
+torch's TCPStore has no authentication, and binds its socket to all interfaces. So facetrain binds the socket itself: on
+one host to the loopback interface, which no other host can reach.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from facetrain.distributed.network_interface import is_loopback, literal_address
+
+
+def listen(host: str, port: int) -> socket.socket | None:
+    """Return a socket that listens at a host and port, or None: the host is another one, or the port is in use.
+
+    With an address, the socket listens on that interface alone. With a name, it listens on all: the other hosts may
+    resolve the name to another interface, and this host itself often resolves its name to the loopback interface.
+    """
+    for family, _, _, _, address in _addresses(host, port):
+        with suppress(OSError):
+            listener = socket.create_server(address, family=family)
+            if is_loopback(host) or literal_address(host):
+                return listener
+            listener.close()
+            return listen_on_all_interfaces(port)
+    if host in (socket.gethostname(), socket.getfqdn()):
+        with suppress(OSError):
+            return listen_on_all_interfaces(port)
+    return None
+
+
+def listen_on_all_interfaces(port: int) -> socket.socket:
+    """Return a socket that other hosts can reach.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def serve_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore:
+    """Return a store whose server is in this process and uses `listener`; `host` leads to it."""
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),  # from here on, the store closes it
+    )
+
+
+def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, int, int, str, tuple[str, int]]]:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+    except OSError:
+        return []

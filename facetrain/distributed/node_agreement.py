@@ -1,0 +1,112 @@
+"""Agreement of the nodes on who takes part in a start of the ranks, without the store in which it lies.
+
+The state has a number, which grows by one with every start, and the nodes of this start. A node whose ranks have failed
+opens the next start; the others see the larger number, end their ranks and join. A node that comes later is listed as
+waiting, and the others open a start that includes it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+LAST_CALL_S = 30.0
+"""Time for further nodes to join after the least number has joined."""
+_SILENT_S = 15.0
+"""A node that has given no sign of life for this time is not waited for."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """State of the agreement: the nodes of one start of the ranks."""
+
+    number: int = 1
+    nodes: tuple[str, ...] = ()
+    """Nodes of this start, in the order of their group ranks."""
+    is_complete: bool = False
+    """Whether the ranks may start: no node joins this start any more."""
+    waiting: tuple[str, ...] = ()
+    """Nodes that came when the start was complete."""
+    is_closed: bool = False
+    """Whether the run has ended: no node may join again."""
+
+    def encode(self) -> str:
+        """Return the state as text for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Start:
+        """Return the state of a text from the store, which anybody who reaches its port can have written.
+
+        Raises:
+            ValueError: it is no such state.
+        """
+        try:
+            values = json.loads(text)
+            start = cls(
+                number=values["number"],
+                nodes=tuple(values["nodes"]),
+                is_complete=values["is_complete"] is True,
+                waiting=tuple(values["waiting"]),
+                is_closed=values["is_closed"] is True,
+            )
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError("its store holds something else than the nodes of a run") from None
+        if type(start.number) is not int or not all(
+            type(name) is str for name in start.nodes + start.waiting
+        ):
+            raise ValueError("its store holds something else than the nodes of a run")
+        return start
+
+
+@dataclass
+class Member:
+    """Node that takes part, and how many nodes a start needs."""
+
+    name: str
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        """Begin to watch who joins."""
+        self._joined: tuple[int, tuple[str, ...]] = (0, ())
+        """The start that this node has seen last, and its nodes."""
+        self._joined_at = time.monotonic()
+
+    def advance(self, start: Start, is_alive: Callable[[str], bool]) -> Start:
+        """Return what this node makes of the state: it joins a start, completes it, or opens the next one."""
+        if not start.is_complete:
+            return self._join(start, is_alive)
+        if self.name in start.nodes:  # the ranks of this node have ended: a new start
+            return Start(start.number + 1, (self.name,))
+        if self.name in start.waiting:
+            return start
+        return replace(start, waiting=(*start.waiting, self.name))
+
+    def _join(self, start: Start, is_alive: Callable[[str], bool]) -> Start:
+        nodes = tuple(node for node in start.nodes if node == self.name or is_alive(node))
+        if self.name not in nodes and len(nodes) < self.most:
+            nodes += (self.name,)
+        if (start.number, nodes) != self._joined:
+            self._joined, self._joined_at = (start.number, nodes), time.monotonic()
+        was_last_call = time.monotonic() - self._joined_at >= LAST_CALL_S
+        enough = len(nodes) == self.most or (len(nodes) >= self.least and was_last_call)
+        return replace(start, nodes=nodes, is_complete=enough and self.name in nodes)
+
+
+class SignsOfLife:
+    """Counters that living nodes raise. Only their changes count, so that the clocks of the hosts need not agree."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def is_alive(self, node: str, counter: int) -> bool:
+        """Return whether the counter of a node has changed lately, or is seen for the first time."""
+        now = time.monotonic()
+        last, since = self._seen.get(node, (counter, now))
+        if counter != last:
+            since = now
+        self._seen[node] = (counter, since)
+        return now - since < _SILENT_S

@@ -1,0 +1,250 @@
+"""Rendezvous of the nodes of a run: their elastic agents meet in a store, and agree on the nodes of each start.
+
+torch's own rendezvous (`c10d`) writes its state to the store as a pickle and unpickles what lies there, so that whoever
+reaches the port runs code in every agent; and its store listens on all interfaces. This one writes JSON, which is
+parsed and checked, and with a single node its store listens on the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import TypeVar
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from facetrain.distributed.listening_sockets import listen, serve_store
+from facetrain.distributed.network_interface import LOOPBACK
+from facetrain.distributed.node_agreement import LAST_CALL_S, Member, SignsOfLife, Start
+from facetrain.distributed.topology import host_and_port
+
+BACKEND = "facetrain"
+"""Name of this rendezvous in torch's registry."""
+_JOIN_S = 600.0
+"""Longest wait for the store and for enough nodes."""
+_POLL_S = 0.5
+_CONNECT_S = 1.0
+_QUIET_S = 10.0
+"""A wait is reported if it takes this long."""
+_STORE_TIMEOUT_S = 60.0
+_T = TypeVar("_T")
+
+
+def create_rendezvous(parameters: RendezvousParameters) -> NodeRendezvous:
+    """Return the rendezvous that a `LaunchConfig` describes, for torch's registry."""
+    return NodeRendezvous(parameters.endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes)
+
+
+class NodeRendezvous(RendezvousHandler):
+    """Rendezvous for the elastic agent of this node. The node that can listen at the endpoint serves the store."""
+
+    def __init__(self, endpoint: str, run_id: str, min_nodes: int, max_nodes: int) -> None:
+        """Prepare the rendezvous; nothing is opened before the first one.
+
+        Args:
+            endpoint: HOST:PORT of one node, the same on all. A single node needs none.
+            run_id: Name of the run, by which a store separates several runs.
+            min_nodes: Number of nodes without which no rank starts.
+            max_nodes: Number of nodes with which the ranks start at once.
+        """
+        # A single node is closed to others, whatever its endpoint is.
+        self._host, self._port = host_and_port(endpoint) if max_nodes > 1 else (LOOPBACK, 0)
+        self._run_id = run_id
+        self._me = Member(
+            f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}", min_nodes, max_nodes
+        )
+        self._signs = SignsOfLife()
+        self._connected: TCPStore | None = None
+        self._joined = 0
+        """Number of the last start in which this node took part."""
+        self._asked_at = 0.0
+
+    def get_backend(self) -> str:
+        """Return the name in torch's registry."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the name of the run."""
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the ranks use the store of the agents: they do, so rank 0 opens no further port."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next start and wait until it is complete. A long wait is reported.
+
+        Raises:
+            RendezvousClosedError: the run has ended on another node.
+            RendezvousConnectionError: the store does not answer.
+            RendezvousStateError: the store holds something else.
+            RendezvousTimeoutError: too few nodes have joined in time.
+        """
+        report, deadline = _WaitReport(), time.monotonic() + _JOIN_S
+        store = self._connected = self._connected or self._connect(report, deadline)
+        while not self._takes_part_in(start := self._read()):
+            if start.is_closed:
+                raise RendezvousClosedError("another machine has ended the run")
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(f"too few machines have joined within {_JOIN_S:.0f} s")
+            _call(lambda: store.add(self._key(f"alive/{self._me.name}"), 1))
+            wanted = self._me.advance(start, self._is_alive)
+            if wanted == start:
+                report.show(self._describe(start))
+                time.sleep(_POLL_S)
+            self._replace(start, wanted)
+        self._joined = start.number
+        # The keys by which torch's agents exchange their ranks, and wait for each other at the end, are the same in
+        # every start: the prefix separates them.
+        prefix = self._key(f"start/{start.number}")
+        return RendezvousInfo(
+            PrefixStore(prefix, store),
+            start.nodes.index(self._me.name),
+            len(start.nodes),
+            RendezvousStoreInfo(self._host, self._port),
+        )
+
+    def num_nodes_waiting(self) -> int:
+        """Return for how many nodes the ranks should start again. torch's agent asks ten times a second."""
+        if time.monotonic() - self._asked_at < _POLL_S:
+            return 0
+        self._asked_at = time.monotonic()
+        try:
+            start = self._read()
+            if start.number > self._joined:
+                return len(start.nodes)
+            if len(start.nodes) == self._me.most:
+                return 0
+            return sum(self._is_alive(node) for node in start.waiting)
+        except (RendezvousConnectionError, RendezvousStateError):
+            return 0  # no reason to end ranks that train: their watchdogs notice if the network is down
+
+    def is_closed(self) -> bool:
+        """Return whether the run has ended."""
+        return self._connected is not None and self._read().is_closed
+
+    def set_closed(self) -> None:
+        """Let no node join any more."""
+        while not self.is_closed() and self._connected is not None:
+            start = self._read()
+            self._replace(start, replace(start, is_closed=True))
+
+    def shutdown(self) -> bool:
+        """End the run on all nodes; return whether they can learn of it."""
+        try:
+            self.set_closed()
+        except (RendezvousConnectionError, RendezvousStateError):
+            return False  # the node that serves the store has ended first
+        return True
+
+    def _connect(self, report: _WaitReport, deadline: float) -> TCPStore:
+        """Serve the store if the endpoint is on this host and free; otherwise connect to it.
+
+        Raises:
+            RendezvousConnectionError: no store answers until the deadline.
+        """
+        # Not by torch, which tries for a minute in C++ and answers neither Ctrl-C nor a report meanwhile.
+        while (listener := listen(self._host, self._port)) is None and (reason := self._refusal()):
+            if time.monotonic() > deadline:
+                raise RendezvousConnectionError(reason)
+            report.show(
+                f"waiting for {self._host}:{self._port} (--rdzv-endpoint), which does not answer ({reason}): start "
+                "the command on that host, and check that the port is open"
+            )
+            time.sleep(_POLL_S)  # then also listen again: the name of this host may not be known yet
+        if listener is not None:
+            self._port = listener.getsockname()[1]
+            return _call(lambda: serve_store(listener, self._host, _STORE_TIMEOUT_S))
+        timeout = timedelta(seconds=_STORE_TIMEOUT_S)
+        return _call(lambda: TCPStore(self._host, self._port, is_master=False, timeout=timeout))
+
+    def _refusal(self) -> str:
+        """Return why the endpoint does not answer, or ""."""
+        try:
+            socket.create_connection((self._host, self._port), _CONNECT_S).close()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def _takes_part_in(self, start: Start) -> bool:
+        is_new = start.number > self._joined and not start.is_closed
+        return is_new and start.is_complete and self._me.name in start.nodes
+
+    def _describe(self, start: Start) -> str:
+        me, joined = (
+            self._me,
+            f"{len(start.nodes)} of {self._me.most} nodes have joined at {self._host}:{self._port}",
+        )
+        if me.name not in start.nodes:
+            return f"waiting for a place in the run: {joined}"
+        if len(start.nodes) >= me.least:
+            return f"waiting up to {LAST_CALL_S:.0f} s for more nodes: {joined}"
+        return (
+            f"waiting for {me.least - len(start.nodes)} more: {joined}; start the same command on the others"
+        )
+
+    @property
+    def _store(self) -> TCPStore:
+        assert self._connected is not None, "the first rendezvous connects it"
+        return self._connected
+
+    def _is_alive(self, node: str) -> bool:
+        return self._signs.is_alive(node, _call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
+
+    def _read(self) -> Start:
+        # Not `get`, which would wait for a first state: the first node to come writes it.
+        text = _call(lambda: self._store.compare_set(self._key("state"), "", Start().encode()))
+        try:
+            return Start.decode(text.decode(errors="replace"))
+        except ValueError as error:
+            raise RendezvousStateError(str(error)) from None
+
+    def _replace(self, start: Start, wanted: Start) -> None:
+        """Write a state, unless another node has changed the present one meanwhile."""
+        if wanted != start:
+            _call(lambda: self._store.compare_set(self._key("state"), start.encode(), wanted.encode()))
+
+    def _key(self, name: str) -> str:
+        return f"facetrain/{self._run_id}/{name}"
+
+
+def _call(operation: Callable[[], _T]) -> _T:
+    """Call the store.
+
+    Raises:
+        RendezvousConnectionError: it does not answer.
+    """
+    try:
+        return operation()
+    except (RuntimeError, ValueError) as error:
+        raise RendezvousConnectionError(str(error).partition("\n")[0]) from error
+
+
+class _WaitReport:
+    """Report of a wait: a line on standard error if it takes long, and another one when the line changes."""
+
+    def __init__(self) -> None:
+        self._since, self._printed = time.monotonic(), ""
+
+    def show(self, line: str) -> None:
+        """Print a line if the wait is long and the line is new."""
+        if time.monotonic() - self._since > _QUIET_S and line != self._printed:
+            print(line, file=sys.stderr, flush=True)
+            self._printed = line

@@ -1,0 +1,44 @@
+"""Sockets on which processes listen."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+_LISTENS = "0A"
+"""State of a listening socket in the kernel's tables."""
+
+
+def listening_addresses(pids: Iterable[int]) -> set[IPAddress]:
+    """Return the addresses at which processes listen: 0.0.0.0 or :: stands for all interfaces."""
+    inodes = {inode for pid in pids for inode in _socket_inodes(pid)}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in _rows(name)]
+    return {_address(row[1]) for row in rows if row[3] == _LISTENS and row[9] in inodes}
+
+
+def _rows(name: str) -> list[str]:
+    return Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    inodes: set[str] = set()
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue  # the process or the descriptor is gone
+        if target.startswith("socket:["):
+            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    return inodes
+
+
+def _address(field: str) -> IPAddress:
+    """Return the address of an entry of the kernel's table, whose words are in the host's byte order."""
+    words = field.partition(":")[0]
+    return ipaddress.ip_address(
+        b"".join(struct.pack("=I", int(words[i : i + 8], 16)) for i in range(0, len(words), 8))
+    )

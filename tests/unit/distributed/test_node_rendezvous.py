@@ -1,0 +1,136 @@
+"""Nodes that meet in a store: several handlers in the threads of one process."""
+
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+from facetrain.distributed import node_agreement, node_rendezvous
+from facetrain.distributed.node_rendezvous import NodeRendezvous
+from tests.support.command import environment
+from tests.support.ranks import free_ports
+
+WAITING = """
+import sys
+from facetrain.distributed.process_setup import silence_torch_logs
+silence_torch_logs()
+from facetrain.distributed.elastic_agent import launch_ranks
+from facetrain.distributed.topology import topology
+print("starts", flush=True)
+try:
+    launch_ranks([], topology("1", "2", sys.argv[1], 0, "cpu"), "run")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(node_agreement, "LAST_CALL_S", 0.3)
+    monkeypatch.setattr(node_rendezvous, "_POLL_S", 0.01)
+    monkeypatch.setattr(node_rendezvous, "_QUIET_S", 0.1)
+    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 20)
+
+
+@pytest.fixture
+def endpoint():
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+def meet(*nodes):
+    """Let nodes join the next start together; return the sizes that they were told."""
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        joined = [call.result() for call in [threads.submit(node.next_rendezvous) for node in nodes]]
+    stores = {
+        (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in joined
+    }
+    assert len(stores) == 1
+    joined[0].store.set("key", "value")
+    assert all(info.store.get("key") == b"value" for info in joined)
+    assert len({info.rank for info in joined}) == len(joined)
+    return {info.world_size for info in joined}
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gone(endpoint):
+    nodes = [NodeRendezvous(endpoint, "run", 2, 3) for _ in range(3)]
+    assert meet(*nodes[:2]) == {2}
+    assert not nodes[0].num_nodes_waiting()
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(nodes[2].next_rendezvous)
+        wait_until(lambda: all(node.num_nodes_waiting() == 1 for node in nodes[:2]))
+        assert meet(*nodes[:2]) == {3} and late.result().world_size == 3
+    assert not nodes[0].num_nodes_waiting()
+    with ThreadPoolExecutor(1) as thread:
+        failed = thread.submit(nodes[2].next_rendezvous)
+        wait_until(lambda: nodes[0].num_nodes_waiting() == 1)  # its ranks have failed: another number
+        assert meet(nodes[0]) == {2} and failed.result().world_size == 2
+    assert nodes[0].shutdown() and nodes[2].is_closed()
+    with pytest.raises(RendezvousClosedError, match="another machine has ended the run"):
+        nodes[1].next_rendezvous()
+
+
+def test_a_single_node_meets_nobody_and_listens_on_the_loopback_interface(capsys):
+    node = NodeRendezvous("host.example:29400", "run", 1, 1)
+    for _ in range(2):
+        info = node.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1) and not node.num_nodes_waiting()
+        assert info.bootstrap_store_info.master_addr == "127.0.0.1" and node.use_agent_store
+    assert node.shutdown() and capsys.readouterr().err == ""
+
+
+def test_a_state_that_another_program_has_written_is_neither_used_nor_run(endpoint):
+    node = NodeRendezvous(endpoint, "run", 1, 2)
+    node.next_rendezvous()
+    host, _, port = endpoint.partition(":")
+    intruder = TCPStore(host, int(port), is_master=False)
+    intruder.set("facetrain/run/state", "gANjYnVpbHRpbnMKZXhpdApxAEsqhXEBUnECLg==")  # a pickle, as c10d's are
+    assert not node.num_nodes_waiting(), "ranks that train go on"
+    assert not node.shutdown()
+    with pytest.raises(RendezvousStateError, match="its store holds something else"):
+        node.next_rendezvous()
+
+
+def test_whom_a_node_waits_for_is_reported_once(capsys, monkeypatch, endpoint):
+    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1)
+    with pytest.raises(RendezvousTimeoutError, match="too few machines have joined within 1 s"):
+        NodeRendezvous(endpoint, "run", 3, 4).next_rendezvous()
+    assert capsys.readouterr().err == (
+        f"waiting for 2 more: 1 of 4 nodes have joined at {endpoint}; start the same command on the others\n"
+    )
+    # 192.0.2.0/24 is reserved for documentation: no host has such an address.
+    with pytest.raises(RendezvousConnectionError):
+        NodeRendezvous("192.0.2.1:29400", "run", 2, 2).next_rendezvous()
+    (line,) = set(capsys.readouterr().err.splitlines())
+    assert line.startswith("waiting for 192.0.2.1:29400 (--rdzv-endpoint), which does not answer (")
+
+
+def test_ctrl_c_ends_a_wait_for_other_nodes_at_once():
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, "192.0.2.1:29400"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "starts\n"
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, stderr) == (130, "")
