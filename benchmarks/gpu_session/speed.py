@@ -70,18 +70,13 @@ def _unsuitable(variant: BackboneVariant, name: str, device: str) -> str | None:
         return "only an IResNet has a fused trunk"
     if variant.fused and device == "cpu":
         return "Triton's interpreter takes minutes for a whole network; the group `kernels` rehearses the kernels"
-    if variant.cuda_graphs and device == "cpu":
+    if variant.compile == "reduce-overhead" and device == "cpu":
         return "there are no CUDA graphs on a CPU"
     return None
 
 
 def _keys_of(variant: BackboneVariant) -> dict[str, str]:
-    graphs = "on" if variant.cuda_graphs else "off"
-    return {
-        "train.fused": "on" if variant.fused else "off",
-        "train.compile": "off",
-        "train.cuda_graphs": graphs,
-    }
+    return {"train.fused": "on" if variant.fused else "off", "train.compile": variant.compile}
 
 
 def _step_rates(

@@ -25,7 +25,6 @@ from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import RunError, UsageError
 from facetrain.telemetry.memory import peak_gib
-from facetrain.training.execution import Execution, ExecutionSettings
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
 
@@ -42,11 +41,10 @@ class BackboneVariant:
     channels_last: bool = False
     facetrain: bool = False
     """Use the fused optimizer and, on the CPU, facetrain's allocator settings and PReLU backward pass."""
-    compile: bool = False
+    compile: str = "off"
+    """Value of `train.compile`."""
     fused: bool = False
     """Run an IResNet's trunk on fused kernels (`train.fused`)."""
-    cuda_graphs: bool = False
-    """Replay the kernels from CUDA graphs (`train.cuda_graphs`)."""
 
 
 VARIANTS = {
@@ -54,15 +52,14 @@ VARIANTS = {
     "bf16": BackboneVariant("bf16"),
     "channels_last": BackboneVariant("bf16", channels_last=True),
     "facetrain": BackboneVariant("bf16", channels_last=True, facetrain=True),
-    "facetrain_compiled": BackboneVariant("bf16", channels_last=True, facetrain=True, compile=True),
+    "facetrain_compiled": BackboneVariant("bf16", channels_last=True, facetrain=True, compile="on"),
     "facetrain_fused": BackboneVariant("bf16", channels_last=True, facetrain=True, fused=True),
-    "facetrain_graphs": BackboneVariant("bf16", channels_last=True, facetrain=True, cuda_graphs=True),
-    "facetrain_fused_graphs": BackboneVariant(
-        "bf16", channels_last=True, facetrain=True, fused=True, cuda_graphs=True
+    "facetrain_replayed": BackboneVariant(
+        "bf16", channels_last=True, facetrain=True, compile="reduce-overhead"
     ),
 }
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
-"""Variants for all networks and devices. Fused kernels need a GPU and an IResNet, CUDA graphs need a GPU."""
+"""Variants for all networks and devices. Fused kernels need a GPU and an IResNet, replayed code needs a GPU."""
 BASELINE = "plain"
 """PyTorch's defaults, with which the other variants are compared."""
 
@@ -124,7 +121,7 @@ def measure_backbone_steps(
 def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None:
     for name in variants:
         variant = VARIANTS[name]
-        if workload.device == "cpu" and (variant.fused or variant.cuda_graphs):
+        if workload.device == "cpu" and (variant.fused or variant.compile == "reduce-overhead"):
             raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
         if variant.fused and workload.backbone not in LAYERS:
             raise UsageError(
@@ -204,29 +201,10 @@ def build_step(
         use_torch_backward(backbone)
     memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    fused = "on" if variant.fused else "off"
-    fused_trunk = choose_trunk(
-        backbone,
-        fused,
-        variant.precision,
-        device,
-        memory_format=memory_format,
-        compile=variant.compile,
-        checkpoint_activations=False,
+    network = InPrecision(
+        backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
     )
-    settings = ExecutionSettings(
-        compile="on" if variant.compile else "off",
-        cuda_graphs="on" if variant.cuda_graphs else "off",
-        fused=fused,
-        device=device,
-        batch_size=workload.batch,
-    )
-    network = Execution(
-        InPrecision(
-            backbone, variant.precision, device, memory_format=memory_format, fused_trunk=fused_trunk
-        ),
-        settings,
-    ).network
+    choose_trunk(network, "on" if variant.fused else "off", checkpoint_activations=False)
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
         lr=_LR,

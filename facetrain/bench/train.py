@@ -28,11 +28,11 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.forecast import backbone_cost, head_shape
 from facetrain.run.build.backbone import describe_model
-from facetrain.run.build.execution import build_execution
 from facetrain.run.build.parts import build_augment, build_state, count_workers
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.deterministic import deterministic_algorithms
+from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import tf32_convolutions
 from facetrain.training.profile import RECORDED_STEPS, Profile, profiled
 from facetrain.training.state import TrainState
@@ -163,9 +163,11 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
-    execution = build_execution(config, world, state.network, schedule)
+    choose_trunk(
+        state.network, config.train.fused, checkpoint_activations=config.model.checkpoint_activations
+    )
     network = wrap_in_ddp(
-        execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     step = TrainStep(network, build_augment(config), max_skipped_steps=_ENDLESS)
     return BenchedRun(config, world, schedule, state, step)

@@ -5,6 +5,7 @@ The docstrings of the keys become the descriptions of `facetrain config schema` 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -103,6 +104,23 @@ class Config(Settings):
                 f"train.deterministic: true cannot be combined with data.decode: {self.data.decode}, because nvJPEG "
                 "does not promise the same pixels in every run"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_compile(self) -> Self:
+        if self.train.compile != "reduce-overhead":
+            return self
+        # A replay writes to the memory of the one before: gradients must not add up over micro-batches, and blocks
+        # must not run again in the backward pass.
+        for key, value, needed in (
+            ("optim.accumulate", self.optim.accumulate, 1),
+            ("model.checkpoint_activations", self.model.checkpoint_activations, False),
+        ):
+            if value != needed:
+                raise ValueError(
+                    f"train.compile: reduce-overhead cannot be combined with {key}: {json.dumps(value)}; set "
+                    "train.compile to on"
+                )
         return self
 
     @property

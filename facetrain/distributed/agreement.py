@@ -106,13 +106,17 @@ def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s
 def fail_together(world: World) -> Iterator[None]:
     """Let all ranks fail at the end of the block if one of them has. The first of them prints its error. Collective.
 
+    There must be no collective inside the block: a rank that has failed would not take part, and the others would wait
+    for it until the timeout.
+
     Raises:
         FacetrainError: the error of this rank, if it is the first that failed.
         LostRankError: another rank failed.
     """
     failure: FacetrainError | None = None
     try:
-        yield
+        with collectives.forbidden("fail_together"):
+            yield
     except FacetrainError as error:
         failure = error
     exit_codes = collectives.gather_json(failure.exit_code if failure else 0)

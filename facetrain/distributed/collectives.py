@@ -25,6 +25,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _traffic: list[Counter[str]] = []
+_forbidden_in: list[str] = []
 
 
 def world_size() -> int:
@@ -51,7 +52,20 @@ def measured_traffic() -> Iterator[Counter[str]]:
         _traffic.remove(counter)
 
 
+@contextmanager
+def forbidden(block: str) -> Iterator[None]:
+    """Let every collective within a block fail: a rank that has left the block early would not take part."""
+    _forbidden_in.append(block)
+    try:
+        yield
+    finally:
+        _forbidden_in.remove(block)
+
+
 def _record(kind: str, tensor: Tensor) -> None:
+    assert not _forbidden_in, (
+        f"a collective inside {_forbidden_in[-1]}: a rank that failed takes no part in it"
+    )
     for counter in _traffic:
         counter[kind] += tensor.numel() * tensor.element_size()
 

@@ -11,7 +11,6 @@ from typing import Any
 from facetrain.config.loading import build_config, override_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
-from facetrain.plan.execution import replays_graphs
 from facetrain.plan.limits import MemoryBudget
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 
@@ -82,12 +81,6 @@ def _possible(propose: _Proposal, config: Config, budget: MemoryBudget) -> tuple
         return None
 
 
-def _launch_kernels(config: Config, budget: MemoryBudget) -> Change | None:
-    if not budget.cuda or not replays_graphs(config, budget.gpus):
-        return None
-    return Change({"train.cuda_graphs": "off"}, "the host launches each kernel of the backbone")
-
-
 def _halve_momentum(config: Config, budget: MemoryBudget) -> Change | None:
     if config.head.momentum_dtype != "float32":
         return None
@@ -99,10 +92,11 @@ def _checkpoint_activations(config: Config, budget: MemoryBudget) -> Change | No
     if config.model.checkpoint_activations:
         return None
     keys: dict[str, Any] = {"model.checkpoint_activations": True}
-    # A run refuses these if they are on; auto leaves them out.
-    excluded = [key for key in ("fused", "cuda_graphs") if getattr(config.train, key) == "on"]
-    keys |= {f"train.{key}": "auto" for key in excluded}
-    without = f", without train.{' and train.'.join(excluded)}" if excluded else ""
+    without = ""
+    if config.train.fused == "on":  # a run refuses both
+        keys["train.fused"], without = "off", ", without train.fused"
+    if config.train.compile == "reduce-overhead":
+        keys["train.compile"] = "on"
     return Change(keys, f"the backbone takes a third more time{without}")
 
 
@@ -147,7 +141,6 @@ def _in_stages(config: Config, key: str, change: Callable[[Any], Any]) -> dict[s
 
 
 _PROPOSALS: tuple[_Proposal, ...] = (
-    _launch_kernels,
     _halve_momentum,
     _checkpoint_activations,
     _halve_batch,

@@ -14,7 +14,7 @@ from facetrain.plan.backbone_cost import (
     measure_backbone,
 )
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
-from facetrain.plan.execution import backbone_options, replays_graphs, runs_fused, trained_parts
+from facetrain.plan.execution import backbone_options, runs_fused, trained_parts
 from facetrain.plan.head_cost import HeadBytes, HeadShape, head_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
@@ -51,10 +51,9 @@ class Forecast:
     activations: int
     """Bytes that the forward pass keeps for the backward pass."""
     work: int
-    """Peak beside all this: a chunk of logits with its rows, or the backward pass; both with CUDA graphs."""
+    """Peak beside all this: a chunk of logits with its rows, or the backward pass."""
     verification: int
-    """Bytes that verification needs beyond a step, whose images, activations and work no longer exist then; with CUDA
-    graphs all of its bytes, because the graphs keep theirs."""
+    """Bytes that verification needs beyond a step, whose images, activations and work no longer exist then."""
     saving: int
     """Copy from which a checkpoint is written in the background; beside a GPU it is in the host's memory."""
     runtime: int
@@ -211,7 +210,6 @@ def forecast(
         ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
     image_size = image_size or config.data.image_size
-    graphs = cuda and replays_graphs(run or config, gpus, batch=batch)
     batch = batch or local_batch_size(config, gpus)
     cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
     head = head_bytes(head_shape(config, num_classes, gpus, batch, run=run, cuda=cuda))
@@ -221,14 +219,8 @@ def forecast(
     teacher, teacher_work = teacher_bytes(config, batch, moments_of(config))
     shape = teacher_head_shape(config, num_classes, gpus, batch, cuda=cuda)
     taught = HeadBytes(0, 0, 0, 0, 0, 0) if shape is None else head_bytes(shape)
-    verification = _verification_bytes(config)
-    if graphs:
-        # The memory of the recorded passes is theirs alone, between the steps too.
-        backward = cost.peak(batch) - cost.kept(batch)
-        work = backward + max(head.work, head.update, teacher_work, taught.work)
-    else:
-        work = max(_work_bytes(cost, head, batch), teacher_work, taught.work)
-        verification = max(verification - images - cost.kept(batch) - work, 0)
+    work = max(_work_bytes(cost, head, batch), teacher_work, taught.work)
+    verification = max(_verification_bytes(config) - images - cost.kept(batch) - work, 0)
     saved = cost.state_bytes + moments + head.centers + head.moments + average
     if config.distill is not None and config.distill.loss == "adaptive_centers":
         saved += taught.centers

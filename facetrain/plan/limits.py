@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from facetrain.config.schema import Config
 from facetrain.plan.stages import forecast_stages
-from facetrain.training.execution import MOST_GRAPHED_IMAGES
 
 USABLE = 0.95
 """Share of a device's memory that a plan may fill. The rest is for what is lost between the allocator's blocks."""
@@ -37,8 +36,7 @@ class MemoryBudget:
         def fits(batch: int) -> bool:
             return self.fits(config, num_classes, batch=batch)
 
-        # `train.cuda_graphs: auto` ends there: a larger batch may need less memory.
-        return _largest_that(fits, smallest=MOST_GRAPHED_IMAGES + 1) or _largest_that(fits)
+        return _largest_that(fits)
 
     def most_identities(self, config: Config) -> int:
         """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""

@@ -17,7 +17,7 @@ from facetrain.plan.device import (
     PRODUCTS_REACHED,
     Device,
 )
-from facetrain.plan.execution import on_device, replays_graphs
+from facetrain.plan.execution import on_device
 from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, teacher_head_shape
 from facetrain.plan.head_cost import HeadShape, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
@@ -102,7 +102,10 @@ def step_time(
     overlap = seconds / micro_batches / 3
     return StepTime(
         device=seconds,
-        host=0.0 if replays_graphs(config, gpus) else micro_batches * cost.launches * LAUNCH_SECONDS,
+        # Replayed code is launched as a whole.
+        host=0.0
+        if config.train.compile == "reduce-overhead"
+        else micro_batches * cost.launches * LAUNCH_SECONDS,
         head=micro_batches * sum(head_seconds(each, device) for each in shapes),
         teacher=micro_batches * _teacher_seconds(config, batch, device),
         network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),

@@ -33,8 +33,6 @@ def _reported_stages(
     for micro_batches in batches:
         stage = first_steps.get(micro_batches[0].step)
         if stage is not None:
-            # CUDA graphs fit batches of one shape; torch.compile notices another one by itself.
-            run.execution.record_again()
             number = run.schedule.stages.index(stage) + 1
             outputs.report(
                 f"stage {number} of {len(run.schedule.stages)}, from step {stage.first_step:,} (epoch "

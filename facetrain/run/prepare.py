@@ -23,7 +23,6 @@ from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.build.backbone import check_stage_sizes
-from facetrain.run.build.execution import build_execution
 from facetrain.run.build.open_data import open_data, write_missing_dataset
 from facetrain.run.build.parts import build_state, check_decoder, count_workers
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
@@ -46,7 +45,7 @@ from facetrain.run.folder.data_digests import DataDigests, check_data, digest_da
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, logger, warn
-from facetrain.training.execution import Execution
+from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.state import TrainState
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -62,7 +61,6 @@ class PreparedRun:
     sets: list[PairSet]
     schedule: StepSchedule
     state: TrainState
-    execution: Execution
     network: nn.Module
     """Network for training steps, in DDP if there are several ranks."""
     workers: int
@@ -116,88 +114,74 @@ def prepare_run(
     given, config = config, with_absolute_paths(config)
     workers = count_workers(config, world)
     write_missing_dataset(config, world)
+    # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
     with fail_together(world):
-        parts = _build_parts(config, world, folder, checkpoint, set_keys)
-    network = wrap_in_ddp(
-        parts.execution.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+        check_decoder(config, world)
+        check_stage_sizes(config)
+        source, sets = open_data(config)
+        schedule = schedule_steps(config, epoch_size(source), world.size)
+    digests, run_id, changes = DataDigests(), "", list[ConfigChange]()
+    with fail_together(world):
+        if checkpoint is not None:
+            changes = find_config_changes(checkpoint, config)
+            check_compatibility(checkpoint, config, schedule)
+            check_recipe(config, changes)
+        if world.is_leader:
+            digests, run_id = digest_data(config, source), _choose_run_id(folder, checkpoint)
+            if checkpoint is not None:
+                check_meaning(checkpoint, changes, set_keys)
+                check_data(checkpoint, digests, source.num_classes, set_keys)
+    with fail_together(world):
+        state = build_state(config, world, source.num_classes, schedule, folder, source)
+        state.head.check_labels(source.labels)
+    choose_trunk(
+        state.network, config.train.fused, checkpoint_activations=config.model.checkpoint_activations
     )
+    network = wrap_in_ddp(
+        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+    )
+    with fail_together(world):
+        if checkpoint is not None:
+            state.restore(checkpoint)
+        _check_best_metric(config, sets, state)
+    # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
+    # must remain unchanged.
     continued: _ContinuedFolder | None = None
     warnings: list[str] = []
     with fail_together(world):
-        if checkpoint is not None:
-            parts.state.restore(checkpoint)
-        _check_best_metric(config, parts.sets, parts.state)
-    # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
-    # must remain unchanged.
-    with fail_together(world):
         if world.is_leader:
-            steps = parts.schedule.total_steps - parts.state.step
-            warnings = check_start(config, folder, parts.source, parts.state, steps)
+            warnings = check_start(config, folder, source, state, schedule.total_steps - state.step)
             if checkpoint is not None:
-                continued = _continue_folder(folder, checkpoint, parts.run_id, adopt=adopt)
+                continued = _continue_folder(folder, checkpoint, run_id, adopt=adopt)
             write_run_files(
-                folder, world, describe_changed_paths(given, config) + dump_config(config), parts.run_id
+                folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
             )
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
         warn(warning)
     if checkpoint is not None and continued is not None:
-        _report_differences(continued, parts.state.step)
-        if batch_change := describe_batch_change(checkpoint, parts.schedule):
+        _report_differences(continued, state.step)
+        if batch_change := describe_batch_change(checkpoint, schedule):
             warn(batch_change)
     return PreparedRun(
         config=config,
         world=world,
         folder=folder,
+        source=source,
+        sets=sets,
+        schedule=schedule,
+        state=state,
         network=network,
         workers=workers,
         resumed=checkpoint is not None,
         started_at=started_at,
         profile=profile,
+        run_id=run_id,
+        digests=digests,
+        changes=changes,
         check_lock=lock.require_held if lock else _check_nothing,
         log=log,
-        **parts._asdict(),
     )
-
-
-class _Parts(NamedTuple):
-    """Fields of `PreparedRun` that are built before the checkpoint is loaded."""
-
-    source: FaceDataset
-    sets: list[PairSet]
-    schedule: StepSchedule
-    state: TrainState
-    execution: Execution
-    run_id: str
-    digests: DataDigests
-    changes: list[ConfigChange]
-
-
-def _build_parts(
-    config: Config,
-    world: World,
-    folder: Path,
-    checkpoint: Checkpoint | None,
-    set_keys: Set[str],
-) -> _Parts:
-    """Open the data, and build the state of a new run, after a check that the run can continue from the checkpoint."""
-    check_decoder(config, world)
-    check_stage_sizes(config)
-    source, sets = open_data(config)
-    schedule = schedule_steps(config, epoch_size(source), world.size)
-    digests = digest_data(config, source) if world.is_leader else DataDigests()
-    run_id = _choose_run_id(folder, checkpoint) if world.is_leader else ""
-    changes = find_config_changes(checkpoint, config) if checkpoint is not None else []
-    if checkpoint is not None:
-        check_compatibility(checkpoint, config, schedule)
-        check_recipe(config, changes)
-        if world.is_leader:
-            check_meaning(checkpoint, changes, set_keys)
-            check_data(checkpoint, digests, source.num_classes, set_keys)
-    state = build_state(config, world, source.num_classes, schedule, folder, source)
-    state.head.check_labels(source.labels)
-    execution = build_execution(config, world, state.network, schedule)
-    return _Parts(source, sets, schedule, state, execution, run_id, digests, changes)
 
 
 def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -> None:

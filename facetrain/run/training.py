@@ -26,7 +26,6 @@ from facetrain.run.build.callbacks import (
     build_intervals,
     build_logging,
 )
-from facetrain.run.build.execution import begin_trial
 from facetrain.run.build.parts import build_augment, build_loader
 from facetrain.run.callbacks.checkpointing import Stopping
 from facetrain.run.folder.create import (
@@ -40,7 +39,6 @@ from facetrain.run.folder.create import (
 from facetrain.run.folder.lock import locked
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.outputs import (
-    RunOutputs,
     open_outputs,
     report_start,
     write_divergence,
@@ -178,7 +176,8 @@ def _train(run: PreparedRun) -> int:
     loader = build_loader(
         run.config, run.world, run.source, run.schedule, workers=run.workers, start_step=first_step
     )
-    step = _build_step(run, outputs)
+    augment = build_augment(run.config)
+    step = TrainStep(run.network, augment, max_skipped_steps=run.config.train.max_skipped_steps)
     end: RunEnd = "failed"
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, outputs.report)
@@ -215,12 +214,3 @@ def _train(run: PreparedRun) -> int:
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
     write_results(run, skipped)
     return 0
-
-
-def _build_step(run: PreparedRun, outputs: RunOutputs) -> TrainStep:
-    return TrainStep(
-        run.network,
-        build_augment(run.config),
-        max_skipped_steps=run.config.train.max_skipped_steps,
-        trial=begin_trial(run.execution, run.state, run.schedule, outputs.report),
-    )

@@ -17,8 +17,11 @@ from facetrain.telemetry.log import logger
 _RECOMPILE_LIMIT = 64
 """Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
 blocks have exactly that many."""
+_REPLAYED = "reduce-overhead"
 # Dropout draws the same random numbers as without the compiler.
 _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {"fallback_random": True}
+# What torch.compile's mode of this name sets; it takes either a mode or options.
+_REPLAYED_OPTIONS = _OPTIONS | {"triton.cudagraphs": True}
 
 
 class CompiledRegions:
@@ -29,31 +32,39 @@ class CompiledRegions:
     mode, and if the compiler fails, the regions run uncompiled.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
-        """Replace the regions' methods."""
+    def __init__(self, backbone: Backbone, mode: str = "on") -> None:
+        """Replace the regions' methods. With the mode `reduce-overhead`, a GPU replays them from CUDA graphs."""
         import torch.compiler.config
 
         keep_compiled_code()
         torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
-        self.enabled = True
-        """Whether training runs the compiled code."""
-        self.has_failed = False
-        """Whether the compiler has failed, so that a region runs uncompiled."""
+        self._is_replayed = mode == _REPLAYED
+        options = _REPLAYED_OPTIONS if self._is_replayed else _OPTIONS
         for module, method in backbone.regions():
-            setattr(module, method, _Region(module, getattr(module, method), self))
+            setattr(module, method, _Region(module, getattr(module, method), options))
+
+    def begin_pass(self) -> None:
+        """Begin the forward pass of a training step: replayed graphs may overwrite the results of the step before."""
+        if self._is_replayed:
+            torch.compiler.cudagraph_mark_step_begin()
 
 
 class _Region:
     """Method of a module, compiled for training."""
 
-    def __init__(self, module: nn.Module, method: Callable[..., Tensor], regions: CompiledRegions) -> None:
-        self._module, self._uncompiled, self._regions = module, method, regions
-        self._compiled: Callable[..., Tensor] | None = torch.compile(method, dynamic=False, options=_OPTIONS)
+    def __init__(
+        self,
+        module: nn.Module,
+        method: Callable[..., Tensor],
+        options: dict[str, str | int | bool | Callable[..., object]],
+    ) -> None:
+        self._module, self._uncompiled = module, method
+        self._compiled: Callable[..., Tensor] | None = torch.compile(method, dynamic=False, options=options)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Map (B, …), and the further inputs of the method, to (B, …)."""
         # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
-        used = self._regions.enabled and self._module.training and torch.is_grad_enabled()
+        used = self._module.training and torch.is_grad_enabled()
         if self._compiled is None or not used:
             return self._uncompiled(*inputs)
         try:
@@ -63,7 +74,6 @@ class _Region:
         except RuntimeError as error:  # among them all errors of torch's compiler
             output = self._uncompiled(*inputs)  # raises the same error if the network is at fault
             self._compiled = None
-            self._regions.has_failed = True
             first_line = str(error).strip().splitlines()[0]
             _warn_once(f"{type(error).__name__}: {first_line}")
             return output

@@ -3,91 +3,63 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import StatisticsAcrossRanks
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import has_frozen_batch_norm
-from facetrain.telemetry.log import logger
-
-if TYPE_CHECKING:
-    from facetrain.backbone.fused_iresnet import FusedTrunk
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from facetrain.training.precision import InPrecision
 
 
-def choose_trunk(
-    backbone: Backbone,
-    fused: str,
-    precision: str,
-    device: torch.device,
-    *,
-    memory_format: torch.memory_format,
-    compile: bool,
-    checkpoint_activations: bool,
-) -> FusedTrunk | None:
-    """Return the fused trunk of a backbone, or None for the plain one.
+def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bool) -> None:
+    """Let the training steps of a network run on the fused trunk if `fused` is `on`. Collective.
+
+    All ranks take the same trunk: synchronized batch norms exchange other messages in each.
 
     Args:
-        backbone: the network on its device, its batch norms synchronized already if they are to be.
-        fused: `auto` takes the fused trunk where it works, `on` requires it, `off` never takes it.
-        precision: bf16, fp16 or fp32.
-        device: device of the backbone.
-        memory_format: layout of weights and images.
-        compile: whether torch.compile compiles the blocks.
+        network: the network on its device, its batch norms synchronized already if they are to be.
+        fused: value of `train.fused`. `auto` takes the plain trunk: it must not start kernels that nothing has
+            verified on this machine.
         checkpoint_activations: whether blocks are recomputed as a whole in the backward pass.
 
     Raises:
-        ConfigError: `fused` is `on`, and the trunk cannot be used; the message has the reason.
+        ConfigError: `fused` is `on`, and the trunk cannot be used on some rank. All ranks raise it.
     """
-    if fused == "off" or (fused == "auto" and device.type == "cpu"):
-        return None
-    reason = _settings_against(
-        backbone, precision, memory_format, compile=compile, checkpoint_activations=checkpoint_activations
-    )
-    if not reason:
-        from facetrain.backbone.kernels.self_check import why_unusable
-
-        # All ranks take the same trunk: synchronized batch norms exchange other messages in each.
-        reason = why_unusable(device, _DTYPES[precision])
-        if collectives.any_rank(bool(reason)):
-            reason = reason or "the kernels cannot be used on another rank"
-    if reason:
-        if fused == "on":
-            raise ConfigError(f"train.fused: on is not possible: {reason}; set it to auto or off")
-        logger.info("the backbone runs without fused kernels: %s", reason)
-        return None
+    if fused == "auto":
+        network.remark = (
+            "train.fused: auto is off, because no self-test has verified the kernels on this machine"
+        )
+    if fused != "on":
+        return
+    # Every rank takes part, also one that lacks Triton.
+    reasons = collectives.gather_json(_why_unusable(network, checkpoint_activations))
+    for rank, reason in enumerate(reasons):
+        if reason:
+            place = f" on rank {rank}" if len(set(reasons)) > 1 else ""
+            raise ConfigError(f"train.fused: on is not possible{place}: {reason}; set it to off")
     from facetrain.backbone.fused_iresnet import FusedTrunk
 
-    assert isinstance(backbone, IResNet)
-    synchronized = any(isinstance(module, nn.SyncBatchNorm) for module in backbone.modules())
-    return FusedTrunk(backbone, StatisticsAcrossRanks() if synchronized else None)
+    assert isinstance(network.backbone, IResNet)
+    synchronized = any(isinstance(module, nn.SyncBatchNorm) for module in network.backbone.modules())
+    network.fused_trunk = FusedTrunk(network.backbone, StatisticsAcrossRanks() if synchronized else None)
 
 
-def _settings_against(
-    backbone: Backbone,
-    precision: str,
-    memory_format: torch.memory_format,
-    *,
-    compile: bool,
-    checkpoint_activations: bool,
-) -> str:
-    """Return the setting that rules the fused trunk out, "" if there is none."""
+def _why_unusable(network: InPrecision, checkpoint_activations: bool) -> str:
+    """Return why this rank cannot use the fused trunk, "" if it can."""
+    backbone = network.backbone
     if not isinstance(backbone, IResNet):
         return "only r18 to r2060 and iresnet have a fused trunk"
     if backbone.subsample_shortcut:
         return "the fused blocks have a convolution in every shortcut, and ir18 to ir101 do not"
-    if precision not in _DTYPES:
+    if network.dtype is None:
         return "train.precision is fp32, and the kernels are for bf16 and fp16"
-    if memory_format != torch.channels_last:
+    if network.memory_format != torch.channels_last:
         return "the kernels read the channels_last layout, and train.channels_last is false"
-    if compile:
+    if network.compile_mode != "off":
         return "train.compile compiles the same blocks"
     if checkpoint_activations:
         return "model.checkpoint_activations recomputes the same blocks"
@@ -98,4 +70,6 @@ def _settings_against(
         )
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    return ""
+    from facetrain.backbone.kernels.self_check import why_unusable
+
+    return why_unusable(network.device, network.dtype)

@@ -69,8 +69,7 @@ class InPrecision(nn.Module):
         device: torch.device,
         *,
         memory_format: torch.memory_format,
-        compile: bool = False,
-        fused_trunk: Callable[[Tensor], Tensor] | None = None,
+        compile: str = "off",
     ) -> None:
         """Wrap a backbone.
 
@@ -79,40 +78,37 @@ class InPrecision(nn.Module):
             precision: fp32, bf16 or fp16.
             device: device of the backbone.
             memory_format: layout of weights and images.
-            compile: whether training begins with compiled code.
-            fused_trunk: replaces the uncompiled trunk in training and computes the same function.
+            compile: value of `train.compile`.
         """
         super().__init__()
         self.backbone = backbone
-        self._fused_trunk = fused_trunk
+        self.device, self.dtype = device, _DTYPES.get(precision)
+        self.memory_format, self.compile_mode = memory_format, compile
+        self.fused_trunk: Callable[[Tensor], Tensor] | None = None
+        """Computes what the trunk does, on fused kernels; `choose_trunk` sets it."""
+        self.remark = ""
+        """Reason why training runs otherwise than the config allows."""
         self._autocast = autocast_for(precision, device)
-        self._memory_format = memory_format
-        self._compiled: CompiledRegions | None = None
-        self.use_compiled_code(compile)
+        self._regions = None if compile == "off" else CompiledRegions(backbone, compile)
 
-    def use_compiled_code(self, use: bool) -> None:
-        """Train with compiled code from now on, or without it. The first step with it compiles."""
-        if self._compiled is None:
-            if not use:
-                return
-            self._compiled = CompiledRegions(self.backbone)
-        self._compiled.enabled = use
-
-    @property
-    def compilation_has_failed(self) -> bool:
-        """Whether the compiler has failed, so that a part of the backbone runs uncompiled."""
-        return self._compiled is not None and self._compiled.has_failed
+    def describe_execution(self) -> str:
+        """Return how training runs the backbone, in words."""
+        mode = {"off": "eager", "on": "compiled", "reduce-overhead": "compiled and replayed from CUDA graphs"}
+        words = "eager on fused kernels" if self.fused_trunk is not None else mode[self.compile_mode]
+        return f"the backbone runs {words}" + (f" ({self.remark})" if self.remark else "")
 
     def forward(self, image_BCHW: Tensor, *landmarks: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D), float32.
 
         A backbone that takes landmarks gets them as the second argument.
         """
-        image_BCHW = image_BCHW.contiguous(memory_format=self._memory_format)
+        image_BCHW = image_BCHW.contiguous(memory_format=self.memory_format)
         trunk: Callable[..., Tensor] = self.backbone.trunk
-        compiled = self._compiled is not None and self._compiled.enabled
-        if self._fused_trunk is not None and not compiled and self.training and torch.is_grad_enabled():
-            trunk = self._fused_trunk
+        if self.training and torch.is_grad_enabled():
+            if self._regions is not None:
+                self._regions.begin_pass()
+            if self.fused_trunk is not None:
+                trunk = self.fused_trunk
         with self._autocast():
             feature = trunk(image_BCHW, *landmarks)
         return self.backbone.neck(feature.float())

@@ -6,7 +6,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.settings import Expectations, ImageSize, Positive, Probability, Settings, Switch
+from facetrain.settings import (
+    Compilation,
+    Expectations,
+    ImageSize,
+    Positive,
+    Probability,
+    Settings,
+    Switch,
+)
 
 
 class DistillSettings(Settings):
@@ -81,18 +89,16 @@ class TrainSettings(Settings):
     tf32: bool = True
     """With precision fp32 and in verification, let a GPU round the factors of convolutions to TF32 (10 bits after the
     leading one instead of 23): several times faster; PyTorch's default, too. Products of matrices are never rounded."""
-    fused: Switch = "auto"
+    fused: Switch = "off"
     """Run batch norm, PReLU and residual addition of an IResNet as fused Triton kernels: less memory traffic, half of
-    the activations. auto: on GPUs where the kernels agree with PyTorch at the start of the run."""
-    compile: Switch = "auto"
-    """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs. auto: on a
-    GPU, if the first hundred steps show that it is faster; on a CPU, off."""
-    cuda_graphs: Switch = "auto"
-    """Record the kernels of the backbone's forward and backward pass once, and replay them with one launch each. auto:
-    on a GPU with at most 128 images per rank, if the first hundred steps show that it is faster."""
+    the activations. on: refused where the kernels do not agree with PyTorch at the start of the run. auto: off, until
+    a self-test has verified the kernels on the machine."""
+    compile: Compilation = "off"
+    """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
+    reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""
     deterministic: bool = False
     """Use only algorithms whose results are equal bit for bit in every run, also on a GPU. Slower, because fewer
-    algorithms are left; `compile` and `cuda_graphs` are off if they are auto."""
+    algorithms are left."""
     channels_last: bool = True
     """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"
@@ -140,10 +146,10 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _check_deterministic(self) -> Self:
-        if self.deterministic and self.compile == "on":
+        if self.deterministic and self.compile != "off":
             raise ValueError(
-                "deterministic: true cannot be combined with compile: on, because the compiler may choose other code "
-                "for the same network in each process"
+                f"deterministic: true cannot be combined with compile: {self.compile}, because the compiler may choose "
+                "other code for the same network in each process"
             )
         if self.deterministic and self.compress_gradients != "none":
             raise ValueError(

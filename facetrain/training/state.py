@@ -51,9 +51,6 @@ class TrainState:
     """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
     skipped_images: set[str] = field(default_factory=set)
     """Messages about the images that a rank could not read so far, one for each image; the same on all ranks."""
-    execution_mode: str | None = None
-    """Execution mode that the first steps have chosen; None if they have not. A resumed run uses the same mode, because
-    another one may round differently."""
 
     @property
     def backbone(self) -> Backbone:
@@ -93,8 +90,7 @@ class TrainState:
             further_rows=tuple(further),
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
-            meta=meta
-            | {name: getattr(self, name) for name in ("verified_step", "unverified", "execution_mode")},
+            meta=meta | {"verified_step": self.verified_step, "unverified": self.unverified},
             metrics=self.metrics,
             copy_rows=self.head.on_device,
         )
@@ -124,8 +120,7 @@ class TrainState:
             ) from error
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
         self.unverified = checkpoint.meta.get("unverified") is True
-        mode, verified_step = (checkpoint.meta.get(name) for name in ("execution_mode", "verified_step"))
-        self.execution_mode = mode if isinstance(mode, str) else None
+        verified_step = checkpoint.meta.get("verified_step")
         self.verified_step = verified_step if isinstance(verified_step, int) else None
 
     def _load(self, checkpoint: Checkpoint) -> None:

@@ -15,7 +15,6 @@ from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import StepResult
-from facetrain.training.execution_trial import ExecutionTrial
 from facetrain.training.state import TrainState
 
 
@@ -27,21 +26,10 @@ class TrainStep:
     called only with the reports.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        augment: Augment,
-        *,
-        max_skipped_steps: int,
-        trial: ExecutionTrial | None = None,
-    ) -> None:
-        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.
-
-        `trial` chooses the network's execution mode by measuring the first steps; None if there is nothing to choose.
-        """
+    def __init__(self, network: nn.Module, augment: Augment, *, max_skipped_steps: int) -> None:
+        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps."""
         self._network, self._augment = network, augment
         self._max_skipped = max_skipped_steps
-        self._trial = trial
         self._statistics = _Statistics(network)
         self._consecutive_skips: Tensor | None = None
         self._number = 0
@@ -54,9 +42,6 @@ class TrainStep:
         Raises:
             DivergedError: on a CPU, if the loss or the gradient was not finite in too many consecutive steps.
         """
-        if self._trial:
-            self._trial.begin_step()
-
         # Set the learning rates and draw the classes of the step (sampling), both from the step number alone, so
         # that a resumed run repeats them.
         lr = state.stepper.begin(state.step)
@@ -80,9 +65,6 @@ class TrainStep:
                 self._statistics.restore_where(result.skipped)
             if state.average:
                 state.average.update(state.step)
-
-        if self._trial and (mode := self._trial.end_step()):
-            state.execution_mode, self._trial = mode, None
 
         # Metrics: sums on the device, read by the host when a report is due.
         # Counted from 1, as in all reports: `state.step` grows only after this call.

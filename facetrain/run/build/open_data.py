@@ -38,12 +38,8 @@ def write_missing_dataset(config: Config, world: World) -> None:
     synthetic, folder = config.data.synthetic, Path(config.data.train)
     if synthetic is None or not decide_on_leader(world, lambda: not folder.exists()):
         return
-    with fail_together(world):
-        if not world.is_leader:
-            # Many short collectives in place of a long one, which would exceed train.timeout_s.
-            while collectives.any_rank(False):
-                pass
-            return
+    failure: DataError | None = None
+    if world.is_leader:
         print(f"rendering {synthetic.identities:,} synthetic identities to {folder}", flush=True)
         told_at = time.monotonic()
 
@@ -51,16 +47,29 @@ def write_missing_dataset(config: Config, world: World) -> None:
             nonlocal told_at
             if time.monotonic() - told_at > _WRITING_INTERVAL_S:
                 told_at = time.monotonic()
-                collectives.any_rank(True)
+                _leader_still_writes(this_rank=True)
 
         try:
             write_dataset(
                 folder, image_size=config.data.image_size, progress=tell_others, **synthetic.model_dump()
             )
-        except DataError:
-            collectives.any_rank(False)
-            raise
-        collectives.any_rank(False)
+        except DataError as error:
+            failure = error
+        _leader_still_writes(this_rank=False)
+    else:
+        while _leader_still_writes(this_rank=False):
+            pass
+    with fail_together(world):
+        if failure is not None:
+            raise failure
+
+
+def _leader_still_writes(*, this_rank: bool) -> bool:
+    """Return whether the leader still writes. Collective.
+
+    Many short collectives in place of a long one, which would exceed `train.timeout_s`.
+    """
+    return collectives.any_rank(this_rank)
 
 
 def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:

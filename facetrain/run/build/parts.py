@@ -30,7 +30,6 @@ from facetrain.run.build.distillation import build_distillation
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import Stage, StepSchedule
 from facetrain.run.build.stepper import build_stepper
-from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision, memory_format_for
@@ -149,15 +148,7 @@ def build_state(
         config.train.precision,
         world.device,
         memory_format=memory_format,
-        fused_trunk=choose_trunk(
-            backbone,
-            config.train.fused,
-            config.train.precision,
-            world.device,
-            memory_format=memory_format,
-            compile=config.train.compile == "on",
-            checkpoint_activations=config.model.checkpoint_activations,
-        ),
+        compile=config.train.compile,
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
     head = build_head(

@@ -18,10 +18,7 @@ from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import open_model
 from facetrain.optim.frozen_parts import has_frozen_batch_norm
 from facetrain.run import training
-from facetrain.training.cuda_graphs import GraphedNetwork
-from facetrain.training.precision import InPrecision
 from tests.runs.conftest import dataset  # noqa: F401
-from tests.support.recorded_functions import FunctionRecorder
 
 CPU = torch.device("cpu")
 TINY = {"layers": (1, 1, 1, 1), "widths": (4, 4, 6, 8), "embedding_size": 8, "image_size": 16}
@@ -114,23 +111,6 @@ def test_autocast_does_not_round_the_update():
     plain = network.fc.weight
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(network.fc.weight, plain) and network.layer1[0].conv1.weight.dtype == torch.float32
-
-
-def test_recorded_graphs_train_the_adapters_as_the_network_itself():
-    torch.manual_seed(0)
-    inner = with_random_adapters(NETWORKS["iresnet"]())
-    network = InPrecision(inner, "fp32", CPU, memory_format=torch.contiguous_format)
-    graphs = GraphedNetwork(network, FunctionRecorder, accumulates=False, required=True)
-    image_BCHW, gradients = torch.randn(2, 4, 3, 16, 16), {}
-    for enabled in (True, False):
-        graphs.enabled = enabled
-        for image in image_BCHW:  # the first batch is recorded, the second replayed
-            inner.zero_grad()
-            graphs(image).square().sum().backward()
-        gradients[enabled] = [value.grad.clone() for value in inner.parameters() if value.requires_grad]
-    assert len(gradients[True]) > 20
-    for one, other in zip(gradients[True], gradients[False], strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.fixture(scope="module")

@@ -318,9 +318,35 @@ def test_any_values_give_a_config_or_an_error_of_one_line(values):
         assert build_config(yaml.parse(dump_config(config), "x"), "x") == config
 
 
-@pytest.mark.parametrize("key", ["fused", "compile", "cuda_graphs"])
-@pytest.mark.parametrize("word", ["on", "off", "auto"])
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [("fused", "on"), ("fused", "off"), ("fused", "auto"), ("compile", "on"), ("compile", "reduce-overhead")],
+)
 def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(key, word):
     values = {"data": {"train": "x"}} | yaml.parse(f"train: {{{key}: {word}}}", "x")
     assert getattr(build_config(values, "x").train, key) == word
     assert getattr(build_config({"data": {"train": "x"}}, "x", [f"train.{key}={word}"]).train, key) == word
+
+
+def test_a_config_of_an_older_version_loads_and_a_removed_key_with_an_effect_says_what_to_do():
+    old = {"train": {"cuda_graphs": "auto", "compile": "auto"}, "model": {"quantize": None}}
+    assert build_config({"data": {"train": "x"}} | old, "x") == build_config({"data": {"train": "x"}}, "x")
+    for key, value, advice in (
+        ("train.cuda_graphs", "on", "set train.compile to reduce-overhead"),
+        ("model.quantize", "int8", "export --int8 static"),
+    ):
+        with pytest.raises(ConfigError, match=f"^x: {key}: .* was removed; .*{advice}"):
+            build_config({"data": {"train": "x"}}, "x", [f"{key}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("optim.accumulate=2", "optim.accumulate: 2"),
+        ("model.checkpoint_activations=true", "model.checkpoint_activations: true"),
+        ("train.deterministic=true", "deterministic: true cannot be combined with compile: reduce-overhead"),
+    ],
+)
+def test_replayed_code_is_refused_with_what_it_cannot_replay(other, message):
+    with pytest.raises(ConfigError, match=message):
+        build_config({"data": {"train": "x"}}, "x", ["train.compile=reduce-overhead", other])

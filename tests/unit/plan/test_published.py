@@ -64,8 +64,7 @@ def test_runs_with_two_million_identities_fit_on_the_gpus_they_were_trained_on(n
 
 @pytest.mark.parametrize("classes", TENTH_MB)
 def test_the_forecast_memory_exceeds_the_published_one_by_a_fixed_part_at_most(classes):
-    # arcface_torch has no CUDA graphs.
-    sets = ("head.sample_rate=0.1", "train.precision=bf16", "train.cuda_graphs=off")
+    sets = ("head.sample_rate=0.1", "train.precision=bf16")
     ours = forecast(config("glint360k_r50", *sets), int(classes), 8)
     extra = int(1.2 * GIB)  # the context of CUDA and NCCL, and float32 activations of the neck
     assert ours.total <= TENTH_MB[classes] * (1 << 20) + extra
@@ -83,7 +82,7 @@ def test_the_limits_fit_and_slightly_more_does_not():
 
 
 def test_the_cheapest_change_makes_a_run_fit_and_none_is_offered_if_none_does():
-    described = config("glint360k_r50", "train.precision=bf16", "train.cuda_graphs=off")
+    described = config("glint360k_r50", "train.precision=bf16")
     budget = MemoryBudget(8, 20 * GIB)
     change = cheapest_change(described, 29_000_000, budget)
     assert change is not None and change.keys == {"head.momentum_dtype": "bfloat16"}

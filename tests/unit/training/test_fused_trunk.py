@@ -10,18 +10,19 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
 from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.precision import InPrecision
 from tests.support.command import ROOT, environment
 
 CPU = torch.device("cpu")
 SMALL = {"layers": (1, 1, 1, 1), "widths": (16, 16, 16, 16), "embedding_size": 8, "image_size": 16}
 
 
-def choose(fused="on", name="iresnet", precision="bf16", memory_format=torch.channels_last, **settings):
+def choose(fused="on", name="iresnet", precision="bf16", checkpoint_activations=False, **settings):
     options = SMALL if name == "iresnet" else {"embedding_size": 8, "image_size": 112}
-    settings = {"compile": False, "checkpoint_activations": False} | settings
-    return choose_trunk(
-        build_backbone(name, **options), fused, precision, CPU, memory_format=memory_format, **settings
-    )
+    settings = {"memory_format": torch.channels_last} | settings
+    network = InPrecision(build_backbone(name, **options), precision, CPU, **settings)
+    choose_trunk(network, fused, checkpoint_activations=checkpoint_activations)
+    return network
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def choose(fused="on", name="iresnet", precision="bf16", memory_format=torch.cha
         ({"name": "mbf"}, "only r18"),
         ({"precision": "fp32"}, "train.precision is fp32"),
         ({"memory_format": torch.contiguous_format}, "train.channels_last is false"),
-        ({"compile": True}, "train.compile compiles"),
+        ({"compile": "on"}, "train.compile compiles"),
         ({"checkpoint_activations": True}, "model.checkpoint_activations"),
         ({}, "need a GPU"),
     ],
@@ -42,8 +43,11 @@ def test_a_required_trunk_that_cannot_be_used_names_the_reason(settings, reason)
         choose(**settings)
 
 
-def test_auto_and_off_take_the_plain_trunk_on_a_cpu():
-    assert choose("auto") is None and choose("off") is None
+def test_auto_and_off_take_the_plain_trunk_and_the_opening_line_says_why():
+    assert choose("auto").fused_trunk is None and choose("off").fused_trunk is None
+    assert choose("off").describe_execution() == "the backbone runs eager"
+    assert "eager (train.fused: auto is off, because no self-test" in choose("auto").describe_execution()
+    assert choose("off", compile="on").describe_execution() == "the backbone runs compiled"
 
 
 SCRIPT = """
@@ -60,8 +64,8 @@ plain = plain.to(memory_format=layout)
 losses = {}
 for fused in ("off", "on"):
     net = copy.deepcopy(plain)
-    trunk = choose_trunk(net, fused, "fp16", cpu, memory_format=layout, compile=False, checkpoint_activations=False)
-    wrapped = InPrecision(net, "fp16", cpu, memory_format=layout, compile=False, fused_trunk=trunk)
+    wrapped = InPrecision(net, "fp16", cpu, memory_format=layout)
+    choose_trunk(wrapped, fused, checkpoint_activations=False)
     optimizer = torch.optim.SGD(net.parameters(), 0.02, momentum=0.9)
     losses[fused] = []
     for step in range(3):

@@ -6,11 +6,9 @@ import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.data.images.augment import Augment
 from facetrain.errors import CheckpointError
 from facetrain.run.callbacks.checkpointing import Checkpointing
 from facetrain.telemetry.recorder import Recorder
-from facetrain.training.step import TrainStep
 from tests.unit.run.callbacks.helpers import Board
 
 
@@ -34,33 +32,6 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     assert checkpointing.last_saved == 1 and not lines and not board.written
     checkpointing.require_saved(state)
     assert Checkpoint.open(tmp_path).step == 1
-
-
-class ChoiceAfterTwoSteps:
-    """Trial that chooses compiled code after its second step."""
-
-    steps = 0
-
-    def begin_step(self):
-        self.steps += 1
-
-    def end_step(self):
-        return "compiled" if self.steps == 2 else None
-
-
-def test_the_chosen_execution_mode_is_part_of_the_checkpoint(state, loader, tmp_path):
-    trial = ChoiceAfterTwoSteps()
-    step = TrainStep(state.network, Augment(0), max_skipped_steps=3, trial=trial)
-    for batches in loader:
-        step(state, batches)
-        state.step += 1
-    assert trial.steps == 2, "the trial ends with its choice"
-    checkpointing = checkpointing_of(tmp_path / "checkpoints", Board(), [])
-    checkpointing.save(state)
-    checkpointing.finish()
-    state.execution_mode = None
-    state.restore(Checkpoint.open(tmp_path / "checkpoints"))
-    assert state.execution_mode == "compiled"
 
 
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last_one(state, tmp_path):
