@@ -9,6 +9,8 @@ API does the same, and what is gained.
 - `TorchDispatchMode` (same versions): intercepts every operation, to follow which tensors exist at the same time and
   which memory the operations read and write. No public API reports that on the CPU. torch documents the class in its
   notes on extending PyTorch.
+- `foreach_copy_` (`torch._foreach_copy_`, same versions): copies a list of tensors by a few kernels. The public
+  `Tensor.copy_` launches one for each tensor: 300 in a step, for the statistics of an r100's batch norms.
 - `tree_leaves` (same versions): the tensors in the nested arguments of an intercepted operation, in the order and
   with the containers that torch itself knows.
 """
@@ -23,7 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FakeTensorMode", "LiveBytes", "TorchDispatchMode", "tree_leaves"]
+__all__ = ["FakeTensorMode", "LiveBytes", "TorchDispatchMode", "foreach_copy_", "tree_leaves"]
+
+foreach_copy_ = torch._foreach_copy_
 
 
 class LiveBytes(TorchDispatchMode):

@@ -83,13 +83,13 @@ def resume(
     run_dir: PathLike,
     checkpoint: int | Literal["newest-sound"] | None = None,
     *,
-    adopt: bool = False,
+    accept_foreign: bool = False,
     **overrides: Any,
 ) -> Run:
     """Continue a run from a checkpoint, by default the newest, and return the run.
 
-    `checkpoint` is a step, or "newest-sound": the newest one whose files all have their checksums. `adopt` accepts
-    a checkpoint of another run, or one whose folder was renamed.
+    `checkpoint` is a step, or "newest-sound": the newest one whose files all have their checksums. `accept_foreign`
+    accepts a checkpoint of another run, or one whose folder was renamed.
 
     Examples:
         >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
@@ -106,7 +106,9 @@ def resume(
     built = _build_config(folder / "config.yaml", overrides)
     _require_main_thread()
     set_keys = _keys_of(overrides)
-    return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys, adopt=adopt))
+    return _finished(
+        folder, training.resume(built, folder, checkpoint, set_keys=set_keys, accept_foreign=accept_foreign)
+    )
 
 
 def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:

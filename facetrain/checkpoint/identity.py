@@ -67,7 +67,7 @@ def check_identity(folder: Path, manifest: Manifest) -> None:
     if folder.name != expected:
         raise ForeignCheckpointError(
             f"{folder}: step: {MANIFEST} has {manifest.step}, but the folder is named {folder.name}; it was renamed: "
-            f"rename it back to {expected}, or use it on purpose with `facetrain resume --adopt`"
+            f"rename it back to {expected}, or use it on purpose with `facetrain resume --accept-foreign`"
         )
     if folder.parent.name != CHECKPOINTS:
         return
@@ -77,7 +77,7 @@ def check_identity(folder: Path, manifest: Manifest) -> None:
         raise ForeignCheckpointError(
             f"{folder}: run_id: {MANIFEST} has {written_by or 'none'}, but {RUN_ID_FILE} of {run_folder} has {run_id}; "
             "this is the checkpoint of another run: move it out of the folder, or use it on purpose with "
-            "`facetrain resume --adopt`"
+            "`facetrain resume --accept-foreign`"
         )
 
 

@@ -61,13 +61,13 @@ class Checkpoint:
         self._verified: set[str] = set()
 
     @classmethod
-    def open(cls, path: Path, step: CheckpointChoice = None, *, adopt: bool = False) -> Checkpoint:
+    def open(cls, path: Path, step: CheckpointChoice = None, *, accept_foreign: bool = False) -> Checkpoint:
         """Open the checkpoint in a run folder, a checkpoints folder, its `latest` file, or a checkpoint folder.
 
         From a folder with several checkpoints, open the one of a step, the newest sound one, or by default the
         newest. The newest is found by its folder's name and not by `latest`, which a crash can leave one checkpoint
         behind. A checkpoint that is found in a folder must have been written by its run, at the step in its name,
-        unless `adopt` is set. One that is given by its path may be of any run.
+        unless `accept_foreign` is set. One that is given by its path may be of any run.
 
         Raises:
             NoCheckpointError: there is no checkpoint, none of this step, or no sound one.
@@ -77,7 +77,7 @@ class Checkpoint:
         """
         path = Path(path)
         if path.name == LATEST and is_regular_file(path):
-            return cls._open_member(path.parent / _read_latest(path), adopt)
+            return cls._open_member(path.parent / _read_latest(path), accept_foreign)
         is_run = (path / CHECKPOINTS).is_dir()  # its name may be that of a checkpoint
         if not is_run and ((path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir())):
             with _next_step_named(path):
@@ -88,26 +88,26 @@ class Checkpoint:
             missing = f"; the one that {LATEST} names is missing" if (folder / LATEST).exists() else ""
             raise NoCheckpointError(f"{path}: contains no checkpoint{missing}")
         if step == NEWEST_SOUND:
-            return cls._open_newest_sound(folder, adopt)
+            return cls._open_newest_sound(folder, accept_foreign)
         if step is not None and step not in steps:
             raise NoCheckpointError(
                 f"{path}: no checkpoint of step {step}; choose one of {', '.join(map(str, steps))}"
             )
-        return cls._open_member(step_folder(folder, step if step is not None else steps[-1]), adopt)
+        return cls._open_member(step_folder(folder, step if step is not None else steps[-1]), accept_foreign)
 
     @classmethod
-    def _open_member(cls, folder: Path, adopt: bool) -> Checkpoint:
+    def _open_member(cls, folder: Path, accept_foreign: bool) -> Checkpoint:
         """Open a checkpoint of a run."""
         with _next_step_named(folder):
             checkpoint = cls(folder)
-        if not adopt:
+        if not accept_foreign:
             check_identity(folder, checkpoint.manifest)
         return checkpoint
 
     @classmethod
-    def _open_newest_sound(cls, folder: Path, adopt: bool) -> Checkpoint:
+    def _open_newest_sound(cls, folder: Path, accept_foreign: bool) -> Checkpoint:
         """Open the newest checkpoint of a run whose files are sound, with a warning for each newer one."""
-        for found in _verified(folder, adopt=adopt):
+        for found in _verified(folder, accept_foreign=accept_foreign):
             if isinstance(found, Checkpoint):
                 return found
             warn(f"{found}; looking for an older checkpoint")
@@ -212,7 +212,7 @@ class Checkpoint:
 
 
 def open_on_all_ranks(
-    world: World, path: Path, step: CheckpointChoice = None, *, adopt: bool = False
+    world: World, path: Path, step: CheckpointChoice = None, *, accept_foreign: bool = False
 ) -> Checkpoint:
     """Open the checkpoint that the leader finds, on every rank. Collective.
 
@@ -224,7 +224,7 @@ def open_on_all_ranks(
     """
 
     def open_on_leader() -> list[str]:
-        checkpoint = Checkpoint.open(path, step, adopt=adopt)
+        checkpoint = Checkpoint.open(path, step, accept_foreign=accept_foreign)
         return [str(checkpoint.folder), checkpoint.manifest.dump()]
 
     folder, manifest = decide_on_leader(world, open_on_leader)
@@ -239,7 +239,7 @@ def open_on_all_ranks(
 
 
 def _verified(
-    folder: Path, *, adopt: bool = False, without: str = ""
+    folder: Path, *, accept_foreign: bool = False, without: str = ""
 ) -> Iterator[Checkpoint | CheckpointError]:
     """Yield the checkpoints of a folder from the newest on, each verified, or the error of one that is not sound."""
     for step in reversed(complete_steps(folder)):
@@ -248,7 +248,7 @@ def _verified(
             continue
         try:
             checkpoint = Checkpoint(path)
-            if not adopt:
+            if not accept_foreign:
                 check_identity(path, checkpoint.manifest)
             checkpoint.verify()
         except CheckpointError as error:

@@ -111,6 +111,11 @@ class HostCopy:
         )
 
     def _allocate(self, tables: _Tables) -> None:
+        tensors = (tensor for table in tables.values() for tensor in table.values())
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if device is not None:
+            # Each thread has a current device, at first GPU 0: page-locking there would create a context on it.
+            torch.cuda.set_device(device)
         for group, table in tables.items():
             for name, tensor in table.items():
                 try:

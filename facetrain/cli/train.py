@@ -91,10 +91,10 @@ def resume(
     context: typer.Context,
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     checkpoint: CheckpointOption = None,
-    adopt: Annotated[
+    accept_foreign: Annotated[
         bool,
         typer.Option(
-            "--adopt",
+            "--accept-foreign",
             help="Make a checkpoint of another run, or one whose folder was renamed, a checkpoint of this run. "
             "Without the option such a checkpoint is refused.",
         ),
@@ -118,7 +118,9 @@ def resume(
     def start() -> int:
         from facetrain.run import training
 
-        return training.resume(loaded, run_dir, choice, profile=profile, set_keys=set_keys, adopt=adopt)
+        return training.resume(
+            loaded, run_dir, choice, profile=profile, set_keys=set_keys, accept_foreign=accept_foreign
+        )
 
     _run(context, start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
 

@@ -87,7 +87,7 @@ def _verify_checkpoint(folder: Path) -> CheckResult:
         check_identity(folder, checkpoint.manifest)
         checkpoint.verify()
     except ForeignCheckpointError as error:
-        return failed("checkpoint", str(error), "no run resumes from it without --adopt")
+        return failed("checkpoint", str(error), "no run resumes from it without --accept-foreign")
     except (CheckpointError, OSError) as error:
         return failed("checkpoint", str(error), "remove this checkpoint: no run can resume from it")
     manifest = checkpoint.manifest

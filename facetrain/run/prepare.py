@@ -92,7 +92,7 @@ def prepare_run(
     *,
     profile: bool,
     set_keys: Set[str],
-    adopt: bool = False,
+    accept_foreign: bool = False,
 ) -> PreparedRun:
     """Build every part that does not depend on the training loop, and restore the checkpoint. Collective.
 
@@ -104,7 +104,7 @@ def prepare_run(
         lock: lock of the run folder, on the leader.
         profile: whether to record a few steps.
         set_keys: config keys that the command line sets.
-        adopt: whether the checkpoint of another run becomes one of this run.
+        accept_foreign: whether the checkpoint of another run becomes one of this run.
 
     Raises:
         RunError: the run folder cannot be written, or the checkpoint does not fit the config.
@@ -152,7 +152,7 @@ def prepare_run(
         if world.is_leader:
             warnings = check_start(config, folder, source, state, schedule.total_steps - state.step)
             if checkpoint is not None:
-                continued = _continue_folder(folder, checkpoint, run_id, adopt=adopt)
+                continued = _continue_folder(folder, checkpoint, run_id, accept_foreign=accept_foreign)
             write_run_files(
                 folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
             )
@@ -211,12 +211,14 @@ class _ContinuedFolder(NamedTuple):
     """New names of the checkpoints after the step from which the run continues."""
 
 
-def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, adopt: bool) -> _ContinuedFolder:
+def _continue_folder(
+    folder: Path, checkpoint: Checkpoint, run_id: str, *, accept_foreign: bool
+) -> _ContinuedFolder:
     """Make a checkpoint the newest of the run folder; return what differs from the run's last command."""
     threads = recorded_threads(folder)
     with os_errors_as(RunError, folder):
         missing = missing_newest(folder)
-        if adopt:
+        if accept_foreign:
             adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
         return _ContinuedFolder(threads, missing, rename_later_checkpoints(folder, checkpoint.step))
 

@@ -70,8 +70,7 @@ def train(
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
-        # A host that replaces a lost one may have begun with `facetrain resume`.
-        if collectives.any_rank(False):
+        if _some_rank_resumes(this_rank=False):
             return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
         is_new = run_dir is None or not run_dir.exists()
         folder, continues = create_run_folder(
@@ -99,16 +98,26 @@ def resume(
     *,
     profile: bool = False,
     set_keys: Set[str] = frozenset(),
-    adopt: bool = False,
+    accept_foreign: bool = False,
 ) -> int:
     """Continue a run from the checkpoint of a step, by default the newest; return the exit code. Collective.
 
-    `adopt` accepts a checkpoint of another run, or one that was renamed, as one of this run. The other options are
-    those of `train`.
+    `accept_foreign` makes a checkpoint of another run, or one that was renamed, one of this run. The other options
+    are as in `train`.
     """
     with _joined_world(config) as world:
-        collectives.any_rank(True)  # for the ranks that `train` has started
-        return _resume(config, world, run_dir, step, profile=profile, set_keys=set_keys, adopt=adopt)
+        _some_rank_resumes(this_rank=True)
+        return _resume(
+            config, world, run_dir, step, profile=profile, set_keys=set_keys, accept_foreign=accept_foreign
+        )
+
+
+def _some_rank_resumes(*, this_rank: bool) -> bool:
+    """Return whether a rank was started by `resume`. Collective: `train` and `resume` both begin with it.
+
+    A host that replaces a lost one may have begun with `facetrain resume`, while the others run `facetrain train`.
+    """
+    return collectives.any_rank(this_rank)
 
 
 def _resume(
@@ -119,17 +128,24 @@ def _resume(
     *,
     profile: bool,
     set_keys: Set[str],
-    adopt: bool = False,
+    accept_foreign: bool = False,
 ) -> int:
     """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
     with locked(world, run_dir, launchers_of(world)) as lock:
         prepare_checkpoints(world, run_dir, is_new_run=False)
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
-        checkpoint = open_on_all_ranks(world, run_dir, requested, adopt=adopt)
+        checkpoint = open_on_all_ranks(world, run_dir, requested, accept_foreign=accept_foreign)
         return _run(
             prepare_run(
-                config, world, run_dir, checkpoint, lock, profile=profile, set_keys=set_keys, adopt=adopt
+                config,
+                world,
+                run_dir,
+                checkpoint,
+                lock,
+                profile=profile,
+                set_keys=set_keys,
+                accept_foreign=accept_foreign,
             )
         )
 

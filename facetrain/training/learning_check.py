@@ -35,7 +35,7 @@ def chance_loss(num_classes: float, scale: float, target_cosine: float, embeddin
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class RunConditions:
     """Settings of a run that can be the reason why it does not learn."""
 
     lr: float
@@ -70,7 +70,7 @@ class LearningCheck:
         start_step: int,
         steps_per_epoch: int,
         total_steps: int,
-        where: Circumstances,
+        where: RunConditions,
     ) -> None:
         """Take the loss of chance, the number of classes in a step, and the step from which training starts.
 

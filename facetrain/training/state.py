@@ -77,10 +77,11 @@ class TrainState:
             **_prefixed("spikes.", self.spike_detector.state() if self.spike_detector else {}),
             **_prefixed("skipped.", _text_tensor(self.skipped_images)),
         }
-        taught = self.distillation.row_states() if self.distillation else iter(())
+        teacher_rows = self.distillation.row_states() if self.distillation else iter(())
         # The teacher's centers are split among the ranks as the trained ones are.
         rows, *further = (
-            ClassRows(*part.shard, part.head.row_state() | next(taught, {})) for part in head_parts(self.head)
+            ClassRows(*part.shard, part.head.row_state() | next(teacher_rows, {}))
+            for part in head_parts(self.head)
         )
         return Snapshot(
             step=self.step,

@@ -15,6 +15,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import DivergedError
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import StepResult
+from facetrain.torch_private import foreach_copy_
 from facetrain.training.state import TrainState
 
 
@@ -166,10 +167,11 @@ class _Statistics:
         if self._before is None:
             return
         chosen = torch.where(skipped > 0, self._before, self._flat())
-        for tensor, value in zip(
-            self._tensors, chosen.split([t.numel() for t in self._tensors]), strict=True
-        ):
-            tensor.copy_(value.view_as(tensor))
+        values = chosen.split([tensor.numel() for tensor in self._tensors])
+        foreach_copy_(
+            self._tensors,
+            [value.view_as(tensor) for value, tensor in zip(values, self._tensors, strict=True)],
+        )
 
     def _flat(self) -> Tensor:
         return torch.cat([tensor.flatten() for tensor in self._tensors])

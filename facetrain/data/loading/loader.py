@@ -88,6 +88,7 @@ class Loader:
         device: device of the batches; None: CPU.
         start_step: first step, after a resume the step of the checkpoint.
         stop_step: step to stop before; None: endless.
+        skipped: list to which messages about bad images are appended; None: a new one.
 
     Raises:
         DataError: if `settings.decode` cannot work on the device.
@@ -104,10 +105,11 @@ class Loader:
         device: torch.device | None = None,
         start_step: int = 0,
         stop_step: int | None = None,
+        skipped: list[str] | None = None,
     ) -> None:
-        self.skipped: list[str] = []
+        self.skipped: list[str] = [] if skipped is None else skipped
         """Messages about the bad images that were replaced so far, each once."""
-        self._known_skipped = set[str]()
+        self._known_skipped = set(self.skipped)
         self.wait_s = 0.0
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
@@ -205,8 +207,6 @@ class Loader:
         return image_BHWC
 
     def _add_skipped(self, messages: Sequence[str]) -> None:
-        if len(self._known_skipped) != len(self.skipped):  # the list of an earlier stage
-            self._known_skipped = set(self.skipped)
         new = dict.fromkeys(message for message in messages if message not in self._known_skipped)
         self.skipped += new
         self._known_skipped.update(new)

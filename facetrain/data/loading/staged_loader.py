@@ -10,12 +10,15 @@ from facetrain.data.loading.loader import Batch, Loader
 class StagedLoader:
     """Loaders of consecutive stages, with the interface of one `Loader`.
 
-    The loader of a stage opens when that of the stage before has ended: two would need twice the memory and twice as
-    many reading processes.
+    The loader of a stage opens when the one before has ended: two would need twice the memory and twice as many reading
+    processes.
     """
 
-    def __init__(self, open_stages: Sequence[Callable[[], Loader]]) -> None:
-        """Take what opens the loader of each stage; that of the first begins to read at once."""
+    def __init__(self, open_stages: Sequence[Callable[[list[str]], Loader]]) -> None:
+        """Take what opens the loader of each stage; the first one begins to read at once.
+
+        Each gets the list of messages about bad images, to which it appends.
+        """
         self.skipped: list[str] = []
         """Messages about the bad images that were replaced so far, each once."""
         self._wait_s = 0.0
@@ -41,9 +44,7 @@ class StagedLoader:
         self._loader.close()
 
     def _open_next(self) -> None:
-        self._loader = self._remaining.pop(0)()
-        # One list for all stages: others keep it for the whole run.
-        self._loader.skipped = self.skipped
+        self._loader = self._remaining.pop(0)(self.skipped)
 
 
 TrainLoader = Loader | StagedLoader

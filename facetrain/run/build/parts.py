@@ -30,7 +30,7 @@ from facetrain.run.build.distillation import build_distillation
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import Stage, StepSchedule
 from facetrain.run.build.stepper import build_stepper
-from facetrain.training.learning_check import Circumstances, LearningCheck, chance_loss
+from facetrain.training.learning_check import LearningCheck, RunConditions, chance_loss
 from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.state import TrainState
@@ -85,7 +85,7 @@ def build_loader(
         schedule.stages[-1]
     ]
     if not later:
-        return open_stage(first, start_step=start_step)
+        return open_stage(first, [], start_step=start_step)
     return StagedLoader(
         [
             partial(open_stage, stage, start_step=max(stage.first_step, start_step))
@@ -95,7 +95,14 @@ def build_loader(
 
 
 def _build_stage_loader(
-    config: Config, world: World, source: FaceDataset, stage: Stage, *, workers: int, start_step: int
+    config: Config,
+    world: World,
+    source: FaceDataset,
+    stage: Stage,
+    skipped: list[str],
+    *,
+    workers: int,
+    start_step: int,
 ) -> Loader:
     sampler = build_sampler(
         source,
@@ -123,6 +130,7 @@ def _build_stage_loader(
         device=world.device,
         start_step=start_step,
         stop_step=stage.stop_step,
+        skipped=skipped,
     )
 
 
@@ -208,7 +216,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
         steps_per_epoch=first.steps_per_epoch,
         total_steps=first.stop_step,
         # A frozen backbone of another run has learned already.
-        where=Circumstances(
+        where=RunConditions(
             config.optim.lr * first.lr_factor,
             first.local_batch_size * ranks,
             is_frozen=frozen and not config.model.init_from,

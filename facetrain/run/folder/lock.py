@@ -24,7 +24,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.run.folder.lock_file import LockFile
-from facetrain.run.folder.lock_holder import ENDED, STOPPED, Holder
+from facetrain.run.folder.lock_holder import ENDED, STOPPED, Holder, this_machine
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -37,6 +37,8 @@ OUTAGE_S = 10.0
 """Seconds between two looks at the file after which the file system was silent, and maybe not the process: the watch
 begins again, so that the process has time to rewrite the file."""
 _POLL_S = 0.5
+_CLOCK_DIFFERENCE_S = 300.0
+"""Seconds by which the clock of another host may differ, for a look that cannot wait for the next rewrite."""
 
 
 class _Watch:
@@ -223,6 +225,20 @@ class RunLock:
         content = self._file.read()
         holder = Holder.parse(content[0]) if content else None
         return holder is not None and holder.token == self._me.token
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a living process holds the lock of a run folder, by one look at it."""
+    try:
+        content = LockFile(folder / LOCK_FILE, "").read()
+    except OSError:
+        return False
+    if content is None:
+        return False
+    holder, changed_ns = Holder.parse(content[0]), content[1]
+    if holder is not None and holder.machine == this_machine():
+        return holder.process_state() not in ENDED
+    return time.time() - changed_ns / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
 
 
 @contextmanager

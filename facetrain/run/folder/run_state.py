@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.files import error_reason, parse_json, read_regular_text, write_atomically
-from facetrain.run.folder.lock_holder import ENDED, process_start, process_state, this_machine
+from facetrain.run.folder.lock import is_locked
 
 _FILE = "state.json"
-_SILENCE_S = 3600.0
-"""Seconds without a change of its files after which a run on another machine counts as dead."""
 RUNNING, STOPPED, FINISHED, FAILED = "running", "stopped", "finished", "failed"
 
 
@@ -77,27 +73,16 @@ def read_state(folder: Path) -> RunState:
         if (folder / "model.safetensors").exists():
             return RunState(FINISHED)
         return RunState(FAILED if (folder / "diverged.json").exists() else STOPPED)
-    found = _read(folder)
-    if found.state == RUNNING and not _is_alive(folder):
+    state = _read(folder)
+    if state.state == RUNNING and not is_locked(folder):
         reason = "its process has ended without a message"
-        return RunState(FAILED, reason, found.total_steps, found.starts)
-    return found
-
-
-def _is_alive(folder: Path) -> bool:
-    saved = _load(folder)
-    pid, start = saved.get("pid"), saved.get("pid_start")
-    if saved.get("machine") == this_machine() and isinstance(pid, int) and isinstance(start, str):
-        return process_state(pid, start) not in ENDED
-    changed = [os.lstat(path).st_mtime for path in folder.iterdir()]
-    return time.time() - max(changed) < _SILENCE_S
+        return RunState(FAILED, reason, state.total_steps, state.starts)
+    return state
 
 
 def _write(folder: Path, state: RunState) -> None:
-    pid = os.getpid()
-    saved = asdict(state) | {"machine": this_machine(), "pid": pid, "pid_start": process_start(pid)}
     with suppress(OSError):  # a full disk must not end the run
-        write_atomically(folder / _FILE, json.dumps(saved, indent=1) + "\n")
+        write_atomically(folder / _FILE, json.dumps(asdict(state), indent=1) + "\n")
 
 
 def _read(folder: Path) -> RunState:

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from facetrain.errors import DivergedError, UsageError
 from facetrain.run.folder import run_state
+from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
 from facetrain.run.report import list_runs as run_list
 from facetrain.run.report.list_runs import format_runs, list_runs
@@ -42,10 +44,11 @@ def train_as(folder, outcome):
             return outcome
         raise outcome
 
-    try:
+    lock = RunLock(folder)
+    lock.try_acquire()
+    with suppress(DivergedError, KeyboardInterrupt, SystemExit):
         train_recorded(folder, START, 40, train)
-    except (DivergedError, KeyboardInterrupt, SystemExit):
-        pass
+    lock.release()
 
 
 @pytest.mark.parametrize(
@@ -71,24 +74,33 @@ def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state
 def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     folder = make_run(tmp_path / "tiny")
     script = (
-        "import os; from pathlib import Path; from facetrain.run.folder.run_state import *\n"
-        f"train_recorded(Path({str(folder)!r}), Start(0, 1, 'cpu'), 40, lambda: os._exit(9))"
+        "import os; from pathlib import Path; from facetrain.run.folder.lock import RunLock\n"
+        "from facetrain.run.folder.run_state import *\n"
+        f"folder = Path({str(folder)!r}); assert RunLock(folder).try_acquire() is None\n"
+        "train_recorded(folder, Start(0, 1, 'cpu'), 40, lambda: os._exit(9))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9
     state = read_state(folder)
     assert state.state == "failed" and "ended without a message" in state.reason and state.total_steps == 40
 
 
-def test_a_later_process_with_the_number_of_the_run_is_not_the_run(tmp_path):
+def test_a_run_is_alive_as_long_as_its_lock_is(tmp_path):
     folder = make_run(tmp_path / "tiny")
-
-    def train():
-        state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps(state | {"pid_start": "1"}))
-        assert read_state(folder).state == "failed"
-        return 0
-
-    train_recorded(folder, START, 40, train)
+    (folder / "state.json").write_text(json.dumps({"state": "running", "total_steps": 40}))
+    assert read_state(folder).state == "failed", "there is no lock"
+    lock = RunLock(folder)
+    lock.try_acquire()
+    assert read_state(folder).state == "running"
+    content = json.loads((folder / "run.lock").read_text())
+    lock.release()
+    for changes, state in (({"pid_start": "1"}, "failed"), ({"machine": "another"}, "running")):
+        (folder / "run.lock").write_text(json.dumps(content | changes))
+        assert read_state(folder).state == state
+    os.utime(folder / "run.lock", (0, 0))
+    assert read_state(folder).state == "failed", "the other machine no longer rewrites it"
+    (folder / "run.lock").unlink()
+    (folder / "run.lock").mkdir()
+    assert read_state(folder).state == "failed"
 
 
 def test_a_folder_that_cannot_be_read_is_named_beside_the_list(tmp_path, monkeypatch, capfd):
@@ -103,16 +115,6 @@ def test_a_folder_that_cannot_be_read_is_named_beside_the_list(tmp_path, monkeyp
     monkeypatch.setattr(run_list, "is_run", is_run)
     assert [Path(run.folder).name for run in list_runs(tmp_path)] == ["mine"]
     assert "other: Permission denied; it is not listed" in capfd.readouterr().err
-
-
-def test_a_run_on_another_machine_runs_until_its_files_are_silent(tmp_path, monkeypatch):
-    folder = make_run(tmp_path / "tiny")
-    saved = {"state": "running", "host": "another", "pid": 1, "total_steps": 40}
-    (folder / "state.json").write_text(json.dumps(saved))
-    assert read_state(folder).state == "running"
-    for path in folder.iterdir():
-        os.utime(path, (0, 0))
-    assert read_state(folder).state == "failed"
 
 
 def test_starts_are_kept_over_restarts(tmp_path):

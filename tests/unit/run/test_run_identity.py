@@ -94,11 +94,11 @@ def test_a_checkpoint_of_another_run_is_refused_until_it_is_adopted(runs, run, s
     ids = [(folder / "run_id.txt").read_text().strip() for folder in (foreign, run)]
     changes = ["train.max_steps=7"]
     for use in (lambda: go_on(run, changes=changes), lambda: open_model(run, torch.device("cpu"))):
-        with pytest.raises(ForeignCheckpointError, match=f"run_id: .*{ids[0]}.*{ids[1]}.*--adopt"):
+        with pytest.raises(ForeignCheckpointError, match=f"run_id: .*{ids[0]}.*{ids[1]}.*--accept-foreign"):
             use()
     assert open_model(checkpoint(run, step), torch.device("cpu")), "its path names it on purpose"
     assert any("run_id" in result.message for result in check_checkpoints(run) if result.status == "failure")
-    assert go_on(run, changes=changes, adopt=True) == 0
+    assert go_on(run, changes=changes, accept_foreign=True) == 0
     assert go_on(run, step, changes) == 0, "it belongs to this run now"
     assert Checkpoint.open(run, step).meta["run_id"] == ids[1] and manifest.exists()
 
@@ -107,11 +107,11 @@ def test_a_renamed_checkpoint_is_refused_until_it_is_adopted(run):
     checkpoint(run, 4).rename(checkpoint(run, 30))
     for use in (lambda: go_on(run), lambda: open_model(run, torch.device("cpu"))):
         with pytest.raises(
-            ForeignCheckpointError, match="step: manifest.json has 4, .* step_00000030; .*--adopt"
+            ForeignCheckpointError, match="step: manifest.json has 4, .* step_00000030; .*--accept-foreign"
         ):
             use()
     assert open_model(checkpoint(run, 30), torch.device("cpu"))
-    assert go_on(run, changes=["train.max_steps=5"], adopt=True) == 0
+    assert go_on(run, changes=["train.max_steps=5"], accept_foreign=True) == 0
     assert sorted(path.name for path in (run / "checkpoints").glob("*step*")) == [
         "step_00000002", "step_00000004", "step_00000005",
     ]  # fmt: skip

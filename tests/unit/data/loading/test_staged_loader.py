@@ -12,7 +12,7 @@ from tests.unit.data.loading.test_loader import OneBad
 STAGES = [(0, 4, 0, 6), (4, 6, 2, 12)]  # first and last step, first epoch, images
 
 
-def open_stage(dataset, opened, number, start_step=None, rank=0, world_size=1):
+def open_stage(dataset, opened, number, skipped, start_step=None, rank=0, world_size=1):
     first_step, stop_step, first_epoch, images = STAGES[number]
     sampler = GlobalSampler(
         12, seed=1, global_batch_size=images, first_step=first_step, first_epoch=first_epoch
@@ -20,7 +20,7 @@ def open_stage(dataset, opened, number, start_step=None, rank=0, world_size=1):
     settings = LoaderSettings(images // world_size, image_size=24, workers=0, bad_records="skip")
     loader = Loader(
         dataset, sampler, settings, rank=rank, world_size=world_size, stop_step=stop_step,
-        start_step=first_step if start_step is None else start_step,
+        start_step=first_step if start_step is None else start_step, skipped=skipped,
     )  # fmt: skip
     opened.append(loader)
     return loader
