@@ -27,9 +27,8 @@ _EMBEDDING_SIZE = 512
 _BACKBONE_VARIANTS = {
     "plain": "facetrain",
     "compiled": "facetrain_compiled",
-    "graphs": "facetrain_graphs",
+    "replayed": "facetrain_replayed",
     "fused": "facetrain_fused",
-    "fused, graphs": "facetrain_fused_graphs",
 }
 
 
@@ -51,7 +50,7 @@ def measure_backbone(
             continue
         workload = BackboneWorkload(name, batch, image_size, device, usable_cores())
         config = expected.run_config(name, batch, image_size=image_size, device=device, **_keys_of(variant))
-        forecast = None if variant.compile else expected.expected_step(config, 1000)
+        forecast = None if variant.compile != "off" else expected.expected_step(config, 1000)
         try:
             rates, gib, first_s = _step_rates(workload, variant, steps, rounds)
         except Exception:

@@ -36,7 +36,7 @@ def backbone(
 ) -> None:
     """Measure a backbone's training step with PyTorch's defaults, in bf16, in channels_last, and compiled.
 
-    Without --variant, all variants are measured but facetrain_fused and facetrain_graphs, which need a GPU.
+    Without --variant, all variants are measured but facetrain_fused and facetrain_replayed, which need a GPU.
     """
     from facetrain.backbone.zoo import names
     from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, BackboneWorkload, measure_backbone_steps
