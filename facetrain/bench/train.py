@@ -34,7 +34,7 @@ from facetrain.telemetry.memory import peak_gib
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import tf32_convolutions
-from facetrain.training.profile import RECORDED_STEPS, Profile, profiled
+from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
@@ -254,9 +254,12 @@ def _allocated_bytes(device: torch.device) -> int:
 def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
     found: list[Profile] = []
     trace = scratch / f"rank_{run.world.rank}.pt.trace.json.gz"
-    # One more batch than the profiler records: it stops when it is asked for the next one.
+    # One more batch than the profiler records: it stops when the next step begins.
     some = islice(batches, _WARM_UP_STEPS + RECORDED_STEPS + 1)
-    run.take_steps(profiled(some, trace, run.world.device, found.append, warm_up=_WARM_UP_STEPS))
+    with StepProfiler(trace, run.world.device, found.append, warm_up=_WARM_UP_STEPS) as profiler:
+        for batch in some:
+            profiler.begin_step()
+            run.take_steps(iter([batch]))
     return found[0]
 
 

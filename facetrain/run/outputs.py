@@ -1,48 +1,37 @@
-"""Messages and files of a run beside its checkpoints: metrics, opening lines, skipped files, results."""
+"""Outputs of a run while it trains: console, metrics.jsonl, loss spikes, TensorBoard and the optional services."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from facetrain.backbone.low_rank import merge_adapters, trained_share
-from facetrain.data.dataset import skipped_files
-from facetrain.data.dataset_card import card_text, read_cards, read_copied_cards
-from facetrain.data.loading.staged_loader import TrainLoader
-from facetrain.data.skipped_files import skipped_summary, skipped_table
-from facetrain.errors import DivergedError, RunError
-from facetrain.files import error_reason, os_errors_as, printable, write_atomically
-from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
-from facetrain.run.build.backbone import describe_model
-from facetrain.run.callbacks.logging import open_recorder
-from facetrain.run.prepare import PreparedRun
-from facetrain.run.report.curves import plot_curves
-from facetrain.run.report.summary import summarize
+from facetrain.config.loading import dump_config, plain_config
+from facetrain.config.schema import Config
+from facetrain.errors import RunError
+from facetrain.files import os_errors_as
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
-from facetrain.telemetry.log import logger, warn
-from facetrain.telemetry.recorder import Recorder, RunEnd
-from facetrain.training.state import averaged_state
+from facetrain.telemetry.log import logger
+from facetrain.telemetry.mlflow import MLflow
+from facetrain.telemetry.recorder import OptionalSink, Recorder, RunEnd, Sink
+from facetrain.telemetry.tensorboard import TensorBoard
+from facetrain.telemetry.wandb import WandB
 
-_CARDS_FILE = "dataset_cards.yaml"
-"""File of the run folder with the cards of the training data."""
-_DIVERGED_FILE, _SKIPPED_FILE, _SPIKES_FILE = "diverged.json", "skipped_images.txt", "loss_spikes.jsonl"
+DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE = "diverged.json", "skipped_images.txt", "loss_spikes.jsonl"
 
 
 @dataclass(frozen=True)
 class RunOutputs:
     """Outputs of this rank while a run trains. Only the leader has metrics and a console; every rank has a log."""
 
-    recorder: Recorder
+    recorder: Recorder = field(default_factory=Recorder)
     """metrics.jsonl, the console, TensorBoard and the optional services."""
-    spike_recorder: Recorder
+    spike_recorder: Recorder = field(default_factory=Recorder)
     """loss_spikes.jsonl."""
-    console: Console | None
+    console: Console | None = None
 
     def print(self, line: str) -> None:
         """Print a line to the console, or write it to the log of a rank that has no console."""
@@ -56,6 +45,12 @@ class RunOutputs:
         logger.info(line)
         if self.console:
             self.console.print(line)
+
+    def warn(self, line: str) -> None:
+        """Write a warning to the log, and on the leader to the console too."""
+        logger.warning(line)
+        if self.console:
+            self.console.print(f"warning: {line}")
 
     def sync(self) -> None:
         """Wait until all metrics and loss spikes are on the disk. For any thread.
@@ -72,131 +67,51 @@ class RunOutputs:
         self.spike_recorder.close(end)
 
 
-def open_outputs(run: PreparedRun) -> RunOutputs:
-    """Open the outputs of this rank.
+def open_outputs(
+    config: Config, folder: Path, *, run_id: str, total_steps: int, resume_at: int | None
+) -> RunOutputs:
+    """Open the outputs of a run. For the leader only.
 
     A resumed run drops the records after the step that it continues from. A new one drops those of a run that has ended
     in the folder before its first checkpoint.
+
+    Args:
+        config: config of the run.
+        folder: run folder. TensorBoard and the services get its name as the name of the run.
+        run_id: id of the run, for every record of metrics.jsonl.
+        total_steps: last step of the run.
+        resume_at: step from which the run continues; None for a new run.
     """
-    if not run.world.is_leader:
-        return RunOutputs(Recorder(), Recorder(), None)
-    if not run.resumed:
-        with os_errors_as(RunError, run.folder):
-            for name in (_DIVERGED_FILE, _SKIPPED_FILE, _SPIKES_FILE):
-                (run.folder / name).unlink(missing_ok=True)
-    console = Console(total_steps=run.schedule.total_steps, start_step=run.state.step)
-    resume_at = run.state.step if run.resumed else None
-    recorder = open_recorder(run.config, run.folder, console, run_id=run.run_id, resume_at=resume_at)
-    finds_spikes = run.state.spike_detector is not None
-    spikes = JsonLines(run.folder / _SPIKES_FILE, resume_at=resume_at) if finds_spikes else None
-    return RunOutputs(recorder, Recorder(journal=spikes), console)
+    if resume_at is None:
+        with os_errors_as(RunError, folder):
+            for name in (DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE):
+                (folder / name).unlink(missing_ok=True)
+    console = Console(total_steps=total_steps, start_step=resume_at or 0)
+    journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
+    sinks: list[Sink] = [console, *_optional_sinks(config, folder, resumed=resume_at is not None)]
+    board = _open_tensorboard(config, folder, resume_at) if config.log.tensorboard else None
+    finds_spikes = config.train.loss_spike is not None
+    spikes = JsonLines(folder / SPIKES_FILE, resume_at=resume_at) if finds_spikes else None
+    return RunOutputs(Recorder(sinks, board, journal), Recorder(journal=spikes), console)
 
 
-def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
-    """Report what a run begins with, and copy the cards of its data to the run folder. For the leader only."""
-    outputs.report(_opening_line(run))
-    _report_config_changes(run, outputs)
-    report_skipped_files(run, outputs.print)
-    # The cards beside the data may change.
-    write_atomically(run.folder / _CARDS_FILE, card_text(read_cards(Path(run.config.data.train))))
+def _open_tensorboard(config: Config, folder: Path, resume_at: int | None) -> TensorBoard:
+    # In a folder with the name of the run, because TensorBoard names a run after its folder below --logdir.
+    board = TensorBoard(folder / "tensorboard" / folder.resolve().name, resume_at=resume_at)
+    board.show_text(resume_at or 0, "config", dump_config(config))
+    return board
 
 
-def _opening_line(run: PreparedRun) -> str:
-    """Return the first line of a run: its data, its network, its steps, and where it computes."""
-    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
-    verified = _float32(run)
-    trained = verified if config.train.precision == "fp32" else config.train.precision
-    batches = sorted({stage.global_batch_size for stage in schedule.stages})
-    sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
-    return (
-        f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
-        f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
-        f"{sizes} images on {world.size} × {world.device.type} in {trained}"
-        + (f", verified in {verified}" if run.sets and verified != trained else "")
-        + f"; {run.state.network.describe_execution()}"
-        + (f"; resuming from step {step:,}" if step else "")
-    )
-
-
-def _float32(run: PreparedRun) -> str:
-    """Return the name of float32 arithmetic in this run."""
-    return (
-        "fp32 (convolutions in TF32)" if run.world.device.type == "cuda" and run.config.train.tf32 else "fp32"
-    )
-
-
-def _remark(run: PreparedRun) -> str:
-    """Return a remark about low-rank adapters, if there are any."""
-    lora = run.config.model.lora
-    if lora is None:
-        return ""
-    return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
-
-
-def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
-    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
-    for change in run.changes:
-        outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
-        outputs.recorder.note(
-            run.state.step, {"config_key": change.key, "before": change.before, "now": change.now}
-        )
-
-
-def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
-    """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
-    skipped = skipped_files(run.source)
-    if skipped:
-        path = run.folder / "skipped_files.csv"
-        write_atomically(path, skipped_table(skipped))
-        print_message(
-            f"{len(skipped):,} files of {run.config.data.train} are left out, see {path}: "
-            + "; ".join(skipped_summary(skipped))
-        )
-
-
-def described_model(run: PreparedRun) -> dict[str, Any]:
-    """Return the metadata of a model file: network, config, cards of the training data."""
-    return describe_model(run.config) | {"datasets": read_copied_cards(run.folder / _CARDS_FILE)}
-
-
-def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
-    """Write the list of images that any rank could not read, and return it. Collective."""
-    run.state.add_skipped_images(loader.skipped)
-    skipped = sorted(run.state.skipped_images)
-    if skipped and run.world.is_leader:
-        write_atomically(run.folder / _SKIPPED_FILE, "\n".join(skipped) + "\n")
-    return skipped
-
-
-def write_divergence(run: PreparedRun, error: DivergedError) -> None:
-    """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
-    with suppress(OSError):  # a full disk must not hide the reason why the run ended
-        write_atomically(run.folder / _DIVERGED_FILE, json.dumps(error.report) + "\n")
-
-
-def write_results(run: PreparedRun, skipped: list[str]) -> None:
-    """Write the model file and the plot, and print the summary. Collective."""
-    weights = averaged_state(run.state.backbone)
-    average = run.state.average.state() if run.state.average else None
-    if not run.world.is_leader:
-        return
-    states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
-    metadata = described_model(run) | {STEP_KEY: run.state.step}
-    for name, state in states.items():
-        path = run.folder / name
-        save_model(path, merge_adapters(state, str(path)), metadata)
-    plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
-    summary = summarize(
-        run.folder,
-        run.config.eval.targets,
-        run.config.eval_dir,
-        ended_by="train.max_steps"
-        if run.schedule.total_steps < run.schedule.steps_of_all_epochs
-        else "train.epochs",
-        skipped=skipped,
-        seconds=time.perf_counter() - run.started_at,
-    )
-    try:
-        print("\n".join(map(printable, summary.splitlines())), flush=True)
-    except (OSError, RunError) as error:  # the run has ended well, even if nobody reads that
-        warn(f"the summary is not printed: {error_reason(error)}")
+def _optional_sinks(config: Config, folder: Path, *, resumed: bool) -> Iterator[Sink]:
+    log = config.log
+    described: dict[str, Any] = {
+        "name": folder.resolve().name,
+        "config": plain_config(config),
+        "resumed": resumed,
+    }
+    if log.wandb is not None:
+        yield OptionalSink("log.wandb", partial(WandB, folder, project=log.wandb, **described))
+    if log.mlflow is not None:
+        experiment = log.mlflow_experiment
+        open_sink = partial(MLflow, folder, uri=log.mlflow, experiment=experiment, **described)
+        yield OptionalSink("log.mlflow", open_sink)

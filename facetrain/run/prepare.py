@@ -69,8 +69,6 @@ class PreparedRun:
     """Whether the state comes from a checkpoint."""
     started_at: float
     """Start of the command, by time.perf_counter."""
-    profile: bool
-    """Whether to record a few steps."""
     run_id: str
     """Random id of the run; only the leader has it."""
     digests: DataDigests
@@ -90,7 +88,6 @@ def prepare_run(
     checkpoint: Checkpoint | None,
     lock: RunLock | None,
     *,
-    profile: bool,
     set_keys: Set[str],
     accept_foreign: bool = False,
 ) -> PreparedRun:
@@ -102,7 +99,6 @@ def prepare_run(
         folder: run folder.
         checkpoint: checkpoint to continue from; None for a new run.
         lock: lock of the run folder, on the leader.
-        profile: whether to record a few steps.
         set_keys: config keys that the command line sets.
         accept_foreign: whether the checkpoint of another run becomes one of this run.
 
@@ -175,7 +171,6 @@ def prepare_run(
         workers=workers,
         resumed=checkpoint is not None,
         started_at=started_at,
-        profile=profile,
         run_id=run_id,
         digests=digests,
         changes=changes,

@@ -1,7 +1,6 @@
 """Training runs: `train` starts a new run, `resume` continues one.
 
-This module puts a run together. It builds every part from the config, loads the checkpoint of a resumed run, and hands
-the parts to the training loop (`facetrain.training.loop.fit`).
+Both lock the run folder, find the checkpoint, prepare the run (`prepare_run`), and train it (`train_prepared`).
 """
 
 from __future__ import annotations
@@ -13,21 +12,9 @@ from pathlib import Path
 from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
 from facetrain.config.schema import Config
 from facetrain.distributed import collectives
-from facetrain.distributed.agreement import explain_failures, only_leader_reports
+from facetrain.distributed.agreement import explain_failures
 from facetrain.distributed.process_setup import fix_cublas_workspace
-from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World, join
-from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
-from facetrain.files import shell_path
-from facetrain.run.batches import run_batches
-from facetrain.run.build.callbacks import (
-    build_checkpointing,
-    build_evaluation,
-    build_intervals,
-    build_logging,
-)
-from facetrain.run.build.parts import build_augment, build_loader
-from facetrain.run.callbacks.checkpointing import Stopping
 from facetrain.run.folder.create import (
     create_run_folder,
     has_checkpoint,
@@ -38,20 +25,11 @@ from facetrain.run.folder.create import (
 )
 from facetrain.run.folder.lock import locked
 from facetrain.run.folder.run_state import Start, train_recorded
-from facetrain.run.outputs import (
-    open_outputs,
-    report_start,
-    write_divergence,
-    write_results,
-    write_skipped_images,
-)
 from facetrain.run.prepare import PreparedRun, prepare_run
+from facetrain.run.train_prepared import train_prepared
 from facetrain.telemetry.log import stop_logging
-from facetrain.telemetry.recorder import RunEnd
 from facetrain.training.deterministic import deterministic_algorithms
-from facetrain.training.loop import Callbacks, fit
 from facetrain.training.precision import tf32_convolutions
-from facetrain.training.step import TrainStep
 
 
 def train(
@@ -83,9 +61,8 @@ def train(
                     continues = collectives.any_rank(has_checkpoint(folder))
                 prepare_checkpoints(world, folder, is_new_run=not continues)
                 checkpoint = open_on_all_ranks(world, folder) if continues else None
-                return _run(
-                    prepare_run(config, world, folder, checkpoint, lock, profile=profile, set_keys=set_keys)
-                )
+                run = prepare_run(config, world, folder, checkpoint, lock, set_keys=set_keys)
+                return _run(run, profile=profile)
         finally:
             if is_new:
                 remove_if_empty(folder, world)
@@ -136,18 +113,10 @@ def _resume(
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
         checkpoint = open_on_all_ranks(world, run_dir, requested, accept_foreign=accept_foreign)
-        return _run(
-            prepare_run(
-                config,
-                world,
-                run_dir,
-                checkpoint,
-                lock,
-                profile=profile,
-                set_keys=set_keys,
-                accept_foreign=accept_foreign,
-            )
+        run = prepare_run(
+            config, world, run_dir, checkpoint, lock, set_keys=set_keys, accept_foreign=accept_foreign
         )
+        return _run(run, profile=profile)
 
 
 @contextmanager
@@ -172,61 +141,14 @@ def _joined_world(config: Config) -> Iterator[World]:
         yield world
 
 
-def _run(run: PreparedRun) -> int:
+def _run(run: PreparedRun, *, profile: bool) -> int:
     """Train a prepared run, with its state in the run folder; return the exit code."""
     try:
         if not run.world.is_leader:
-            return _train(run)
+            return train_prepared(run, profile=profile)
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
-        return train_recorded(run.folder, start, run.schedule.total_steps, lambda: _train(run))
+        return train_recorded(
+            run.folder, start, run.schedule.total_steps, lambda: train_prepared(run, profile=profile)
+        )
     finally:
         stop_logging(run.log)
-
-
-def _train(run: PreparedRun) -> int:
-    """Train, and write the results; return the exit code."""
-    outputs = open_outputs(run)
-    if run.world.is_leader:
-        report_start(run, outputs)
-    state, first_step = run.state, run.state.step
-    loader = build_loader(
-        run.config, run.world, run.source, run.schedule, workers=run.workers, start_step=first_step
-    )
-    augment = build_augment(run.config)
-    step = TrainStep(run.network, augment, max_skipped_steps=run.config.train.max_skipped_steps)
-    end: RunEnd = "failed"
-    with StopRequest() as stop_request:
-        stopping = Stopping(stop_request, outputs.report)
-        checkpointing = build_checkpointing(run, outputs, loader)
-        callbacks = Callbacks(
-            logging=build_logging(run, outputs, step, loader),
-            evaluation=build_evaluation(run, outputs, stop_request),
-            checkpointing=checkpointing,
-            stopping=stopping,
-        )
-        try:
-            batches = run_batches(run, loader, outputs)
-            fit(state, batches, step, callbacks, build_intervals(run), resumed=run.resumed)
-            checkpointing.finish()
-            if stopping.signal or (state.step == run.schedule.total_steps and state.step > first_step):
-                checkpointing.require_saved(state)
-            end = "stopped" if stopping.signal else "finished"
-        except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
-            # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
-            checkpointing.finish()
-            write_skipped_images(run, loader)
-            if isinstance(error, DivergedError) and run.world.is_leader:
-                write_divergence(run, error)
-            raise only_leader_reports(run.world, error) from error
-        finally:
-            loader.close()
-            outputs.close(end)
-    skipped = write_skipped_images(run, loader)
-    if stopping.signal:
-        outputs.report(
-            f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
-            f"{checkpointing.last_saved}"
-        )
-        return 128 + stopping.signal  # as a shell reports a process that a signal has ended
-    write_results(run, skipped)
-    return 0

@@ -23,6 +23,9 @@ class Agreement(NamedTuple):
 class Logging(Protocol):
     """Reports of the training metrics."""
 
+    def announce_stage(self, state: TrainState) -> None:
+        """Report the stage that begins with the next step, if one does."""
+
     def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Report the metrics since the last report. Collective."""
 
@@ -63,6 +66,13 @@ class Stopping(Protocol):
         """Return what the ranks decide together, by what each of them knew at the last `begin`. Collective."""
 
 
+class Profiler(Protocol):
+    """Recorder of a few steps."""
+
+    def begin_step(self) -> None:
+        """End the step before, and begin the next."""
+
+
 @dataclass(frozen=True)
 class Callbacks:
     """Everything that happens between two steps. All ranks call the same methods after the same step."""
@@ -71,6 +81,7 @@ class Callbacks:
     evaluation: Evaluation
     checkpointing: Checkpointing
     stopping: Stopping
+    profiler: Profiler | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,10 @@ def fit(
         return
 
     for micro_batches in batches:
+        if callbacks.profiler:
+            callbacks.profiler.begin_step()
+        log.announce_stage(state)
+
         # Signals and clocks differ between ranks, and all ranks must take the same branches below. The ranks exchange
         # them during the step: with many ranks a reduction over gloo takes milliseconds.
         stopping.begin(save=checkpoints.is_overdue())

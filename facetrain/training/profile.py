@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -19,8 +18,6 @@ WARM_UP_STEPS = 5
 """Steps before the first recorded one, in which allocator, compiler and reading processes reach a steady state."""
 RECORDED_STEPS = 5
 _LISTED_OPERATIONS = 12
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,48 +64,64 @@ class Profile:
         )
 
 
-def profiled(
-    batches: Iterable[T],
-    trace: Path,
-    device: torch.device,
-    on_profile: Callable[[Profile], None],
-    *,
-    on_failure: Callable[[OSError], None] | None = None,
-    warm_up: int = WARM_UP_STEPS,
-    steps: int = RECORDED_STEPS,
-) -> Iterator[T]:
-    """Yield the batches, and profile the steps that the caller takes with some of them.
+class StepProfiler:
+    """Recorder of a few training steps, as a context; `begin_step` is called at the beginning of each step.
 
     Writes `trace` in Chrome's format (`*.pt.trace.json.gz`), for Perfetto and TensorBoard, then calls `on_profile`
-    once. Does neither if there is no batch after the last recorded step. If one of them cannot write to the disk,
+    once. Does neither if no step begins after the last recorded one. If one of them cannot write to the disk,
     `on_failure` gets the error, so that training can continue.
     """
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
 
-    def write(recorder: profile) -> None:
+    def __init__(
+        self,
+        trace: Path,
+        device: torch.device,
+        on_profile: Callable[[Profile], None],
+        *,
+        on_failure: Callable[[OSError], None] | None = None,
+        warm_up: int = WARM_UP_STEPS,
+        steps: int = RECORDED_STEPS,
+    ) -> None:
+        """Prepare to record `steps` steps after `warm_up` others."""
+        self.is_over = False
+        """Whether the steps were recorded, and written if the disk allowed it."""
+        self._trace, self._device, self._on_profile, self._on_failure = trace, device, on_profile, on_failure
+        self._warm_up, self._steps, self._begun = warm_up, steps, 0
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+        self._recorder = profile(
+            activities=activities,
+            schedule=schedule(wait=warm_up - 1, warmup=1, active=steps, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,
+        )
+
+    def __enter__(self) -> StepProfiler:
+        self._recorder.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._recorder.__exit__(None, None, None)
+
+    def begin_step(self) -> None:
+        """End the step before, if there is one, and begin the next."""
+        if self._begun:
+            if self._device.type == "cuda" and self._begun in (self._warm_up, self._warm_up + self._steps):
+                # Otherwise kernels of the steps before and after would count.
+                torch.cuda.synchronize(self._device)
+            self._recorder.step()
+        self._begun += 1
+
+    def _write(self, recorder: profile) -> None:
         # torch also calls this if the recording ends before its last step.
-        if recorder.step_num == warm_up + steps:
-            try:
-                on_profile(_write_trace(recorder, trace, device, steps))
-            except OSError as error:
-                if on_failure is None:
-                    raise
-                on_failure(error)
-
-    recorder = profile(
-        activities=activities,
-        schedule=schedule(wait=warm_up - 1, warmup=1, active=steps, repeat=1),
-        on_trace_ready=write,
-        acc_events=True,
-    )
-    with recorder:
-        for number, batch in enumerate(batches):
-            if number:
-                if device.type == "cuda" and number in (warm_up, warm_up + steps):
-                    # Otherwise kernels of the steps before and after would count.
-                    torch.cuda.synchronize(device)
-                recorder.step()
-            yield batch
+        if recorder.step_num != self._warm_up + self._steps:
+            return
+        self.is_over = True
+        try:
+            self._on_profile(_write_trace(recorder, self._trace, self._device, self._steps))
+        except OSError as error:
+            if self._on_failure is None:
+                raise
+            self._on_failure(error)
 
 
 def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: int) -> Profile:

@@ -29,7 +29,7 @@ PLACES = {
     "update": ("facetrain.optim.stepper", "Stepper.finish", 6),
     "verification": ("facetrain.embeddings.embedder", "ImageEmbedder._embed_shared", 2),
     "save": ("facetrain.checkpoint.save", "CheckpointWriter._write_file", 1),
-    "end": ("facetrain.run.training", "write_results", 1),
+    "end": ("facetrain.run.train_prepared", "write_results", 1),
 }
 """Module, function and number of the call at which the fault happens."""
 

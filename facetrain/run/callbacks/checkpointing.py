@@ -11,8 +11,8 @@ from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.stop_request import PendingAnswer, StopRequest
 from facetrain.errors import CheckpointError
+from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import Recorder
 from facetrain.training.loop import Agreement
 from facetrain.training.state import TrainState
 
@@ -27,16 +27,15 @@ class Checkpointing:
     def __init__(
         self,
         writer: CheckpointWriter,
-        recorder: Recorder,
+        outputs: RunOutputs,
         meta: dict[str, Any],
-        print_message: Callable[[str], None],
         *,
         last_saved: int | None,
         every_minutes: float | None,
         skipped: Sequence[str] = (),
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the writer and the time between two checkpoints in minutes (None: no limit).
+        """Take the writer, the outputs, and the time between two checkpoints in minutes (None: no limit).
 
         `last_saved` is the step of the checkpoint that a resumed run continues from. `meta` is stored in every
         checkpoint. `skipped` is the growing list of this rank's messages about images that it could not read.
@@ -44,7 +43,7 @@ class Checkpointing:
         """
         self._check_lock = check_lock
         self._skipped = skipped
-        self._writer, self._recorder, self._meta, self._print = writer, recorder, meta, print_message
+        self._writer, self._outputs, self._meta = writer, outputs, meta
         self._every_s = (every_minutes or float("inf")) * 60
         self._began_at = time.monotonic()
         self._failure = ""
@@ -95,10 +94,8 @@ class Checkpointing:
     def _record(self, outcome: Saved | SaveFailed | None, remark: str = "; training continues") -> None:
         if isinstance(outcome, SaveFailed):
             self._failure = outcome.reason
-            line = f"checkpoint of step {outcome.step} was not saved: {outcome.reason}{remark}"
-            logger.warning(line)
-            self._print(f"warning: {line}")
-            self._recorder.write(outcome.step, {"save_failed": 1.0})
+            self._outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.reason}{remark}")
+            self._outputs.recorder.write(outcome.step, {"save_failed": 1.0})
         elif outcome is not None:
             self.last_saved = outcome.step
             logger.info("saved the checkpoint of step %d", outcome.step)

@@ -1,25 +1,15 @@
-"""Reports of the training metrics, the checks that come with them, and the outputs that they go to."""
+"""Reports of the training metrics, and the checks that come with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-from facetrain.config.loading import dump_config, plain_config
-from facetrain.config.schema import Config
 from facetrain.data.loading.loader import Batch
 from facetrain.data.loading.staged_loader import TrainLoader
 from facetrain.errors import SkippedError
-from facetrain.telemetry.console import Console
-from facetrain.telemetry.jsonl import JsonLines
-from facetrain.telemetry.log import logger
+from facetrain.run.build.step_schedule import StepSchedule
+from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.memory import peak_gib
-from facetrain.telemetry.mlflow import MLflow
-from facetrain.telemetry.recorder import OptionalSink, Recorder, Sink
-from facetrain.telemetry.tensorboard import TensorBoard
-from facetrain.telemetry.wandb import WandB
 from facetrain.training.learning_check import LearningCheck
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -33,28 +23,33 @@ class Logging:
 
     def __init__(
         self,
-        recorder: Recorder,
-        spike_recorder: Recorder,
+        outputs: RunOutputs,
         step: TrainStep,
         loader: TrainLoader,
-        print_message: Callable[[str], None],
+        schedule: StepSchedule,
         *,
-        images_after: Callable[[int], int],
         max_skipped_images: int | None,
         learning_check: LearningCheck | None = None,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the recorders of metrics and of loss spikes, and what they report on.
+        """Take the outputs, and what they report on.
 
-        `images_after` returns the images that the run trains on after a step. `max_skipped_images` is the largest
-        number of unreadable images on all ranks together (None: no limit). `check_lock` raises an error if another
-        process writes the run.
+        `max_skipped_images` is the largest number of unreadable images on all ranks together (None: no limit).
+        `check_lock` raises an error if another process writes the run.
         """
-        self._check_lock = check_lock
-        self._recorder, self._spike_recorder = recorder, spike_recorder
-        self._step, self._loader, self._print = step, loader, print_message
-        self._images_after, self._max_skipped = images_after, max_skipped_images
-        self._learning_check = learning_check
+        self._outputs, self._step, self._loader, self._schedule = outputs, step, loader, schedule
+        self._max_skipped = max_skipped_images
+        self._learning_check, self._check_lock = learning_check, check_lock
+
+    def announce_stage(self, state: TrainState) -> None:
+        """Report the stage that begins with the next step, if one does and the run has several."""
+        stages = self._schedule.stages
+        for number, stage in enumerate(stages, start=1):
+            if stage.first_step == state.step and len(stages) > 1:
+                self._outputs.report(
+                    f"stage {number} of {len(stages)}, from step {stage.first_step:,} (epoch {stage.first_epoch}) to "
+                    f"step {stage.stop_step:,}: {stage.describe()}"
+                )
 
     def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Report the mean of every metric since the last report. Collective; waits for the device.
@@ -70,12 +65,12 @@ class Logging:
         values = state.meter.report()
         values |= {
             "epoch": float(batches[-1].epoch),
-            "left_s": self._images_after(state.step) / max(values["images_per_s"], 1e-9),
+            "left_s": self._schedule.images_after(state.step) / max(values["images_per_s"], 1e-9),
             "wait_s": self._loader.wait_s,
             "peak_memory_gib": peak_gib(state.world.device),
             "skipped_images": float(len(state.skipped_images)),
         }
-        self._recorder.write(state.step, values)
+        self._outputs.recorder.write(state.step, values)
         self._check_learning(state, values)
         self._check_skipped(state)
 
@@ -86,9 +81,8 @@ class Logging:
                 f"loss spike at step {spike['step']}: {spike['loss']:.4g}, where the median is "
                 f"{spike['median']:.4g} (gradient norm {spike['grad_norm']:.3g}); loss_spikes.jsonl lists its images"
             )
-            logger.warning(line)
-            self._print(f"warning: {line}")
-            self._spike_recorder.write(spike["step"], spike)
+            self._outputs.warn(line)
+            self._outputs.spike_recorder.write(spike["step"], spike)
 
     def _check_learning(self, state: TrainState, values: dict[str, float]) -> None:
         """Report once if the first steps are no better than chance. Collective."""
@@ -96,8 +90,7 @@ class Logging:
             return
         line = self._learning_check.observe(state.step, values, *state.head.take_nearest())
         if line:
-            logger.warning(line)
-            self._print(f"warning: {line}")
+            self._outputs.warn(line)
 
     def _check_skipped(self, state: TrainState) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""
@@ -110,43 +103,3 @@ class Logging:
             f"step {state.step}: {skipped:,} images could not be read, more than data.max_skipped "
             f"({self._max_skipped:,}) allows{example}; `facetrain data check --repair` writes a dataset without them"
         )
-
-
-def open_recorder(
-    config: Config, folder: Path, console: Console, *, run_id: str, resume_at: int | None
-) -> Recorder:
-    """Open metrics.jsonl, TensorBoard, Weights & Biases and MLflow. For the leader only.
-
-    Args:
-        config: config of the run.
-        folder: run folder. TensorBoard and the services get its name as the name of the run.
-        console: progress on the terminal, which is one of the sinks.
-        run_id: id of the run, for every record of metrics.jsonl.
-        resume_at: step from which the run continues; None for a new run.
-    """
-    journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
-    sinks: list[Sink] = [console, *_optional_sinks(config, folder, resumed=resume_at is not None)]
-    board = _open_tensorboard(config, folder, resume_at) if config.log.tensorboard else None
-    return Recorder(sinks, board, journal)
-
-
-def _open_tensorboard(config: Config, folder: Path, resume_at: int | None) -> TensorBoard:
-    # In a folder of its own name, because TensorBoard names a run after its folder below --logdir.
-    board = TensorBoard(folder / "tensorboard" / folder.resolve().name, resume_at=resume_at)
-    board.show_text(resume_at or 0, "config", dump_config(config))
-    return board
-
-
-def _optional_sinks(config: Config, folder: Path, *, resumed: bool) -> Iterator[Sink]:
-    log = config.log
-    described: dict[str, Any] = {
-        "name": folder.resolve().name,
-        "config": plain_config(config),
-        "resumed": resumed,
-    }
-    if log.wandb is not None:
-        yield OptionalSink("log.wandb", partial(WandB, folder, project=log.wandb, **described))
-    if log.mlflow is not None:
-        experiment = log.mlflow_experiment
-        open_sink = partial(MLflow, folder, uri=log.mlflow, experiment=experiment, **described)
-        yield OptionalSink("log.mlflow", open_sink)

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 from facetrain.data.formats.image_folder import open_folder
-from facetrain.run import outputs
+from facetrain.run.opening import report_skipped_files
 from tests.support.datasets import encoded_image
 
 
@@ -12,6 +12,6 @@ def test_a_run_on_a_folder_reports_and_lists_the_files_that_are_no_images(tmp_pa
     config = SimpleNamespace(data=SimpleNamespace(train="photos"))
     run = SimpleNamespace(source=open_folder(tmp_path / "photos"), folder=tmp_path, config=config)
     messages = []
-    outputs.report_skipped_files(run, messages.append)
+    report_skipped_files(run, messages.append)
     assert "1 files of photos are left out" in messages[0] and "ann/film.mov" in messages[0]
     assert "ann/film.mov,suffix," in (tmp_path / "skipped_files.csv").read_text()

@@ -2,14 +2,16 @@ import pytest
 import torch
 
 from facetrain.device.profiler_ranges import profiler_range
-from facetrain.training.profile import profiled
+from facetrain.training.profile import StepProfiler
 
 
 def profile_steps(count, trace, **options):
     found = []
-    for _ in profiled(range(count), trace, torch.device("cpu"), found.append, warm_up=2, steps=3, **options):
-        with profiler_range("forward"):
-            torch.ones(10).sum()
+    with StepProfiler(trace, torch.device("cpu"), found.append, warm_up=2, steps=3, **options) as profiler:
+        for _ in range(count):
+            profiler.begin_step()
+            with profiler_range("forward"):
+                torch.ones(10).sum()
     return found
 
 

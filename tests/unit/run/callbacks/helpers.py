@@ -22,3 +22,13 @@ class Board:
 
     def close(self, end="finished"):
         pass
+
+
+class Lines:
+    """Console that keeps its lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def print(self, line):
+        self.lines.append(line)

@@ -8,16 +8,17 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError
 from facetrain.run.callbacks.checkpointing import Checkpointing
+from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.recorder import Recorder
-from tests.unit.run.callbacks.helpers import Board
+from tests.unit.run.callbacks.helpers import Board, Lines
 
 
 def checkpointing_of(folder, board, lines, every_minutes=None, last_saved=None):
     writer = CheckpointWriter(folder, keep=3, asynchronous=True, best_metric=None)
-    recorder = Recorder(board=board)
-    return Checkpointing(
-        writer, recorder, {"model": {}}, lines.append, last_saved=last_saved, every_minutes=every_minutes
-    )
+    console = Lines()
+    console.lines = lines
+    outputs = RunOutputs(Recorder(board=board), console=console)
+    return Checkpointing(writer, outputs, {"model": {}}, last_saved=last_saved, every_minutes=every_minutes)
 
 
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):

@@ -1,6 +1,7 @@
 """Reports and loss spikes during training."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,16 +9,39 @@ import torch
 from facetrain.data.loading.loader import Batch
 from facetrain.errors import SkippedError
 from facetrain.run.callbacks.logging import Logging
+from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
 from tests.support.command import ROOT
-from tests.unit.run.callbacks.helpers import Board
+from tests.unit.run.callbacks.helpers import Board, Lines
 
 
-def logging_of(step, loader, board, spikes, lines, max_skipped=None):
-    recorders = Recorder(board=board), Recorder(board=spikes)
-    limits = {"images_after": lambda step: 8 * (4 - step), "max_skipped_images": max_skipped}
-    return Logging(*recorders, step, loader, lines.append, **limits)
+def logging_of(step, loader, board, spikes, lines, max_skipped=None, stages=()):
+    console = Lines()
+    console.lines = lines
+    outputs = RunOutputs(Recorder(board=board), Recorder(board=spikes), console)
+    schedule = SimpleNamespace(images_after=lambda step: 8 * (4 - step), stages=stages)
+    return Logging(outputs, step, loader, schedule, max_skipped_images=max_skipped)
+
+
+def test_a_stage_is_announced_before_its_first_step(state, step, loader):
+    lines = []
+    names = ("first_step", "first_epoch", "stop_step")
+    stages = [
+        SimpleNamespace(describe=lambda: "small images", **dict(zip(names, numbers, strict=True)))
+        for numbers in ((0, 0, 2), (2, 1, 4))
+    ]
+    log = logging_of(step, loader, Board(), Board(), lines, stages=stages)
+    for state.step in range(4):
+        log.announce_stage(state)
+    assert lines == [
+        "stage 1 of 2, from step 0 (epoch 0) to step 2: small images",
+        "stage 2 of 2, from step 2 (epoch 1) to step 4: small images",
+    ]
+    alone = logging_of(step, loader, Board(), Board(), lines, stages=stages[:1])
+    state.step = 0
+    alone.announce_stage(state)
+    assert len(lines) == 2
 
 
 def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step, loader):

@@ -10,6 +10,9 @@ class Recording:
         self.calls, self._state, self._stop_at = [], state, stop_at
         self._interrupted, self._overdue_at, self._save = interrupted, overdue_at, False
 
+    def announce_stage(self, state):
+        pass
+
     def report(self, state, batches):
         self.calls.append(f"report {state.step}")
 

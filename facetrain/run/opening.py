@@ -1,0 +1,77 @@
+"""Opening lines of a run: what it trains and how, and what differs from its checkpoint. For the leader only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from facetrain.backbone.low_rank import trained_share
+from facetrain.data.dataset import skipped_files
+from facetrain.data.dataset_card import card_text, read_cards
+from facetrain.data.skipped_files import skipped_summary, skipped_table
+from facetrain.files import write_atomically
+from facetrain.run.outputs import RunOutputs
+from facetrain.run.prepare import PreparedRun
+from facetrain.run.results import CARDS_FILE
+
+
+def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
+    """Report what a run begins with, and copy the cards of its data to the run folder."""
+    outputs.report(_opening_line(run))
+    _report_config_changes(run, outputs)
+    report_skipped_files(run, outputs.print)
+    # The cards beside the data may change.
+    write_atomically(run.folder / CARDS_FILE, card_text(read_cards(Path(run.config.data.train))))
+
+
+def _opening_line(run: PreparedRun) -> str:
+    """Return the first line of a run: its data, its network, its steps, and where it computes."""
+    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
+    verified = _float32(run)
+    trained = verified if config.train.precision == "fp32" else config.train.precision
+    batches = sorted({stage.global_batch_size for stage in schedule.stages})
+    sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
+    return (
+        f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
+        f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{sizes} images on {world.size} × {world.device.type} in {trained}"
+        + (f", verified in {verified}" if run.sets and verified != trained else "")
+        + f"; {run.state.network.describe_execution()}"
+        + (f"; resuming from step {step:,}" if step else "")
+    )
+
+
+def _float32(run: PreparedRun) -> str:
+    """Return the name of float32 arithmetic in this run."""
+    return (
+        "fp32 (convolutions in TF32)" if run.world.device.type == "cuda" and run.config.train.tf32 else "fp32"
+    )
+
+
+def _remark(run: PreparedRun) -> str:
+    """Return a remark about low-rank adapters, if there are any."""
+    lora = run.config.model.lora
+    if lora is None:
+        return ""
+    return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
+
+
+def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
+    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
+    for change in run.changes:
+        outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
+        outputs.recorder.note(
+            run.state.step, {"config_key": change.key, "before": change.before, "now": change.now}
+        )
+
+
+def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
+    """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
+    skipped = skipped_files(run.source)
+    if skipped:
+        path = run.folder / "skipped_files.csv"
+        write_atomically(path, skipped_table(skipped))
+        print_message(
+            f"{len(skipped):,} files of {run.config.data.train} are left out, see {path}: "
+            + "; ".join(skipped_summary(skipped))
+        )

@@ -1,0 +1,75 @@
+"""Files that a run writes at its end: model, curves, skipped images, report of a divergence; and its summary."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from facetrain.backbone.low_rank import merge_adapters
+from facetrain.config.schema import Config
+from facetrain.data.dataset_card import read_copied_cards
+from facetrain.data.loading.staged_loader import TrainLoader
+from facetrain.errors import DivergedError, RunError
+from facetrain.files import error_reason, printable, write_atomically
+from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
+from facetrain.run.build.backbone import describe_model
+from facetrain.run.outputs import DIVERGED_FILE, SKIPPED_FILE
+from facetrain.run.prepare import PreparedRun
+from facetrain.run.report.curves import plot_curves
+from facetrain.run.report.summary import summarize
+from facetrain.telemetry.log import warn
+from facetrain.training.state import averaged_state
+
+CARDS_FILE = "dataset_cards.yaml"
+"""File of the run folder with the cards of the training data."""
+
+
+def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
+    """Return the metadata of a model file: network, config, and the cards in the run folder."""
+    return describe_model(config) | {"datasets": read_copied_cards(folder / CARDS_FILE)}
+
+
+def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
+    """Write the list of images that any rank could not read, and return it. Collective."""
+    run.state.add_skipped_images(loader.skipped)
+    skipped = sorted(run.state.skipped_images)
+    if skipped and run.world.is_leader:
+        write_atomically(run.folder / SKIPPED_FILE, "\n".join(skipped) + "\n")
+    return skipped
+
+
+def write_divergence(run: PreparedRun, error: DivergedError) -> None:
+    """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
+    with suppress(OSError):  # a full disk must not hide the reason why the run ended
+        write_atomically(run.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
+
+
+def write_results(run: PreparedRun, skipped: list[str]) -> None:
+    """Write the model file and the plot, and print the summary. Collective."""
+    weights = averaged_state(run.state.backbone)
+    average = run.state.average.state() if run.state.average else None
+    if not run.world.is_leader:
+        return
+    states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
+    metadata = model_metadata(run.config, run.folder) | {STEP_KEY: run.state.step}
+    for name, state in states.items():
+        path = run.folder / name
+        save_model(path, merge_adapters(state, str(path)), metadata)
+    plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
+    summary = summarize(
+        run.folder,
+        run.config.eval.targets,
+        run.config.eval_dir,
+        ended_by="train.max_steps"
+        if run.schedule.total_steps < run.schedule.steps_of_all_epochs
+        else "train.epochs",
+        skipped=skipped,
+        seconds=time.perf_counter() - run.started_at,
+    )
+    try:
+        print("\n".join(map(printable, summary.splitlines())), flush=True)
+    except (OSError, RunError) as error:  # the run has ended well, even if nobody reads that
+        warn(f"the summary is not printed: {error_reason(error)}")

@@ -1,0 +1,178 @@
+"""Training of a prepared run: its outputs, its loop and its results."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.config.loading import dump_config
+from facetrain.data.loading.staged_loader import TrainLoader
+from facetrain.distributed.agreement import only_leader_reports
+from facetrain.distributed.stop_request import StopRequest
+from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
+from facetrain.files import error_reason, shell_path, sync_folder, write_atomically
+from facetrain.run.build.parts import build_augment, build_learning_check, build_loader
+from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
+from facetrain.run.callbacks.evaluation import Evaluation
+from facetrain.run.callbacks.logging import Logging
+from facetrain.run.opening import report_start
+from facetrain.run.outputs import RunOutputs, open_outputs
+from facetrain.run.prepare import PreparedRun
+from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
+from facetrain.telemetry.log import warn
+from facetrain.telemetry.recorder import RunEnd
+from facetrain.training.loop import Callbacks, Intervals, fit
+from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
+from facetrain.training.step import TrainStep
+from facetrain.verify.verifier import Verifier
+
+
+def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
+    """Train a run to its end or to a signal, and write its results; return the exit code. Collective.
+
+    `profile` records a few steps in the run folder.
+    """
+    config, state, schedule, first_step = run.config, run.state, run.schedule, run.state.step
+    outputs = _open_outputs(run)
+    if run.world.is_leader:
+        report_start(run, outputs)
+    loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
+    step = TrainStep(run.network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
+    intervals = Intervals(
+        log=config.log.every_steps,
+        verify=config.eval.every_steps,
+        save=config.checkpoint.every_steps,
+        total_steps=schedule.total_steps,
+    )
+    profiler = _build_profiler(run, outputs) if profile else None
+    end: RunEnd = "failed"
+    with StopRequest() as stop_request:
+        stopping = Stopping(stop_request, outputs.report)
+        checkpointing = _build_checkpointing(run, outputs, loader)
+        callbacks = Callbacks(
+            _build_logging(run, outputs, step, loader),
+            _build_evaluation(run, outputs, stop_request),
+            checkpointing,
+            stopping,
+            profiler,
+        )
+        recording: AbstractContextManager[object] = profiler or nullcontext()
+        try:
+            with recording:
+                fit(state, loader, step, callbacks, intervals, resumed=run.resumed)
+            checkpointing.finish()
+            if stopping.signal or (state.step == schedule.total_steps and state.step > first_step):
+                checkpointing.require_saved(state)
+            end = "stopped" if stopping.signal else "finished"
+        except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
+            # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
+            checkpointing.finish()
+            write_skipped_images(run, loader)
+            if isinstance(error, DivergedError) and run.world.is_leader:
+                write_divergence(run, error)
+            raise only_leader_reports(run.world, error) from error
+        finally:
+            loader.close()
+            outputs.close(end)
+    if profiler is not None and not profiler.is_over:
+        outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
+    skipped = write_skipped_images(run, loader)
+    if stopping.signal:
+        outputs.report(
+            f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
+            f"{checkpointing.last_saved}"
+        )
+        return 128 + stopping.signal  # as a shell reports a process that a signal has ended
+    write_results(run, skipped)
+    return 0
+
+
+def _open_outputs(run: PreparedRun) -> RunOutputs:
+    if not run.world.is_leader:
+        return RunOutputs()
+    resume_at = run.state.step if run.resumed else None
+    return open_outputs(
+        run.config, run.folder, run_id=run.run_id, total_steps=run.schedule.total_steps, resume_at=resume_at
+    )
+
+
+def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loader: TrainLoader) -> Logging:
+    return Logging(
+        outputs,
+        step,
+        loader,
+        run.schedule,
+        max_skipped_images=run.config.data.max_skipped,
+        check_lock=run.check_lock,
+        learning_check=build_learning_check(run.config, run.state, run.schedule),
+    )
+
+
+def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopRequest) -> Evaluation:
+    verifier = Verifier(
+        run.sets,
+        image_size=run.config.data.image_size,
+        batch_size=run.config.eval.batch_size,
+        device=run.world.device,
+        workers=run.workers,
+        check_stop=stop_request.raise_if_requested,  # a signal interrupts the verification
+    )
+    return Evaluation(verifier, outputs.recorder, best_metric=run.config.checkpoint.best_metric)
+
+
+def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: TrainLoader) -> Checkpointing:
+    config = run.config
+
+    def sync_run() -> None:
+        # A checkpoint is complete once the outputs until its step are on the disk, too.
+        run.log.sync()
+        outputs.sync()
+        if run.world.is_leader:
+            sync_folder(run.folder)  # the names of these files, which are new in a new run
+
+    writer = CheckpointWriter(
+        run.folder / "checkpoints",
+        keep=config.checkpoint.keep,
+        asynchronous=config.checkpoint.asynchronous,
+        best_metric=config.checkpoint.best_metric,
+        sync_run=sync_run,
+    )
+    meta = {
+        "model": model_metadata(config, run.folder),
+        "config": dump_config(config),
+        "schedule": {"global_batch_size": run.schedule.global_batch_size},
+        "run_id": run.run_id,
+        "dataset": run.digests.labels,
+        "landmarks": run.digests.landmarks,
+        "mixture": run.digests.mixture,
+    }
+    return Checkpointing(
+        writer,
+        outputs,
+        meta,
+        last_saved=run.state.step if run.resumed else None,
+        every_minutes=config.checkpoint.every_minutes,
+        skipped=loader.skipped,
+        check_lock=run.check_lock,
+    )
+
+
+def _build_profiler(run: PreparedRun, outputs: RunOutputs) -> StepProfiler:
+    folder = run.folder / "profile"
+
+    def write(profile: Profile) -> None:
+        if not run.world.is_leader:
+            return
+        summary = profile.format_summary()
+        write_atomically(folder / "summary.txt", summary + "\n")
+        for line in summary.splitlines():
+            outputs.print(line)
+        outputs.print(
+            f"profile written to {folder}; open it in ui.perfetto.dev or with tensorboard --logdir {folder}"
+        )
+
+    def report_failure(error: OSError) -> None:
+        warn(f"{folder}: the profile cannot be written: {error_reason(error)}; training continues")
+
+    name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
+    return StepProfiler(folder / name, run.world.device, write, on_failure=report_failure)
