@@ -17,10 +17,13 @@ CPU = torch.device("cpu")
 SMALL = {"layers": (1, 1, 1, 1), "widths": (16, 16, 16, 16), "embedding_size": 8, "image_size": 16}
 
 
-def choose(fused="on", name="iresnet", precision="bf16", checkpoint_activations=False, **settings):
+def choose(
+    fused="on", name="iresnet", precision="bf16", checkpoint_activations=False, compile="off", **settings
+):
     options = SMALL if name == "iresnet" else {"embedding_size": 8, "image_size": 112}
     settings = {"memory_format": torch.channels_last} | settings
     network = InPrecision(build_backbone(name, **options), precision, CPU, **settings)
+    network.compile_mode = compile  # without the compiler itself, whose import takes seconds
     choose_trunk(network, fused, checkpoint_activations=checkpoint_activations)
     return network
 
