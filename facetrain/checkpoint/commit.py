@@ -90,20 +90,23 @@ def publish(scratch: Path, target: Path) -> None:
     Raises:
         OSError: a rename failed, and an existing checkpoint keeps its name; or the folder cannot be synced.
     """
-    # The names in the folder must be on the disk before the folder counts as complete.
+    # The names in the folder must be on the disk before the folder counts as complete: after a power cut, a renamed
+    # folder could otherwise lack some of its files.
     sync_folder(scratch)
     replaced, exists = _hidden(target, _REPLACED), os.path.lexists(target)
     if exists:
         # A run that resumed from an earlier step saves this step again. Removing the old checkpoint
         # first would leave none if the process ended here.
         os.rename(target, replaced)
+    # The commit: before this rename the checkpoint does not exist, after it all of it does.
     try:
         os.rename(scratch, target)
     except OSError:
         if exists:
             os.rename(replaced, target)
         raise
-    sync_folder(target.parent)
+    sync_folder(target.parent)  # from here on, a power cut cannot undo the commit
+    # For people and other programs only: facetrain finds the newest checkpoint by the names of the folders.
     try:
         _write_latest(target)
     except OSError as error:  # the checkpoint is complete, and found without the file

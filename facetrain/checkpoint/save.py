@@ -113,9 +113,11 @@ class CheckpointWriter:
         if not self._asynchronous:
             self._write(snapshot)
             return self.finish()
+        # Tables that fill the host's memory, or are on a disk, cannot be copied: training waits for their writing.
         if not snapshot.copy_rows:
             self._write(snapshot)
             return previous
+        # Otherwise training waits for the copy to host memory only, and a thread writes the copy.
         try:
             self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)
         except RuntimeError as error:  # raised by torch: no host memory, or none that can be page-locked
@@ -174,7 +176,8 @@ class CheckpointWriter:
             ]
             if rank == 0:
                 files.append(self._write_file("replicated", snapshot.replicated))
-            # A run that resumes from this checkpoint does not report its steps again.
+            # A run that resumes from this checkpoint does not report its steps again: their records must not be lost
+            # by a power cut that the checkpoint survives.
             self._sync_run()
         except Exception as error:  # a failed save must not end the training, whatever the reason
             self._reason = self._describe(error)
@@ -202,6 +205,7 @@ class CheckpointWriter:
         """Commit the save if every rank has written its files, else remove its folder. Collective."""
         assert self._snapshot is not None
         snapshot = self._snapshot
+        # The leader must know that every file is on the disk before it writes the manifest, which lists them all.
         reports = collectives.gather_json([self._reason, [asdict(entry) for entry in self._files]])
         reason = next((reason for reason, _ in reports if reason), "")
         if collectives.rank() == 0:

@@ -91,6 +91,7 @@ class HostCopy:
             }
             for group, table in tables.items()
         }
+        # All copies are queued, then awaited once: page-locked memory lets the GPU copy them without the host.
         for group, table in tables.items():
             for name, tensor in table.items():
                 self._buffers[group][name].copy_(tensor.detach(), non_blocking=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_launch_options
 
@@ -25,24 +26,26 @@ Set = Annotated[
 Processes = Annotated[
     str, typer.Option(metavar="N|auto", help="Processes on this machine. auto: one per GPU, or one on CPU.")
 ]
-Nodes = Annotated[
-    str,
-    typer.Option(
-        metavar="N|MIN:MAX",
-        help="Machines. With a range, training goes on while at least MIN are connected, and others may join.",
-    ),
-]
-Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Address where the machines find each other: one of them and a free port on it, the same on each.",
-    ),
-]
-Restarts = Annotated[
-    int,
-    typer.Option(min=0, help="Number of failures after which training restarts from the newest checkpoint."),
-]
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options about the processes of a run."""
+
+    nproc_per_node: Processes = "auto"
+    nnodes: Annotated[
+        str,
+        typer.Option(metavar="N|MIN:MAX", help="Number of machines, or MIN:MAX for elastic training."),
+    ] = "1"
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="HOST:PORT of one machine; give the same value on all."),
+    ] = None
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How many times training may restart after a failure.")
+    ] = 0
+
+
 Profile = Annotated[
     bool,
     typer.Option(
@@ -51,8 +54,10 @@ Profile = Annotated[
 ]
 
 
+@option_groups
 def train(
     context: typer.Context,
+    *,
     config: Annotated[Path, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")],
     set_: Set = None,
     run_dir: Annotated[
@@ -66,10 +71,7 @@ def train(
             "For jobs that a scheduler starts again with the same command.",
         ),
     ] = False,
-    nproc_per_node: Processes = "auto",
-    nnodes: Nodes = "1",
-    rdzv_endpoint: Endpoint = None,
-    max_restarts: Restarts = 0,
+    launch_options: LaunchOptions,
     profile: Profile = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
@@ -84,11 +86,13 @@ def train(
             loaded, run_dir, resume_existing=resume_existing, profile=profile, set_keys=set_keys
         )
 
-    _run(context, start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
+    _run(context, start, loaded, launch_options)
 
 
+@option_groups
 def resume(
     context: typer.Context,
+    *,
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     checkpoint: CheckpointOption = None,
     accept_foreign: Annotated[
@@ -100,10 +104,7 @@ def resume(
         ),
     ] = False,
     set_: Set = None,
-    nproc_per_node: Processes = "auto",
-    nnodes: Nodes = "1",
-    rdzv_endpoint: Endpoint = None,
-    max_restarts: Restarts = 0,
+    launch_options: LaunchOptions,
     profile: Profile = False,
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
@@ -122,17 +123,14 @@ def resume(
             loaded, run_dir, choice, profile=profile, set_keys=set_keys, accept_foreign=accept_foreign
         )
 
-    _run(context, start, loaded, nproc_per_node, nnodes, rdzv_endpoint, max_restarts)
+    _run(context, start, loaded, launch_options)
 
 
 def _run(
     context: typer.Context,
     start: Callable[[], int],
     config: Config,
-    nproc_per_node: str,
-    nnodes: str,
-    rdzv_endpoint: str | None,
-    max_restarts: int,
+    options: LaunchOptions,
 ) -> None:
     from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import exit_process, launched_by_torchrun
@@ -141,7 +139,7 @@ def _run(
     refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(start())
-    where = topology(nproc_per_node, nnodes, rdzv_endpoint, max_restarts, config.train.device)
+    where = topology(**asdict(options), device=config.train.device)
     exit_process(launch(start, where, run_id=f"facetrain-{config.run.name}"))
 
 
@@ -156,11 +154,11 @@ def runs(
     """List the runs of a folder with their state, step, last loss and best accuracy."""
     from facetrain.run.report.list_runs import format_runs, list_runs
 
-    found = list_runs(folder)
+    listed = list_runs(folder)
     if as_json:
-        typer.echo(json.dumps([asdict(run) for run in found], indent=1))
-    elif found:
-        typer.echo(format_runs(found))
+        typer.echo(json.dumps([asdict(run) for run in listed], indent=1))
+    elif listed:
+        typer.echo(format_runs(listed))
     else:
         echo_line(f"{folder}: no runs")
 

@@ -122,6 +122,7 @@ def fit(
     if (not resumed or state.unverified) and _verify_first(state, callbacks, resumed=resumed):
         return
 
+    # The loader has read and decoded these images ahead, in other processes, and copied them to the device.
     for micro_batches in batches:
         if callbacks.profiler:
             callbacks.profiler.begin_step()
@@ -131,8 +132,9 @@ def fit(
         # them during the step: with many ranks a reduction over gloo takes milliseconds.
         stopping.begin(save=checkpoints.is_overdue())
 
+        # On a GPU, this returns when all kernels are queued: from here on the host runs ahead of the device.
         step(state, micro_batches)
-        state.step += 1
+        state.step += 1  # the number of finished steps; everything below reports, verifies and saves under it
         is_last = state.step == every.total_steps
 
         # First of all, because it raises if the loss or the data has become too bad to continue: such a state
@@ -140,6 +142,7 @@ def fit(
         if is_last or due(state.step, every.log):
             log.report(state, micro_batches)
 
+        # Before the save, so that a checkpoint has the metrics of its own weights: they choose the best checkpoint.
         if is_last or due(state.step, every.verify):
             evaluation.verify(state)
         # Here and not after the first verification, so that the first step does not wait for matplotlib.
@@ -150,6 +153,7 @@ def fit(
             log.report_spikes(state)  # a run that resumes from this checkpoint does not have them anymore
             checkpoints.save(state)
         else:
+            # A thread writes a checkpoint for many steps; once all ranks are done, one of these calls commits it.
             checkpoints.poll(state)
         if agreed.stop:
             return

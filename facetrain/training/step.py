@@ -48,18 +48,21 @@ class TrainStep:
         lr = state.stepper.begin(state.step)
         if state.distillation:
             state.distillation.begin_step(state.step)
-        # In the other formats a network whose activations overflow has diverged for good.
+        # fp16 overflows now and then, until its loss scale is found. Such a step is skipped, but the statistics of the
+        # batch norms have seen it. In the other formats a network whose activations overflow has diverged for good.
         restores_statistics = state.stepper.scale.enabled
         if restores_statistics:
             self._statistics.keep()
 
-        # Forward and backward. Gradients add up over the micro-batches, and DDP exchanges them with the last one.
+        # Forward and backward. Gradients add up over the micro-batches, and DDP exchanges them with the last one, while
+        # its backward pass still runs.
         loss: Tensor | float = 0.0
         for number, batch in enumerate(batches, start=1):
             with self._gradient_exchange(enabled=number == len(batches)):
                 loss = loss + self._forward_backward(state, batch, len(batches))
 
-        # Clip, agree among the ranks that the gradient is finite, update backbone and class centers.
+        # Clip, agree among the ranks that the gradient is finite, update backbone and class centers. Whether the step
+        # is skipped stays on the device, where the optimizer's kernels read it: the host does not wait for the answer.
         with profiler_range("optimizer"):
             result = state.stepper.finish()
             if restores_statistics:
@@ -80,6 +83,7 @@ class TrainStep:
             )
             state.meter.add("loss_spike", spike)
         state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
+        # Counted on the device: n skipped steps in a row give n, and a step that was taken gives 0.
         previous = self._consecutive_skips
         self._consecutive_skips = result.skipped if previous is None else (previous + 1) * result.skipped
         if state.world.device.type == "cpu":  # nothing to wait for: check every step
@@ -120,6 +124,7 @@ class TrainStep:
             if state.distillation:
                 state.distillation.expect_labels(batch.host_label_B)
         with profiler_range("data"):
+            # By sample and epoch, not by a random state: a resumed run, on any number of ranks, draws the same.
             image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
             inputs = [image_BCHW]
             if batch.landmarks_B52 is not None:
@@ -128,6 +133,7 @@ class TrainStep:
         with profiler_range("forward"):
             embedding_BD = self._network(*inputs)
         with profiler_range("head"):
+            # The head gathers the embeddings of all ranks, because each rank has only a part of the class centers.
             # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
             loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
         total = loss
