@@ -17,7 +17,7 @@ import torch
 from benchmarks.common import run
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter, Saved
-from facetrain.checkpoint.snapshot import Snapshot
+from facetrain.checkpoint.snapshot import ClassRows, Snapshot
 
 _EMBEDDING_SIZE = 512
 _PREPARE_SECONDS = 10
@@ -74,7 +74,7 @@ def _training_state(gigabytes: float, device: str) -> Snapshot:
     rows = {name: torch.randn(classes, _EMBEDDING_SIZE, device=device) for name in ("weight", "momentum")}
     replicated = {"backbone.weight": torch.randn(1 << 20, device=device)}
     rank_state = {"random.cpu": torch.get_rng_state()}
-    return Snapshot(1, replicated, rows, (0, classes), classes, rank_state)
+    return Snapshot(1, replicated, (ClassRows(0, classes, rows),), classes, rank_state)
 
 
 def _measure_saves(writer: CheckpointWriter, snapshot: Snapshot, saves: int) -> list[tuple[float, float]]:

@@ -14,11 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from facetrain.checkpoint import commit
 from facetrain.checkpoint.manifest import MANIFEST, FileEntry, Manifest
-from facetrain.checkpoint.snapshot import HostCopy, Snapshot
+from facetrain.checkpoint.snapshot import HostCopy, Snapshot, TensorFile
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
 from facetrain.files import error_reason, write_atomically
@@ -96,7 +94,7 @@ class CheckpointWriter:
         """Start to allocate the buffers for such snapshots, so that the first save is not slower than the others."""
         self.is_prepared = True
         if snapshot.copy_rows:
-            self._host_copy.prepare(snapshot, leader=collectives.rank() == 0)
+            self._host_copy.prepare(_files_of(snapshot))
 
     def save(self, snapshot: Snapshot) -> Saved | SaveFailed | None:
         """Finish the previous save, then start to save a snapshot.
@@ -110,24 +108,23 @@ class CheckpointWriter:
         self._make_scratch_folder(snapshot.step)
         if self._state == _SaveState.FAILED:
             return previous if self._asynchronous else self.finish()
+        files = _files_of(snapshot)
         if not self._asynchronous:
-            self._write(snapshot)
+            self._write(files)
             return self.finish()
         # Tables that fill the host's memory, or are on a disk, cannot be copied: training waits for their writing.
         if not snapshot.copy_rows:
-            self._write(snapshot)
+            self._write(files)
             return previous
         # Otherwise training waits for the copy to host memory only, and a thread writes the copy.
         try:
-            self._snapshot = self._host_copy.take(snapshot, leader=collectives.rank() == 0)
+            copied = self._host_copy.take(files)
         except RuntimeError as error:  # raised by torch: no host memory, or none that can be page-locked
             warn(f"{self._describe(error)}; training waits until the checkpoint is written without a copy")
             self._host_copy = HostCopy()
-            self._write(snapshot)
+            self._write(files)
             return previous
-        self._thread = threading.Thread(
-            target=self._write, args=(self._snapshot,), name="checkpoint", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
         self._thread.start()
         return previous
 
@@ -160,22 +157,10 @@ class CheckpointWriter:
         if self._reason:
             self._state = _SaveState.FAILED
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, files: list[TensorFile]) -> None:
         """Write the files of this rank."""
-        rank, world_size = collectives.rank(), collectives.world_size()
-        start, stop = snapshot.shard
-        row_name = f"rows_{rank:05d}_of_{world_size:05d}"
         try:
-            files = [
-                self._write_file(row_name, snapshot.rows, start, stop),
-                self._write_file(f"rank_{rank:05d}", snapshot.rank_state),
-            ]
-            files += [
-                self._write_file(f"{row_name}_head_{number}", rows.tables, rows.start, rows.stop)
-                for number, rows in enumerate(snapshot.further_rows, start=1)
-            ]
-            if rank == 0:
-                files.append(self._write_file("replicated", snapshot.replicated))
+            written = [self._write_file(file) for file in files]
             # A run that resumes from this checkpoint does not report its steps again: their records must not be lost
             # by a power cut that the checkpoint survives.
             self._sync_run()
@@ -184,14 +169,12 @@ class CheckpointWriter:
             self._state = _SaveState.FAILED
             return
         # The state is set last: the training thread reads `_files` once it sees WRITTEN.
-        self._files, self._state = files, _SaveState.WRITTEN
+        self._files, self._state = written, _SaveState.WRITTEN
 
-    def _write_file(
-        self, stem: str, tensors: dict[str, Tensor], start: int | None = None, stop: int | None = None
-    ) -> FileEntry:
-        name = f"{stem}.safetensors"
-        size, sha256 = write_tensors(self._scratch / name, tensors)
-        return FileEntry(name, size, sha256, start, stop)
+    def _write_file(self, file: TensorFile) -> FileEntry:
+        name = f"{file.name}.safetensors"
+        size, sha256 = write_tensors(self._scratch / name, file.tensors)
+        return FileEntry(name, size, sha256, file.start, file.stop)
 
     def _describe(self, error: Exception) -> str:
         """Return rank, path and reason of an error, on one line."""
@@ -245,3 +228,8 @@ class CheckpointWriter:
         commit.remove_replaced(commit.step_folder(self._folder, saved_step))
         with suppress(OSError):  # the next save tries again
             commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric)
+
+
+def _files_of(snapshot: Snapshot) -> list[TensorFile]:
+    """Return the files that this rank writes."""
+    return snapshot.files(collectives.rank(), collectives.world_size())

@@ -13,8 +13,6 @@ from facetrain.device.page_locked import page_locked
 
 _LARGE = 1 << 20
 """Bytes from which a tensor has page-locked memory of exactly its size. Smaller ones share torch's pool."""
-_Tables = dict[str, dict[str, Tensor]]
-"""Field of the snapshot (with the number of one of `further_rows`) -> name -> tensor."""
 
 
 @dataclass(frozen=True)
@@ -27,55 +25,68 @@ class ClassRows:
 
 
 @dataclass(frozen=True)
+class TensorFile:
+    """Tensors that a rank writes to one file of a checkpoint."""
+
+    name: str
+    tensors: dict[str, Tensor]
+    start: int | None = None
+    """First class of tables of class centers; None for other tensors."""
+    stop: int | None = None
+    """Class after the last one of such tables; None for other tensors."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """The state of a run after a step, as one rank holds it."""
 
     step: int
     replicated: dict[str, Tensor]
     """Tensors that are equal on all ranks; only the leader writes them."""
-    rows: dict[str, Tensor]
-    """Tables of this rank's classes: row i belongs to class `shard[0]` + i."""
-    shard: tuple[int, int]
-    """This rank's classes, [start, stop)."""
+    rows: tuple[ClassRows, ...]
+    """Tables of this rank's classes: one range for each head."""
     num_classes: int
-    """Number of classes of all ranks."""
+    """Number of classes of all ranks and heads."""
     rank_state: dict[str, Tensor]
     """Tensors that differ between ranks: random states, batch-norm statistics."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Everything else, as JSON."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest verification, by which the best checkpoint is kept."""
-    further_rows: tuple[ClassRows, ...] = ()
-    """Further ranges of this rank's classes: those of the other heads, if there is one per dataset."""
     copy_rows: bool = True
     """Whether `rows` may be copied to host memory. False where the tables themselves fill the host's
     memory or are on a disk."""
 
+    def files(self, rank: int, world_size: int) -> list[TensorFile]:
+        """Return the files that a rank writes."""
+        files = [TensorFile(f"rank_{rank:05d}", self.rank_state)]
+        for number, rows in enumerate(self.rows):
+            name = f"rows_{rank:05d}_of_{world_size:05d}" + (f"_head_{number}" if number else "")
+            files.append(TensorFile(name, rows.tables, rows.start, rows.stop))
+        return files + ([TensorFile("replicated", self.replicated)] if rank == 0 else [])
+
 
 class HostCopy:
-    """Reused host memory for the copy of a snapshot.
+    """Reused host memory for the copy of the tensors of a snapshot.
 
     The first use of fresh memory costs several times the copy itself (page faults, and page-locking for
     a GPU), so the buffers are kept from one save to the next.
     """
 
     def __init__(self) -> None:
-        self._buffers: _Tables = {}
+        self._buffers: dict[tuple[str, str], Tensor] = {}
         self._preparation: threading.Thread | None = None
 
-    def prepare(self, snapshot: Snapshot, *, leader: bool) -> None:
-        """Start to allocate the buffers for such snapshots in a thread."""
+    def prepare(self, files: list[TensorFile]) -> None:
+        """Start to allocate the buffers for such files in a thread."""
         # Not a daemon thread: Python aborts if it exits while a daemon thread is inside torch.
         self._preparation = threading.Thread(
-            target=self._allocate,
-            args=(_tables_to_write(snapshot, leader),),
-            name="checkpoint-buffers",
-            daemon=False,
+            target=self._allocate, args=(files,), name="checkpoint-buffers", daemon=False
         )
         self._preparation.start()
 
-    def take(self, snapshot: Snapshot, *, leader: bool) -> Snapshot:
-        """Return a copy of the tensors that this rank writes. It is valid until the next call.
+    def take(self, files: list[TensorFile]) -> list[TensorFile]:
+        """Return a copy of the files' tensors. It is valid until the next call.
 
         Raises:
             RuntimeError: torch cannot allocate the memory, or cannot page-lock it.
@@ -83,63 +94,37 @@ class HostCopy:
         if self._preparation is not None:
             self._preparation.join()
             self._preparation = None
-        tables = _tables_to_write(snapshot, leader)
         self._buffers = {
-            group: {
-                name: _buffer_like(tensor, self._buffers.get(group, {}).get(name))
-                for name, tensor in table.items()
-            }
-            for group, table in tables.items()
+            (file.name, name): _buffer_like(tensor, self._buffers.get((file.name, name)))
+            for file in files
+            for name, tensor in file.tensors.items()
         }
         # All copies are queued, then awaited once: page-locked memory lets the GPU copy them without the host.
-        for group, table in tables.items():
-            for name, tensor in table.items():
-                self._buffers[group][name].copy_(tensor.detach(), non_blocking=True)
+        for file in files:
+            for name, tensor in file.tensors.items():
+                self._buffers[file.name, name].copy_(tensor.detach(), non_blocking=True)
         if torch.cuda.is_available():
             # Training changes the tensors after this call: all copies must have ended.
             torch.cuda.synchronize()
-        copied = self._buffers
-        further = tuple(
-            replace(rows, tables=copied[_further(number)])
-            for number, rows in enumerate(snapshot.further_rows)
-        )
-        return replace(
-            snapshot,
-            replicated=copied["replicated"],
-            rows=copied["rows"],
-            rank_state=copied["rank_state"],
-            further_rows=further,
-        )
+        return [
+            replace(file, tensors={name: self._buffers[file.name, name] for name in file.tensors})
+            for file in files
+        ]
 
-    def _allocate(self, tables: _Tables) -> None:
-        tensors = (tensor for table in tables.values() for tensor in table.values())
-        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    def _allocate(self, files: list[TensorFile]) -> None:
+        device = next((t.device for file in files for t in file.tensors.values() if t.is_cuda), None)
         if device is not None:
             # Each thread has a current device, at first GPU 0: page-locking there would create a context on it.
             torch.cuda.set_device(device)
-        for group, table in tables.items():
-            for name, tensor in table.items():
+        for file in files:
+            for name, tensor in file.tensors.items():
                 try:
                     buffer = _buffer_like(tensor, None)
                 except RuntimeError:
                     return  # not enough memory: `take` raises the same error, where it can be reported
                 # Touch every page. NumPy fills with one thread; torch's `fill_` would take the cores of the training.
                 buffer.view(-1).view(torch.uint8).numpy().fill(0)
-                self._buffers.setdefault(group, {})[name] = buffer
-
-
-def _tables_to_write(snapshot: Snapshot, leader: bool) -> _Tables:
-    """Return the tensors of a snapshot that a rank writes."""
-    return {
-        "replicated": snapshot.replicated if leader else {},
-        "rows": snapshot.rows,
-        **{_further(number): rows.tables for number, rows in enumerate(snapshot.further_rows)},
-        "rank_state": snapshot.rank_state,
-    }
-
-
-def _further(number: int) -> str:
-    return f"further_rows.{number}"
+                self._buffers[file.name, name] = buffer
 
 
 def _buffer_like(tensor: Tensor, buffer: Tensor | None) -> Tensor:

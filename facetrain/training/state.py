@@ -79,16 +79,14 @@ class TrainState:
         }
         teacher_rows = self.distillation.row_states() if self.distillation else iter(())
         # The teacher's centers are split among the ranks as the trained ones are.
-        rows, *further = (
+        rows = tuple(
             ClassRows(*part.shard, part.head.row_state() | next(teacher_rows, {}))
             for part in head_parts(self.head)
         )
         return Snapshot(
             step=self.step,
             replicated=replicated,
-            rows=rows.tables,
-            shard=(rows.start, rows.stop),
-            further_rows=tuple(further),
+            rows=rows,
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
             meta=meta | {"verified_step": self.verified_step, "unverified": self.unverified},

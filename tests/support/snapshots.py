@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from facetrain.checkpoint.snapshot import Snapshot
+from facetrain.checkpoint.snapshot import ClassRows, Snapshot
 from facetrain.head.class_shard import shard_classes
 
 
@@ -14,8 +14,7 @@ def snapshot(step: int, *, rank: int = 0, world_size: int = 1, num_classes: int 
     return Snapshot(
         step=step,
         replicated={"backbone.w": torch.full((3,), float(step)), "optimizer.w": torch.ones(3)},
-        rows={"weight": classes[:, None].repeat(1, 4) + step, "steps": classes},
-        shard=tuple(shard),
+        rows=(ClassRows(*shard, {"weight": classes[:, None].repeat(1, 4) + step, "steps": classes}),),
         num_classes=num_classes,
         rank_state={"cpu": torch.tensor([rank], dtype=torch.uint8)},
         **({"meta": {"note": "a"}} | options),

@@ -20,7 +20,7 @@ from facetrain.checkpoint import snapshot as snapshot_module
 from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
-from facetrain.checkpoint.snapshot import ClassRows, HostCopy
+from facetrain.checkpoint.snapshot import ClassRows, HostCopy, TensorFile
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder
@@ -57,7 +57,7 @@ def test_an_asynchronous_save_is_not_changed_by_later_training(tmp_path):
     writer = CheckpointWriter(tmp_path)
     writer.save(state)
     state.replicated["backbone.w"].fill_(99)
-    state.rows["weight"].fill_(99)
+    state.rows[0].tables["weight"].fill_(99)
     while writer.poll() is None:
         time.sleep(0.01)
     assert Checkpoint.open(tmp_path).replicated("backbone.")["w"].tolist() == [1, 1, 1]
@@ -186,7 +186,7 @@ def test_tables_that_must_not_be_copied_are_written_before_save_returns(tmp_path
     assert not table.is_contiguous()
     writer = CheckpointWriter(tmp_path / "checkpoints")
     state = replace(snapshot(1), copy_rows=False)
-    state.rows["weight"] = table
+    state.rows[0].tables["weight"] = table
     writer.save(state)
     table.zero_()
     assert writer._host_copy._buffers == {}
@@ -197,9 +197,12 @@ def test_tables_that_must_not_be_copied_are_written_before_save_returns(tmp_path
 
 
 def save_with_little_memory(folder):
-    writer, rows = CheckpointWriter(folder), {"weight": torch.full((1 << 14, 1 << 12), 7.0)}
+    writer, rows = (
+        CheckpointWriter(folder),
+        ClassRows(0, 1 << 14, {"weight": torch.full((1 << 14, 1 << 12), 7.0)}),
+    )
     with memory_limited_to(1 << 26), redirect_stderr(StringIO()) as stderr:
-        writer.save(replace(snapshot(1, num_classes=1 << 14), rows=rows))
+        writer.save(replace(snapshot(1, num_classes=1 << 14), rows=(rows,)))
     return isinstance(writer.poll(), Saved), stderr.getvalue()
 
 
@@ -212,10 +215,13 @@ def test_a_snapshot_is_written_without_a_copy_where_the_copy_does_not_fit_into_m
 
 def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
     copy = HostCopy()
-    first = copy.take(snapshot(1), leader=True)
-    second = copy.take(snapshot(2), leader=True)
-    assert second.rows["weight"].data_ptr() == first.rows["weight"].data_ptr()
-    assert copy.take(snapshot(3, num_classes=12), leader=True).rows["weight"].shape == (12, 4)
+    first, second = (copied_rows(copy, snapshot(step)) for step in (1, 2))
+    assert second["weight"].data_ptr() == first["weight"].data_ptr()
+    assert copied_rows(copy, snapshot(3, num_classes=12))["weight"].shape == (12, 4)
+
+
+def copied_rows(copy, state):
+    return copy.take(state.files(0, 1))[1].tensors
 
 
 class Cudart:
@@ -260,31 +266,28 @@ def page_faults():
 def test_a_copy_uses_the_buffers_that_were_prepared():
     state, size = snapshot(1, num_classes=1 << 22), 5 << 24
     copy = HostCopy()
-    copy.prepare(state, leader=True)
+    copy.prepare(state.files(0, 1))
     while any(thread.name == "checkpoint-buffers" for thread in threading.enumerate()):
         time.sleep(0.01)
     before = page_faults()
-    taken = copy.take(state, leader=True)
+    rank_state, rows, _ = copy.take(state.files(0, 1))
     assert page_faults() - before < 0.1 * size / resource.getpagesize()
-    assert torch.equal(taken.rows["weight"], state.rows["weight"]) and taken.rank_state["cpu"] == 0
+    assert torch.equal(rows.tensors["weight"], state.rows[0].tables["weight"])
+    assert rank_state.tensors["cpu"] == 0
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_further_ranges_of_classes_are_copied_and_written_to_files_of_their_own(tmp_path, asynchronous):
     rows = torch.arange(20.0).view(5, 4)
-    state = replace(
-        snapshot(1, num_classes=11),
-        num_classes=16,
-        further_rows=(ClassRows(11, 16, {"weight": rows.clone()}),),
-    )
-    taken = HostCopy().take(state, leader=True)
-    assert (
-        taken.further_rows[0].tables["weight"].data_ptr() != state.further_rows[0].tables["weight"].data_ptr()
-    )
+    state = snapshot(1, num_classes=11)
+    further = ClassRows(11, 16, {"weight": rows.clone()})
+    state = replace(state, num_classes=16, rows=(*state.rows, further))
+    copied = HostCopy().take(state.files(0, 1))[2]
+    assert copied.tensors["weight"].data_ptr() != further.tables["weight"].data_ptr()
     writer = CheckpointWriter(tmp_path, asynchronous=asynchronous)
     writer.save(state)
     if asynchronous:
-        state.further_rows[0].tables["weight"].fill_(99)  # training goes on
+        further.tables["weight"].fill_(99)  # training goes on
     writer.finish()
     loaded = Checkpoint.open(tmp_path)
     assert torch.equal(loaded.rows("weight", 11, 16), rows)
@@ -376,6 +379,5 @@ def test_the_thread_that_page_locks_the_buffers_uses_the_gpu_of_the_rank(monkeyp
 
     monkeypatch.setattr(snapshot_module, "_buffer_like", allocate)
     on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda:3"))
-    rows = {"rows": torch.empty(2), "weight": on_gpu}
-    HostCopy()._allocate({"replicated": {}, "rows": rows})
+    HostCopy()._allocate([TensorFile("rows", {"steps": torch.empty(2), "weight": on_gpu})])
     assert buffers == [[torch.device("cuda:3")]] * 2, "before the first allocation"

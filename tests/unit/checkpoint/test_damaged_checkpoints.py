@@ -125,7 +125,7 @@ def test_a_file_with_a_valid_checksum_that_is_not_safetensors_is_refused(tmp_pat
 def test_a_table_with_fewer_rows_than_the_manifest_lists_is_refused(tmp_path):
     folder = saved(tmp_path)
     path = folder / "rows_00000_of_00001.safetensors"
-    save_file({"weight": snapshot(1).rows["weight"][:5].contiguous()}, path)
+    save_file({"weight": snapshot(1).rows[0].tables["weight"][:5].contiguous()}, path)
     update_manifest(folder, path)
     with pytest.raises(CheckpointError, match="fewer rows"):
         Checkpoint.open(tmp_path).rows("weight", 0, 11)
