@@ -120,7 +120,7 @@ def prepare_run(
     with fail_together(world):
         if checkpoint is not None:
             changes = find_config_changes(checkpoint, config)
-            check_compatibility(checkpoint, config, schedule)
+            check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
             check_recipe(config, changes)
         if world.is_leader:
             digests, run_id = digest_data(config, source), _choose_run_id(folder, checkpoint)
@@ -157,7 +157,8 @@ def prepare_run(
         warn(warning)
     if checkpoint is not None and continued is not None:
         _report_differences(continued, state.step)
-        if batch_change := describe_batch_change(checkpoint, schedule):
+        epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
+        if batch_change := describe_batch_change(checkpoint, schedule.global_batch_size, epoch):
             warn(batch_change)
     return PreparedRun(
         config=config,

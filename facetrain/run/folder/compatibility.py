@@ -15,7 +15,6 @@ from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
-from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.telemetry.mlflow import flatten
 
 _SHAPING_KEYS = (
@@ -107,13 +106,13 @@ def check_recipe(config: Config, changes: list[ConfigChange]) -> None:
         )
 
 
-def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSchedule) -> None:
+def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: int) -> None:
     """Check that a run with this config can continue from a checkpoint.
 
     Args:
         checkpoint: the checkpoint, of which only the metadata is read.
         config: the config of the run that continues.
-        schedule: batch sizes and steps that follow from it.
+        total_steps: last step of the run that continues.
 
     Raises:
         ConfigError: the tensors of the checkpoint do not fit, or its step is past the end of the run. The message
@@ -137,24 +136,24 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, schedule: StepSc
             "set head.expectations and train.stages to off, or start a new run from these weights with model.init_from"
         )
     # A run ends when it reaches its last step exactly: one that starts past it would never end.
-    if checkpoint.step > schedule.total_steps:
+    if checkpoint.step > total_steps:
         raise ConfigError(
-            f"{checkpoint.folder}: the checkpoint is past step {schedule.total_steps:,}, the end of the run by "
-            f"train.epochs, train.max_steps and the global batch of {schedule.global_batch_size:,}; raise them, or "
-            "continue from an earlier step with `facetrain resume RUN_DIR --checkpoint STEP`"
+            f"{checkpoint.folder}: the checkpoint is past step {total_steps:,}, the end of the run by train.epochs, "
+            "train.max_steps and the global batch; raise them, or continue from an earlier step with `facetrain resume "
+            "RUN_DIR --checkpoint STEP`"
         )
 
 
-def describe_batch_change(checkpoint: Checkpoint, schedule: StepSchedule) -> str | None:
+def describe_batch_change(checkpoint: Checkpoint, now: int, epoch: float) -> str | None:
     """Return what another global batch than that of the checkpoint changes, on one line; None if it is the same.
 
-    The config can be the same: `train.batch_size` counts the images of one rank.
+    The config can be the same: `train.batch_size` counts the images of one rank. `now` is the global batch, and `epoch`
+    the epochs before the checkpoint's step in the schedule that follows from it.
     """
-    saved, now = checkpoint.meta.get("schedule"), schedule.global_batch_size
+    saved = checkpoint.meta.get("schedule")
     before = saved.get("global_batch_size") if isinstance(saved, dict) else None
     if not isinstance(before, int) or before == now:
         return None
-    epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
     return (
         f"the global batch was {before:,} images and is {now:,} now: step {checkpoint.step:,} is in epoch "
         f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, resume it with "
